@@ -1,0 +1,56 @@
+# Every target sets up .venv when it must, and costs nothing when it need not. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/ready
+LOG := $(VENV)/setup.log
+
+# Pyright otherwise asks the network whether a newer version exists.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# One shell per recipe, so that a failing setup can show its log.
+.ONESHELL:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check slow bench clean
+
+help:           ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(READY)  ## run the main job end to end and leave a report to look at
+	@$(RUN) examples/demo.py
+
+test: check     ## check, then every test that is not slow
+	@echo "pytest (not slow)"
+	$(RUN) -m pytest -q -m "not slow"
+
+check: $(READY) ## format, lint and types
+	@echo "ruff format, ruff check, pyright"
+	$(RUN) -m ruff format --quiet --check . || { echo "to repair: $(RUN) -m ruff format ."; exit 1; }
+	$(RUN) -m ruff check --quiet .
+	$(RUN) -m pyright
+
+slow: $(READY)  ## the slow tests
+	@echo "pytest (slow)"
+	# 5 is pytest's word for "no test is marked slow", which is no failure
+	$(RUN) -m pytest -q -m slow || [ $$? -eq 5 ]
+
+bench: $(READY) ## ours and peers side by side
+	@$(RUN) -m benchmarks.window
+
+clean:          ## remove .venv, builds and caches
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is younger than everything that shapes the installation. Python files are not listed:
+# the installation is editable, they are read where they are.
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	@[ -x $(RUN) ] || $(PYTHON) -m venv $(VENV)
+	echo "setting up $(VENV) (the first time downloads PyTorch; progress in $(LOG))"
+	# The variables carry the pins into pip's separate build environment; old pips read the first, new ones the second.
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(RUN) -m pip install -v -c constraints.txt -e '.[test,dev]' >$(LOG) 2>&1 || { tail -n 30 $(LOG); exit 1; }
+	# pip hides what the build says; this line tells whether the native backend was built, and if not why
+	sed -n 's/.*-- regard: /regard: /p' $(LOG) | sort -u
+	touch $@

@@ -1,0 +1,41 @@
+"""Run the Python blocks of README.md and docs/*.md as tests; the blocks of one document share one namespace.
+
+A block that must not run is preceded by a line with the reason: `<!-- skip: next "needs a GPU" -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+
+from hypothesis import settings
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+# The time of one example says more about the machine's other work than about the code.
+settings.register_profile("regard", deadline=None, print_blob=True)
+settings.load_profile("regard")
+
+
+def enter_empty_folder(namespace: dict) -> None:
+    """A document may save files; they land in a folder of its own, not in the repository."""
+    namespace["_home"] = os.getcwd()
+    namespace["_folder"] = tempfile.TemporaryDirectory()
+    os.chdir(namespace["_folder"].name)
+
+
+def leave_folder(namespace: dict) -> None:
+    os.chdir(namespace["_home"])
+    namespace["_folder"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE),
+        SkipParser(),
+    ],
+    patterns=["README.md", "docs/*.md"],
+    setup=enter_empty_folder,
+    teardown=leave_folder,
+).pytest()

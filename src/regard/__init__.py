@@ -1,0 +1,76 @@
+"""Regard: describe an attention once; it runs fast, is proved right, says what it costs and shows what it sees."""
+
+from __future__ import annotations
+
+from regard.attention import Attention, Explanation, attend, explain, weights
+from regard.backends.linear import LinearState, step
+from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, TransformerXL
+from regard.errors import BackendError, BiasError, CalculusError, PatternError, RegardError, ShapeError
+from regard.patterns import (
+    Axial,
+    Blocks,
+    Causal,
+    First,
+    Full,
+    GridStride,
+    GridWindow,
+    Neighborhood,
+    Padding,
+    Pattern,
+    Random,
+    Segments,
+    Selected,
+    Strided,
+    Where,
+    Window,
+    gallery,
+    layers_to_connect,
+    read_pattern,
+)
+from regard.plan import Plan, plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alibi",
+    "Attention",
+    "Axial",
+    "BackendError",
+    "Bias",
+    "BiasError",
+    "Blocks",
+    "CalculusError",
+    "Causal",
+    "Explanation",
+    "First",
+    "Full",
+    "Gaussian",
+    "GridStride",
+    "GridWindow",
+    "LinearState",
+    "Neighborhood",
+    "Padding",
+    "Pattern",
+    "PatternError",
+    "Plan",
+    "Quadratic",
+    "Random",
+    "RegardError",
+    "RelativeTable",
+    "RowColumn",
+    "Segments",
+    "Selected",
+    "ShapeError",
+    "Strided",
+    "TransformerXL",
+    "Where",
+    "Window",
+    "attend",
+    "explain",
+    "gallery",
+    "layers_to_connect",
+    "plan",
+    "read_pattern",
+    "step",
+    "weights",
+]

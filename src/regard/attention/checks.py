@@ -1,0 +1,193 @@
+"""From what a user wrote to a request a backend can trust: every check of the operator, in four parts each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention.description import Attention
+from regard.backends.base import Request
+from regard.biases.base import Bias
+from regard.errors import BackendError, BiasError, ShapeError
+from regard.features import FeatureMap
+from regard.features import feature_map as resolve_features
+from regard.patterns import Full, Pattern
+
+Layout = Literal["rows", "columns"]
+
+
+def to_rows(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
+    if layout not in ("rows", "columns"):
+        raise ShapeError(
+            "There are two layouts.",
+            asked=f"layout={layout!r}",
+            because="tokens are either rows (*batch, head, token, dim) or columns (*batch, head, dim, token)",
+            instead='layout="rows" or layout="columns"',
+        )
+    return tuple(tensor.transpose(-1, -2) if layout == "columns" and tensor.ndim > 1 else tensor for tensor in tensors)
+
+
+def make_request(
+    query: Tensor, key: Tensor, value: Tensor, attention: Attention | None, fields: dict
+) -> tuple[Request, tuple[int, ...]]:
+    """Everything checked and brought into one shape, and the shape the output has to leave in."""
+    given = {name: field for name, field in fields.items() if field is not None}
+    described = dataclasses.replace(attention or Attention(), **given)
+    _check_tensors(query, key, value)
+    batch = _common_batch(query, key, value)
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    pattern = Full() if described.pattern is None else described.pattern
+    _check_description(described, pattern, batch, heads)
+    pattern.lengths(query.shape[-2], key.shape[-2])
+    features = None if described.feature_map is None else resolve_features(described.feature_map)
+    _check_features(features, described)
+    flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
+    request = Request(
+        *flat,
+        pattern=pattern,
+        beta=_beta(described.beta, query.shape[-1], features),
+        bias=_check_bias(described.bias, batch, heads, kv_heads, query, key),
+        feature_map=features,
+    )
+    return request, (*batch, heads, query.shape[-2], value.shape[-1])
+
+
+def _beta(beta: float | None, dim: int, features: FeatureMap | None) -> float:
+    if beta is not None:
+        return float(beta)
+    if features is not None and not features.approximates_exp:
+        return 1.0
+    return 1 / math.sqrt(dim) if dim else 1.0
+
+
+def _shapes(*tensors: Tensor) -> str:
+    names = ("query", "key", "value")
+    return "  ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, tensors, strict=True))
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    def refuse(because: str, instead: str) -> None:
+        raise ShapeError(
+            "These tensors do not make an attention.",
+            asked=_shapes(query, key, value) + "      # (*batch, head, token, dim)",
+            because=because,
+            instead=instead,
+        )
+
+    if min(query.ndim, key.ndim, value.ndim) < 3:
+        refuse("a tensor without a head axis", "x[None] for one head: (1, token, dim)")
+    if query.shape[-1] != key.shape[-1]:
+        refuse(
+            f"query and key meet in a dot product, but have {query.shape[-1]} and {key.shape[-1]} numbers each",
+            "projections of the same size for query and key",
+        )
+    if key.shape[-2] != value.shape[-2] or key.shape[-3] != value.shape[-3]:
+        refuse(
+            "every key needs its value: their heads and tokens must be the same",
+            "key and value from the same tokens and heads",
+        )
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if kv_heads == 0 or heads % kv_heads:
+        refuse(
+            f"{heads} query heads cannot share {kv_heads} key heads evenly",
+            "a number of query heads that is a multiple of the number of key heads",
+        )
+    dtypes = {tensor.dtype for tensor in (query, key, value)}
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(query.device.type):
+        refuse(f"their dtypes differ: {', '.join(sorted(map(str, dtypes)))}", "one dtype for all three, by x.to(dtype)")
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        refuse(f"attention needs floating-point numbers, not {query.dtype}", "x.float()")
+    if len({tensor.device for tensor in (query, key, value)}) > 1:
+        refuse("they live on different devices", "one device for all three, by x.to(device)")
+
+
+def _common_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
+    except RuntimeError:
+        raise ShapeError(
+            "The batches do not fit together.",
+            asked=_shapes(query, key, value) + "      # (*batch, head, token, dim)",
+            because="the axes before the heads must be equal, or 1",
+            instead="the same batch for query, key and value",
+        ) from None
+
+
+def _check_description(described: Attention, pattern: Pattern, batch: tuple[int, ...], heads: int) -> None:
+    if not isinstance(pattern, Pattern):
+        raise ShapeError(
+            "pattern is not a pattern.",
+            asked=f"pattern={type(pattern).__name__}",
+            because="a mask tensor would bring the whole square back",
+            instead="a pattern such as Causal() or Padding(lengths); Where(lambda i, j: mask[i, j]) for any mask you have",
+        )
+    if pattern.rows is not None and pattern.rows != math.prod(batch):
+        raise ShapeError(
+            "The pattern was made for another batch.",
+            asked=f"a pattern for {pattern.rows} batch rows",
+            found=f"a batch of {tuple(batch)}, {math.prod(batch)} rows",
+            because="Padding and Segments describe every batch row",
+            instead="one length or one row of ids for each batch row",
+        )
+    if described.beta is not None and math.isnan(described.beta):
+        raise ShapeError(
+            "beta is not a number.",
+            asked=f"beta={described.beta}",
+            because="every real number and both infinities have a meaning, NaN has none",
+            instead="beta=None for 1/sqrt(dim)",
+        )
+
+
+def _check_features(features: FeatureMap | None, described: Attention) -> None:
+    if features is None:
+        return
+    if described.bias is not None or (described.beta is not None and math.isinf(described.beta)):
+        what = "a bias" if described.bias is not None else "a hard limit"
+        raise BackendError(
+            "A feature map leaves no scores to work on.",
+            asked=f"feature_map={features!r} with {what}",
+            because="linear attention multiplies features; it has no exponent to add a bias to or to sharpen",
+            instead="either the feature map or " + what,
+        )
+
+
+def _check_bias(
+    bias: Bias | Tensor | None, batch: tuple[int, ...], heads: int, kv_heads: int, query: Tensor, key: Tensor
+) -> Bias | Tensor | None:
+    square = (*batch, heads, query.shape[-2], key.shape[-2])
+    if isinstance(bias, Tensor):
+        try:
+            fits = torch.broadcast_shapes(bias.shape, square) == square
+        except RuntimeError:
+            fits = False
+        if not fits or not bias.dtype.is_floating_point:
+            raise BiasError(
+                "The bias does not fit the scores.",
+                asked=f"a bias of shape {tuple(bias.shape)} and {bias.dtype}",
+                found=f"scores of shape {square}",
+                because="a bias is added to the scores: floating point, and it must broadcast to their shape",
+                instead="a boolean mask belongs into pattern=; a bias is (head, query, key) or smaller",
+            )
+        if bias.ndim > 4:
+            bias = bias.expand(*batch, *bias.shape[-3:]).reshape(math.prod(batch), *bias.shape[-3:])
+        return bias.reshape(*(1,) * (4 - bias.ndim), *bias.shape)
+    if bias is not None and not isinstance(bias, Bias):
+        raise BiasError(
+            "bias is not a bias.",
+            asked=f"bias={type(bias).__name__}",
+            because="scores can be added by a tensor or by an object from regard.biases",
+            instead="a tensor (head, query, key), or Alibi(heads)",
+        )
+    if bias is not None and bias.heads not in (1, heads):
+        raise BiasError(
+            "The bias was made for another number of heads.",
+            asked=f"{bias!r} with {bias.heads} heads",
+            found=f"{heads} query heads",
+            because="every head needs its own bias",
+            instead=f"{type(bias).__name__}(heads={heads}, ...)",
+        )
+    return bias

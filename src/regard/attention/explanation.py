@@ -1,0 +1,58 @@
+"""Why an attention runs where it runs, and what it costs there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regard.backends import BACKENDS, choose
+from regard.backends.base import Request
+from regard.plan import Plan, plan
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer of `explain`: prints as a table.
+
+    Attributes:
+        backend: the name of the backend that `attend` takes.
+        reasons: for every other backend, why it is not the one.
+        macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of its sums).
+        plan: the tiles of the pattern.
+    """
+
+    asked: str
+    backend: str
+    reasons: dict[str, str]
+    macs: int
+    plan: Plan | None
+
+    @staticmethod
+    def of(request: Request) -> Explanation:
+        chosen = choose(request)
+        reasons: dict[str, str] = {}
+        for backend in BACKENDS:
+            if backend is not chosen:
+                reason = backend.refuse(request) or backend.reluctance(request)
+                reasons[backend.name] = reason or f"could run it, but {chosen.name} comes first"
+        laid_out = None if request.feature_map is not None else plan(request.pattern, *request.lengths)
+        return Explanation(request.describe(), chosen.name, reasons, _macs(request), laid_out)
+
+    def __str__(self) -> str:
+        lines = ["asked    " + self.asked.replace("\n", "\n         "), f"runs on  {self.backend}"]
+        lines += [f"   not   {name}: {reason}" for name, reason in self.reasons.items()]
+        if self.plan is not None:
+            lines.append("plan     " + str(self.plan).replace("\n", "\n         "))
+        lines.append(f"cost     {self.macs:,} multiply-adds forward")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _macs(request: Request) -> int:
+    dim, value_dim = request.query.shape[-1], request.value.shape[-1]
+    if request.feature_map is not None:
+        width = request.feature_map.width(dim)
+        keys, queries = request.kv_heads * request.lengths.keys, request.heads * request.lengths.queries
+        return request.batch * (keys + queries) * width * (value_dim + 1)
+    rows = 1 if request.pattern.rows else request.batch
+    return rows * request.heads * request.pattern.pairs(*request.lengths) * (dim + value_dim)

@@ -1,0 +1,183 @@
+"""The scores of a tile, and how they depend on the bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from regard.backends.tiles import Job, program
+from regard.biases.base import Bias
+from regard.patterns import Lengths, Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What tiles need to know beside the tensors.
+
+    `learned` tensors travel separately, so that autograd sees them: the parameters of `bias`, or one plain tensor.
+    """
+
+    pattern: Pattern
+    lengths: Lengths
+    beta: float
+    bias: Bias | None
+    block: int
+    group: int  # query heads per key head
+    learns: bool = True  # whether gradients of the bias are wanted
+
+    def jobs(self, batch: int, kv_heads: int, device: torch.device) -> Iterator[Job]:
+        """All tiles of the pattern, in pieces that fit the cache."""
+        for job_group in program(self.pattern, self.lengths, self.block):
+            rows = self.pattern.rows if job_group.row is not None and self.pattern.rows else 1
+            yield from job_group.jobs(batch // rows * kv_heads * self.group, device)
+
+    def rows(self, job: Job, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The batch rows a job is about, as views. vmap repeats the batch, so row `r` comes back every `rows`."""
+        if job.row is None:
+            return tensors
+        return tuple(tensor[job.row :: self.pattern.rows] for tensor in tensors)
+
+
+class Tile:
+    """The products of one job: `(batch * kv_head * tile, group * query, key)`."""
+
+    def __init__(self, job: Job, task: Task, query: Tensor, key: Tensor, learned: tuple[Tensor, ...]) -> None:
+        self.job, self.task, self.learned = job, task, learned
+        self.batch, self.kv_heads, self.tiles = query.shape[0], key.shape[1], job.query.index.shape[0]
+        self.whole_query, self.whole_key = query, key
+        self.biased = task.bias is not None or bool(learned)
+        self.key = self.columns(key)
+
+    # Between tensors over tokens and products over tiles
+
+    def queries(self, tensor: Tensor) -> Tensor:
+        """`(batch, head, query, dim)` -> `(batch * kv_head * tile, group * query', dim)`."""
+        taken = self.job.query.take(tensor)
+        if self.task.group == 1:
+            return taken.flatten(0, 2)
+        return taken.unflatten(1, (self.kv_heads, -1)).transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def columns(self, tensor: Tensor) -> Tensor:
+        """`(batch, kv_head, key, dim)` -> `(batch * kv_head * tile, key', dim)`."""
+        return self.job.key.take(tensor).flatten(0, 2)
+
+    def by_head(self, product: Tensor) -> Tensor:
+        """`(batch * kv_head * tile, group * query', x)` -> `(batch, head, tile, query', x)`."""
+        apart = product.unflatten(0, (self.batch, self.kv_heads, self.tiles))
+        if self.task.group == 1:
+            return apart
+        return apart.unflatten(3, (self.task.group, -1)).transpose(2, 3).flatten(1, 2)
+
+    def by_column(self, product: Tensor) -> Tensor:
+        return product.unflatten(0, (self.batch, self.kv_heads, self.tiles))
+
+    def joined(self, scores: Tensor) -> Tensor:
+        """`(batch or 1, head, tile, query', key')` -> one matrix for each product."""
+        scores = scores.expand(self.batch, self.kv_heads * self.task.group, -1, -1, -1)
+        if self.task.group > 1:
+            scores = scores.unflatten(1, (self.kv_heads, -1)).transpose(2, 3).flatten(3, 4)
+        return scores.flatten(0, 2)
+
+    # Scores
+
+    def compute(self, scaled_query: Tensor, best: Tensor | None = None) -> Tensor:
+        """Scores with `-inf` where hidden. With `best`, only content scores that reach it stay: hard attention."""
+        if best is not None:
+            return torch.where(self.content(scaled_query) >= self.queries(best), self.addend(), -torch.inf)
+        if not self.biased and self.job.mask is None:
+            return torch.bmm(self.queries(scaled_query), self.key.transpose(1, 2))
+        return torch.baddbmm(self.addend(), self.queries(scaled_query), self.key.transpose(1, 2))
+
+    def content(self, scaled_query: Tensor) -> Tensor:
+        """Content scores alone, with `-inf` where a pair is hidden, be it by the pattern or by the bias."""
+        scores = torch.bmm(self.queries(scaled_query), self.key.transpose(1, 2))
+        return torch.where(self.addend() > -torch.inf, scores, -torch.inf)
+
+    def addend(self) -> Tensor:
+        """What is added to the content: the bias where visible, `-inf` where hidden; broadcasts to the scores."""
+        mask, dtype, device = self.job.mask, self.key.dtype, self.key.device
+        if self.biased:
+            return self.bias() if mask is None else torch.where(self.seen(), self.bias(), -torch.inf)
+        if mask is None:
+            return torch.zeros((), dtype=dtype, device=device)
+        hidden = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -torch.inf)
+        hidden = hidden.repeat(1, self.task.group, 1) if self.task.group > 1 else hidden
+        if len(hidden) == 1:
+            return hidden
+        return hidden.expand(self.batch * self.kv_heads, -1, -1, -1).flatten(0, 1)
+
+    def seen(self) -> Tensor:
+        """The job's mask, broadcast to its products."""
+        if self.job.mask is None:
+            return torch.ones((), dtype=torch.bool, device=self.key.device)
+        return self.joined(self.job.mask[None, None].expand(-1, -1, self.tiles, -1, -1))
+
+    def bias(self) -> Tensor:
+        with torch.no_grad():
+            return self.joined(self._bias(self.learned, *self._content()).to(self.key.dtype))
+
+    def _content(self) -> tuple[Tensor, ...]:
+        bias = self.task.bias
+        if bias is None or not bias.needs_content:
+            return ()
+        keys = self.job.key.take(self.whole_key).repeat_interleave(self.task.group, dim=1)
+        return self.job.query.take(self.whole_query), keys
+
+    def _bias(self, learned: tuple[Tensor, ...], *content: Tensor) -> Tensor:
+        """The bias as `(batch or 1, head or 1, tile, query', key')`."""
+        bias, i, j = self.task.bias, self.job.query.index, self.job.key.index
+        if bias is None:
+            return self._tensor_tile(learned[0])
+        i = i + self.task.lengths.offset
+        names = [name for name, _ in bias.named_parameters()]
+        parameters = dict(zip(names, learned, strict=True))
+        if content:
+            return functional_call(bias, parameters, (i, j, *content))
+        return functional_call(bias, parameters, (i[:, :, None], j[:, None, :])).unsqueeze(0)
+
+    def _tensor_tile(self, tensor: Tensor) -> Tensor:
+        if len(tensor) > 1:
+            (tensor,) = self.task.rows(self.job, tensor)
+        return self._full(tensor)[:, :, self.job.query.index[:, :, None], self.job.key.index[:, None, :]]
+
+    def _full(self, tensor: Tensor) -> Tensor:
+        return tensor.expand(-1, -1, *self.task.lengths)
+
+    # Gradients
+
+    def differentiate(self, slope: Tensor, learned: list[Tensor], query: Tensor, key: Tensor) -> None:
+        """Add the gradient of the scores to what the bias has learned and, if it reads them, to query and key."""
+        by_head = self.by_head(slope)
+        if self.task.bias is None:
+            self._differentiate_tensor(by_head, learned[0])
+            return
+        with torch.enable_grad():
+            inputs = [tensor.detach().requires_grad_() for tensor in self.learned]
+            content = [tensor.detach().requires_grad_() for tensor in self._content()]
+            scores = self._bias(tuple(inputs), *content)
+        upstream = by_head.sum_to_size(*scores.shape).to(scores.dtype)
+        grads = torch.autograd.grad(scores, [*inputs, *content], upstream, allow_unused=True)
+        for total, part in zip(learned, grads, strict=False):
+            if part is not None:
+                total += part
+        if content and grads[-2] is not None and grads[-1] is not None:
+            self.job.query.add(query, grads[-2])
+            self.job.key.add(key, grads[-1].unflatten(1, (self.kv_heads, -1)).sum(2))
+
+    def _differentiate_tensor(self, by_head: Tensor, total: Tensor) -> None:
+        if len(total) > 1:
+            (total,) = self.task.rows(self.job, total)
+        i, j = self.job.query.index[:, :, None], self.job.key.index[:, None, :]
+        part = by_head.sum_to_size(len(total), total.shape[1], *by_head.shape[2:]).to(total.dtype)
+        # A bias that is the same for all queries, or for all keys, collects them in its only place.
+        i = torch.zeros_like(i) if total.shape[2] == 1 else i
+        j = torch.zeros_like(j) if total.shape[3] == 1 else j
+        pairs = (i * total.shape[3] + j).expand(part.shape[2:]).reshape(-1)
+        flat = total if total.is_contiguous() else total.contiguous()
+        flat.flatten(2).index_add_(2, pairs, part.flatten(2))
+        if flat is not total:
+            total.copy_(flat)

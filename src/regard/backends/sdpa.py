@@ -1,0 +1,56 @@
+"""torch's own scaled dot-product attention, for the dense cases it runs well."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.backends.base import Backend, Request
+from regard.backends.finite import cleaned, known_finite
+from regard.patterns import Causal
+
+
+class Sdpa(Backend):
+    """Dense and causal attention by `torch.nn.functional.scaled_dot_product_attention`.
+
+    torch aligns its causal mask with the first key, Regard with the last, so unequal causal lengths are refused.
+    """
+
+    name = "sdpa"
+
+    def refuse(self, request: Request) -> str | None:
+        if request.feature_map is not None:
+            return "torch's SDPA has no feature maps"
+        if request.hard:
+            return "torch's SDPA has no hard limit"
+        if not request.dense and not isinstance(request.pattern, Causal):
+            return "torch's SDPA skips nothing: a pattern would cost the whole square"
+        if isinstance(request.pattern, Causal) and request.lengths.queries != request.lengths.keys:
+            return "torch aligns its causal mask with the first key; here the last query sits on the last key"
+        if request.bias is not None and not isinstance(request.bias, Tensor):
+            return "torch's SDPA takes a bias only as the whole square"
+        if isinstance(request.bias, Tensor) and not request.dense:
+            return "torch's SDPA takes either a causal mask or a bias"
+        if 0 in (*request.lengths, request.batch, request.query.shape[-1], request.value.shape[-1]):
+            return "torch's SDPA is not defined on nothing"
+        if len({request.query.dtype, request.key.dtype, request.value.dtype}) > 1:
+            return "torch's SDPA wants one dtype"
+        return None
+
+    def run(self, request: Request) -> Tensor:
+        query, key, value = request.query, request.key, request.value
+        causal = not request.dense
+        bias = request.bias.to(query.dtype) if isinstance(request.bias, Tensor) else None
+        # In a dense attention everything is seen and nothing has to be kept out.
+        careful = causal and not known_finite(key, value)
+        if careful:
+            broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
+            key, value = cleaned(key), cleaned(value)
+        output = scaled_dot_product_attention(
+            query, key, value, bias, is_causal=causal, scale=request.beta, enable_gqa=request.group > 1
+        )
+        if careful:
+            touched = broken.cummax(2).values.repeat_interleave(request.group, dim=1)
+            output = torch.where(touched, torch.nan, output)
+        return output

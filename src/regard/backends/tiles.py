@@ -1,0 +1,192 @@
+"""Tiles ready to run: a plan's tiles grouped by shape, so that many small ones cost one batched product.
+
+A group holds tiles with equally many queries and equally many keys, as index tensors, and the masks of its ragged tiles. Masks
+repeat (every inner tile of a window has the same one), so each distinct mask is kept once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.patterns import Lengths, Pattern
+from regard.plan import Part, plan
+
+LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
+TILE_BUDGET = 1 << 19  # scores computed at once: two megabytes of float32, about a core's share of the cache
+MASK_BUDGET = 1 << 28  # mask entries kept for reuse by one group; beyond that they are computed at each run
+LOOK_BUDGET = 1 << 22  # mask entries computed at once
+
+
+@dataclass(frozen=True)
+class Places:
+    """Token numbers of one or more tiles: a slice where they are evenly spaced, which costs no copy."""
+
+    index: Tensor  # (tile, token)
+    span: slice | None
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """`(batch, head, token, dim)` -> `(batch, head, tile, token', dim)`."""
+        if self.span is not None:
+            return tensor[:, :, self.span].unsqueeze(2)
+        taken = tensor.index_select(2, self.index.reshape(-1))
+        return taken.unflatten(2, self.index.shape)
+
+    def add(self, total: Tensor, part: Tensor) -> None:
+        """Add `(batch, head, tile, token', dim)` onto the tokens it belongs to."""
+        if self.span is not None:
+            total[:, :, self.span] += part.squeeze(2)
+        else:
+            total.index_add_(2, self.index.reshape(-1), part.flatten(2, 3))
+
+    def put(self, total: Tensor, part: Tensor) -> None:
+        if self.span is not None:
+            total[:, :, self.span] = part.squeeze(2)
+        else:
+            total.index_copy_(2, self.index.reshape(-1), part.flatten(2, 3))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Some tiles of a group, small enough to run at once."""
+
+    query: Places
+    key: Places
+    mask: Tensor | None  # (1 or tile, query, key), True = visible; None = all visible
+    row: int | None
+    alone: bool  # no other job touches these queries
+    may_be_empty: bool
+
+
+@dataclass(eq=False)
+class Group:
+    """Tiles of one shape."""
+
+    part: Part
+    row: int | None
+    query: Tensor  # (tile, query)
+    key: Tensor  # (tile, key)
+    real: Tensor | None  # (tile, key): False where a short tile was filled up
+    ragged: bool
+    alone: bool
+    masks: Tensor | None = None  # (mask, query, key)
+    mask_of: Tensor | None = None  # (tile,)
+    may_be_empty: bool = False
+    _spans: dict[int, tuple] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (*self.query.shape, self.key.shape[1])
+
+    def look(self, first: int, last: int) -> Tensor:
+        """The masks of these tiles, straight from the pattern."""
+        row = 0 if self.row is None else self.row
+        mask = self.part.mask(self.query[first:last].numpy(), self.key[first:last].numpy(), row)
+        return mask if self.real is None else mask & self.real[first:last, None, :]
+
+    def keep_masks(self) -> None:
+        """Find the distinct masks and sort the tiles by them, if they fit the budget."""
+        tiles, queries, keys = self.shape
+        if not self.ragged:
+            return
+        self.may_be_empty = True
+        known: dict[bytes, int] = {}
+        kept: list[Tensor] = []
+        which: list[int] = []
+        step = max(1, LOOK_BUDGET // (queries * keys))
+        for first in range(0, tiles, step):
+            for mask in self.look(first, min(first + step, tiles)):
+                mark = np.packbits(mask.numpy()).tobytes()
+                if mark not in known:
+                    known[mark] = len(kept)
+                    kept.append(mask.clone())
+                which.append(known[mark])
+            if len(kept) * queries * keys > MASK_BUDGET:
+                return
+        order = torch.tensor(which).argsort(stable=True)
+        self.query, self.key = self.query[order], self.key[order]
+        self.real = None if self.real is None else self.real[order]
+        self.masks, self.mask_of = torch.stack(kept), torch.tensor(which)[order]
+        self.may_be_empty = not bool(self.masks.any(-1).all())
+
+    def jobs(self, heads: int, device: torch.device) -> Iterator[Job]:
+        """The group in pieces whose scores, over `heads` heads of all batch rows, fit the budget."""
+        tiles, queries, keys = self.shape
+        step = max(1, TILE_BUDGET // max(1, heads * queries * keys))
+        for first in range(0, tiles, step):
+            last = min(first + step, tiles)
+            query, key = self.query[first:last], self.key[first:last]
+            yield Job(
+                query=Places(query.to(device), _span(query) if last - first == 1 else None),
+                key=Places(key.to(device), _span(key) if last - first == 1 else None),
+                mask=self._mask(first, last, device),
+                row=self.row,
+                alone=self.alone,
+                may_be_empty=self.may_be_empty,
+            )
+
+    def _mask(self, first: int, last: int, device: torch.device) -> Tensor | None:
+        if not self.ragged:
+            return None
+        if self.masks is None or self.mask_of is None:
+            return self.look(first, last).to(device)
+        which = self.mask_of[first:last]
+        if bool((which == which[0]).all()):
+            which = which[:1]
+        return self.masks[which].to(device)
+
+
+def _span(index: Tensor) -> slice | None:
+    """The slice that takes the same tokens, if they are evenly spaced."""
+    numbers = index[0]
+    if len(numbers) == 1:
+        return slice(int(numbers[0]), int(numbers[0]) + 1)
+    step = int(numbers[1] - numbers[0])
+    if step > 0 and bool((numbers.diff() == step).all()):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1, step)
+    return None
+
+
+@functools.lru_cache(maxsize=128)
+def program(pattern: Pattern, lengths: Lengths, block: int) -> tuple[Group, ...]:
+    """All groups of a pattern's plan, masks looked up once."""
+    planned = plan(pattern, *lengths, block=block)
+    groups = [group for part in planned.parts for group in _groups(part, pattern.rows, len(planned.parts) == 1)]
+    for group in groups:
+        group.keep_masks()
+    return tuple(groups)
+
+
+def _groups(part: Part, rows: int | None, only: bool) -> Iterator[Group]:
+    """The tiles of a part by batch row and shape. Tiles of many odd widths are filled up to common ones."""
+    tiles = [tile for tile in range(part.tiles) if part.run_pointer[tile + 1] > part.run_pointer[tile]]
+    pieces: dict[tuple, list[tuple]] = {}
+    keys = {tile: part.keys(tile) for tile in tiles}
+    widths = {(int(part.query_stop[tile] - part.query_start[tile]), len(keys[tile])) for tile in tiles}
+    scattered = len(widths) > max(8, len(tiles) // 8)
+    for tile in tiles:
+        mine, row = keys[tile], (int(part.row[tile]) if part.pattern.rows else None)
+        ragged = part.is_ragged(tile)
+        for first in range(0, len(mine), LONGEST):
+            piece = mine[first : first + LONGEST]
+            width = -(-len(piece) // 32) * 32 if scattered else len(piece)
+            query = part.queries(tile)
+            shape = (row, len(query), width, ragged or width > len(piece), only and len(mine) <= LONGEST)
+            pieces.setdefault(shape, []).append((query, piece))
+    for (row, _, width, ragged, alone), members in pieces.items():
+        full = np.stack([np.pad(key, (0, width - len(key)), mode="edge") for _, key in members])
+        real = np.stack([np.arange(width) < len(key) for _, key in members])
+        yield Group(
+            part=part,
+            row=row,
+            query=torch.from_numpy(np.stack([query for query, _ in members])),
+            key=torch.from_numpy(full),
+            real=None if real.all() else torch.from_numpy(real),
+            ragged=ragged,
+            alone=alone,
+        )

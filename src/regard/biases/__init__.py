@@ -1,0 +1,21 @@
+"""Scores that depend on position, asked for pair by pair and differentiable, never a square."""
+
+from regard.biases._encodings import quadratic_encoding
+from regard.biases.alibi import Alibi
+from regard.biases.base import Bias
+from regard.biases.gaussian import Gaussian
+from regard.biases.quadratic import Quadratic
+from regard.biases.relative_table import RelativeTable
+from regard.biases.row_column import RowColumn
+from regard.biases.transformer_xl import TransformerXL
+
+__all__ = [
+    "Alibi",
+    "Bias",
+    "Gaussian",
+    "Quadratic",
+    "RelativeTable",
+    "RowColumn",
+    "TransformerXL",
+    "quadratic_encoding",
+]

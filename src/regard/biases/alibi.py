@@ -1,0 +1,75 @@
+"""Attention with linear biases: the farther a key, the lower its score."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.biases._arguments import Numbers, head_count, numbers, place, shown
+from regard.biases._geometry import every_head, own_head
+from regard.biases.base import Bias
+
+
+class Alibi(Bias):
+    r"""A penalty that grows linearly with the distance, with a fixed slope per head.
+
+        score[h, i, j] = -slope[h] * |i - j|
+
+    with `i` the query's position, `j` the key's, and for `H` heads, a power of two,
+
+        slope[h] = 2^(-8 h / H),   h = 1 .. H.
+
+    For other `H` the slopes are those of the next lower power of two `P`, followed by the first `H - P` of
+    every second slope of `2 P` heads. Nothing is learned: `slopes` is a buffer.
+
+    Source: Press, Smith and Lewis, "Train Short, Test Long" (ICLR 2022), section 3 and the authors' code.
+
+    Where we differ: the paper's attention is causal, its distance is `i - j`. Ours is `|i - j|`, which is
+    the same under `Causal()` and also serves an encoder.
+
+    Args:
+        heads: number of heads, `H`.
+        slopes: other slopes, `(head,)`.
+
+    >>> bias = Alibi(8)
+    >>> bias.slopes.tolist()
+    [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]
+    >>> bias.scores(torch.tensor(5), torch.arange(3, 7))[0].tolist()
+    [-1.0, -0.5, -0.0, -0.5]
+    """
+
+    slopes: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        slopes: Numbers | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = head_count("Alibi", heads)
+        self._slopes = None if slopes is None else numbers("Alibi", "slopes", slopes, (self.heads,), "head")
+        values = published_slopes(self.heads) if self._slopes is None else self._slopes
+        # The constructor's arguments determine the slopes, so checkpoints need not carry them.
+        self.register_buffer("slopes", place(values, dtype, device), persistent=False)
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = every_head(self.heads, query_position, key_position)
+        return self.score(head, query_position, key_position)
+
+    def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        return -self.slopes[own_head(self.heads, head)] * (key_position - query_position).abs()
+
+    def extra_repr(self) -> str:
+        return shown(heads=self.heads, slopes=self._slopes)
+
+
+def published_slopes(heads: int) -> Tensor:
+    """The paper's slopes in float64, `(head,)`."""
+    lower = 1 << (heads.bit_length() - 1)
+    exponents = [8 * head / lower for head in range(1, lower + 1)]
+    between = [8 * head / (2 * lower) for head in range(1, 2 * lower + 1, 2)]
+    exponents += between[: heads - lower]
+    return torch.exp2(-torch.tensor(exponents, dtype=torch.float64, device="cpu"))

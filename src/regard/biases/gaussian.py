@@ -1,0 +1,101 @@
+"""Every head looks around one relative position, with a width and a slant of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.biases._arguments import Numbers, grid_of, head_count, normal, numbers, place, shown
+from regard.biases._geometry import deltas, every_head, masked, own_head, total
+from regard.biases.base import Bias
+
+
+class Gaussian(Bias):
+    r"""The logarithm of a normal density per head, with a centre and a full covariance.
+
+        score[h, i, j] = -1/2 (delta - mu[h])^T Sigma[h]^-1 (delta - mu[h]),   Sigma[h]^-1 = S[h] S[h]^T
+
+    with `delta = position(j) - position(i)`, key minus query: one number along a line, or (row, column) on a
+    `grid` read row by row from position `start`. `mu` is the parameter `centre`, `(head, axis)`, and `S` the
+    parameter `root`, `(head, axis, axis)`, which may be any matrix: `S S^T` never has a negative eigenvalue.
+    Pairs with a token that is not on the grid score 0. `S = s I` is `Quadratic` with `alpha = s^2 / 2`.
+
+    Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional
+    Layers" (ICLR 2020), the appendix on the generalised quadratic encoding.
+
+    Where we differ: the score is computed as `-1/2 |S^T (delta - mu)|^2`, which cannot become positive by
+    rounding, instead of by five products with (1, delta, delta^2, ...). `centre` starts as N(0, 2^2) and
+    `root` as the identity plus N(0, 0.01^2).
+
+    Args:
+        heads: number of heads.
+        grid: rows and columns; `None` is a line.
+        centre: where each head looks, `(head, axis)`, instead of a random place.
+        root: `S`, `(head, axis, axis)`, instead of nearly the identity.
+        start: position of the grid's first token, 1 after a class token.
+        generator: source of the initial centres and roots.
+
+    >>> bias = Gaussian(1, grid=(5, 7), centre=[[0, 1]], root=[[[2, 0], [0, 1]]])
+    >>> bias.scores(torch.tensor(16), torch.tensor([16, 17, 18, 24]))[0].tolist()
+    [-0.5, -0.0, -0.5, -2.0]
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        grid: Sequence[int] | None = None,
+        centre: Numbers | None = None,
+        root: Numbers | None = None,
+        start: int = 0,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = head_count("Gaussian", heads)
+        self.grid, self.start = grid_of("Gaussian", grid, start)
+        axes = 1 if self.grid is None else 2
+        shape = (self.heads, axes)
+        square = (*shape, axes)
+        self._centre = None if centre is None else numbers("Gaussian", "centre", centre, shape, "head, axis")
+        self._root = None if root is None else numbers("Gaussian", "root", root, square, "head, axis, axis")
+        centres = normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
+        if self._root is None:
+            noise = normal(square, std=0.01, generator=generator)
+            roots = noise + torch.eye(axes, dtype=torch.float64, device=noise.device)
+        else:
+            roots = self._root
+        self.centre = nn.Parameter(place(centres, dtype, device).clone())
+        self.root = nn.Parameter(place(roots, dtype, device).clone())
+
+    @property
+    def precision(self) -> Tensor:
+        """The inverse covariance `S S^T` of every head, `(head, axis, axis)`."""
+        return self.root @ self.root.mT
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = every_head(self.heads, query_position, key_position)
+        return self.score(head, query_position, key_position)
+
+    def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = own_head(self.heads, head)
+        along, inside = deltas(query_position, key_position, self.grid, self.start)
+        centres = self.centre.unbind(dim=1)
+        offsets = [delta - centre[head] for delta, centre in zip(along, centres, strict=True)]
+        squares = []
+        for column in self.root.unbind(dim=2):  # column b of S gives entry b of S^T (delta - mu)
+            entries = zip(column.unbind(dim=1), offsets, strict=True)
+            squares.append(total(entry[head] * offset for entry, offset in entries).square())
+        return masked(-0.5 * total(squares), inside)
+
+    def extra_repr(self) -> str:
+        return shown(
+            heads=self.heads,
+            grid=self.grid,
+            centre=self._centre,
+            root=self._root,
+            start=self.start or None,
+        )

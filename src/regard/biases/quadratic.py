@@ -1,0 +1,135 @@
+"""Every head looks around one relative position, equally far in every direction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.biases._arguments import (
+    Numbers,
+    grid_of,
+    head_count,
+    normal,
+    numbers,
+    place,
+    refusal,
+    shown,
+)
+from regard.biases._geometry import deltas, every_head, masked, own_head, total
+from regard.biases.base import Bias
+
+
+class Quadratic(Bias):
+    r"""A round hill per head: a centre, relative to the query, and a steepness.
+
+        score[h, i, j] = -alpha[h] * |delta - centre[h]|^2,   delta = position(j) - position(i)
+
+    with `i` the query, `j` the key, and `delta` one number along a line, or (row, column) on a `grid` read
+    row by row from position `start`. Pairs with a token that is not on the grid score 0. Without content the
+    weights are a discrete normal distribution around the centre, with standard deviation
+    `1 / sqrt(2 alpha)` per axis while `alpha` is at most about 1/2. As `alpha` grows, a head whose centre is
+    whole-numbered and inside the image looks at one pixel, and nine such heads are a 3 x 3 convolution.
+
+    `alpha` must not become negative and is learned as
+
+        alpha[h] = reference[h] * spread[h]^2
+
+    with a parameter `spread` and a fixed `reference`. By default `reference = 1/2`, which makes `spread` the
+    spread of the authors' code. An `alpha` given to the constructor becomes the reference, with spread 1, so
+    that the score has exactly this `alpha`: no square root has been taken and squared again. A step of 1 %
+    in the spread is one of 2 % in `alpha`, whatever its size. At `alpha = 0` the spread has no gradient, and
+    a large `alpha` leaves hardly any to the centre: train soft, near 1/2.
+
+    Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional
+    Layers" (ICLR 2020), equation (9) and section 4.2. As there, `centre` starts as N(0, 2^2) and `spread` as
+    1 + N(0, 0.01^2).
+
+    Where we differ: the paper's equation (9) leaves out `-alpha |centre|^2`, which softmax ignores. We keep
+    the completed square, whose largest score is 0, so that nothing large cancels in float32.
+
+    Args:
+        heads: number of heads.
+        grid: rows and columns; `None` is a line.
+        centre: where each head looks, `(head, axis)`, instead of a random place.
+        alpha: steepness, one number or `(head,)`, instead of about 1/2.
+        start: position of the grid's first token, 1 after a class token.
+        generator: source of the initial centres and spreads.
+
+    >>> bias = Quadratic(1, grid=(5, 7), centre=[[0, 1]], alpha=104.0)
+    >>> bias.scores(torch.tensor(16), torch.tensor([16, 17, 18, 24]))[0].tolist()
+    [-104.0, -0.0, -104.0, -104.0]
+    """
+
+    reference: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        grid: Sequence[int] | None = None,
+        centre: Numbers | None = None,
+        alpha: Numbers | None = None,
+        start: int = 0,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = head_count("Quadratic", heads)
+        self.grid, self.start = grid_of("Quadratic", grid, start)
+        shape = (self.heads, 1 if self.grid is None else 2)
+        self._centre = None if centre is None else numbers("Quadratic", "centre", centre, shape, "head, axis")
+        self._alpha = None if alpha is None else steepness(alpha, self.heads)
+        centres = normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
+        if self._alpha is None:
+            reference = torch.full((self.heads,), 0.5, dtype=torch.float64, device="cpu")
+            spread = normal((self.heads,), mean=1.0, std=0.01, generator=generator)
+        else:
+            reference = self._alpha
+            spread = torch.ones_like(reference)
+        self.centre = nn.Parameter(place(centres, dtype, device).clone())
+        self.spread = nn.Parameter(place(spread, dtype, device))
+        self.register_buffer("reference", place(reference, dtype, device).clone())
+
+    @property
+    def alpha(self) -> Tensor:
+        """The steepness of every head, `(head,)`."""
+        return self.reference * self.spread.square()
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = every_head(self.heads, query_position, key_position)
+        return self.score(head, query_position, key_position)
+
+    def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = own_head(self.heads, head)
+        along, inside = deltas(query_position, key_position, self.grid, self.start)
+        centres = self.centre.unbind(dim=1)
+        squares = ((delta - centre[head]).square() for delta, centre in zip(along, centres, strict=True))
+        return masked(-self.alpha[head] * total(squares), inside)
+
+    def extra_repr(self) -> str:
+        return shown(
+            heads=self.heads,
+            grid=self.grid,
+            centre=self._centre,
+            alpha=self._alpha,
+            start=self.start or None,
+        )
+
+
+def steepness(alpha: Numbers, heads: int) -> Tensor:
+    """The given `alpha`, one number or one per head, as `(head,)`."""
+    if isinstance(alpha, (int, float)):
+        alpha = [alpha] * heads
+    checked = numbers("Quadratic", "alpha", alpha, (heads,), "head")
+    if bool((checked < 0).any()):
+        raise refusal(
+            "Quadratic",
+            asked=f"alpha={checked.tolist()}",
+            found="a negative steepness",
+            because="the head would look least at its centre and most at the farthest corner",
+            instead="alpha >= 0; alpha=0 looks everywhere alike",
+        )
+    return checked

@@ -1,0 +1,38 @@
+"""The mathematics of softmax attention: pure torch functions, row layout, last axis by default."""
+
+from regard.calculus._entropy import entropy, entropy_slope
+from regard.calculus._jacobian import jacobian, jvp, vjp
+from regard.calculus._merge import Merged, append_key, merge, remove_key
+from regard.calculus._moments import DotProductMoments, dot_product_moments
+from regard.calculus._perturb import (
+    Perturbed,
+    perturb_attention,
+    perturb_key,
+    perturb_key_first_order,
+    score_change,
+)
+from regard.calculus._sinusoidal import sinusoidal, sinusoidal_rotation
+from regard.calculus._softmax import logsumexp, softmax
+
+__all__ = [
+    "DotProductMoments",
+    "Merged",
+    "Perturbed",
+    "append_key",
+    "dot_product_moments",
+    "entropy",
+    "entropy_slope",
+    "jacobian",
+    "jvp",
+    "logsumexp",
+    "merge",
+    "perturb_attention",
+    "perturb_key",
+    "perturb_key_first_order",
+    "remove_key",
+    "score_change",
+    "sinusoidal",
+    "sinusoidal_rotation",
+    "softmax",
+    "vjp",
+]

@@ -1,0 +1,72 @@
+"""Refusing impossible arguments in four parts."""
+
+from __future__ import annotations
+
+import operator
+
+from regard.errors import PatternError
+from regard.patterns.box import Grid, Lengths
+
+
+def whole_number(owner: str, name: str, value: object) -> int:
+    """The value as an `int`, or an error that names the argument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise PatternError(
+            f"{owner} needs whole numbers.",
+            asked=f"{name}={value!r}",
+            because=f"{name} counts tokens or names positions, and {type(value).__name__} is not a whole number",
+            instead=f"{name}=3, say",
+        ) from None
+
+
+def at_least(pattern: object, name: str, value: object, least: int) -> None:
+    """Refuse an argument that is not a whole number of at least `least`, and store it as a plain `int`."""
+    owner = type(pattern).__name__
+    number = whole_number(owner, name, value)
+    if number < least:
+        raise PatternError(
+            f"{owner} cannot have {name}={number}.",
+            asked=f"{name}={number}",
+            because=f"{name} must be at least {least}",
+            instead=f"{name}={least} or more",
+        )
+    object.__setattr__(pattern, name, number)
+
+
+def pair_of(pattern: object, name: str, value: object, least: int) -> None:
+    """Store one number for both axes, or two, as `(row, column)`."""
+    owner = type(pattern).__name__
+    both = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(both) != 2:
+        raise PatternError(
+            f"{owner} needs one number for both axes, or two.",
+            asked=f"{name}={value!r}",
+            because="a grid has rows and columns",
+            instead=f"{name}=3 or {name}=(3, 5)",
+        )
+    numbers = tuple(whole_number(owner, name, number) for number in both)
+    if min(numbers) < least:
+        raise PatternError(
+            f"{owner} cannot have {name}={value!r}.",
+            asked=f"{name}={value!r}",
+            because=f"each axis of {name} must be at least {least}",
+            instead=f"{name}={least} or more",
+        )
+    object.__setattr__(pattern, name, numbers)
+
+
+def fits_grid(pattern: object, grid: Grid, lengths: Lengths) -> None:
+    """Refuse more tokens than the grid has cells: the extra ones would silently see nothing."""
+    if lengths.keys > grid.start + grid.cells:
+        extra = lengths.keys - grid.cells
+        raise PatternError(
+            f"{type(pattern).__name__} does not fit the sequence.",
+            asked=f"a grid of {grid.rows} x {grid.columns} = {grid.cells} tokens from position {grid.start}",
+            found=f"{lengths.queries} queries and {lengths.keys} keys",
+            because=f"{lengths.keys - grid.start - grid.cells} tokens lie beyond the grid",
+            instead=f"the grid of your feature map; start={extra} if the sequence opens with {extra} other tokens",
+        )

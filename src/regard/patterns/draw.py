@@ -1,0 +1,152 @@
+"""Pictures of patterns without a plotting library: text for a terminal, SVG for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from torch import Tensor
+
+INK, PAPER, LINE, MARK = "#1f4e79", "#efeae0", "#ffffff", "#e07a1f"
+TITLE, CAPTION = "#222222", "#6b6459"
+MONOSPACE = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+SANS = "system-ui, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+MARGIN, GAP, LEADING = 20.0, 22.0, 14.0
+TITLE_SIZE, CAPTION_SIZE = 10.5, 10.5
+# How wide a character is, as a share of the font's size: exact for monospace, cautious for the other.
+TITLE_WIDTH, CAPTION_WIDTH = 0.61, 0.56
+FINEST = 3.0  # pixels; smaller cells are drawn without lines between them
+
+
+class Drawing:
+    """A drawn mask: rows are queries, columns are keys, filled means *may attend*.
+
+    `title` and `caption` stand above the picture; `mark` is a `(row, column)` to point out. Any boolean matrix can be drawn,
+    so what one query sees on a grid is `Drawing(mask[query].reshape(rows, columns), mark=(row, column))`.
+    """
+
+    def __init__(
+        self, mask: Tensor, title: str = "", caption: str = "", mark: tuple[int, int] | None = None
+    ) -> None:
+        self.mask = mask.cpu()
+        self.title = title
+        self.caption = caption
+        self.mark = mark
+
+    def __str__(self) -> str:
+        lines = ["".join("█" if seen else "·" for seen in row) for row in self.mask.tolist()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def svg(self, size: float = 180.0) -> str:
+        """The picture as an SVG document, `size` pixels wide."""
+        return gallery([self], columns=1, size=size)
+
+    _repr_svg_ = svg
+
+    def save(self, path: str | Path) -> Path:
+        """Write the SVG picture to a file and return its path."""
+        path = Path(path)
+        path.write_text(self.svg(), encoding="utf-8")
+        return path
+
+
+def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, note: str = "") -> str:
+    """Many pictures on one SVG sheet, titles above, and a note at the foot."""
+    drawings = list(drawings)
+    columns = max(1, min(columns, len(drawings)))
+    width = columns * (size + GAP) - GAP + 2 * MARGIN
+    parts, top = [], MARGIN
+    for start in range(0, len(drawings), columns):
+        row = drawings[start : start + columns]
+        titles = [_lines(drawing.title, int(size / (TITLE_SIZE * TITLE_WIDTH))) for drawing in row]
+        captions = [_lines(drawing.caption, int(size / (CAPTION_SIZE * CAPTION_WIDTH))) for drawing in row]
+        header = LEADING * max(len(title) + len(caption) for title, caption in zip(titles, captions, strict=True))
+        for place, (drawing, title, caption) in enumerate(zip(row, titles, captions, strict=True)):
+            left = MARGIN + place * (size + GAP)
+            # Words stand on the picture: where a neighbour needs more lines, the free space is above.
+            free = header - LEADING * (len(title) + len(caption))
+            parts += _words(title, caption, left, top + free + LEADING - 4)
+            parts += _panel(drawing, left, top + header + 2, size)
+        top += header + max(_height(drawing, size) for drawing in row) + GAP
+    if note:
+        parts.append(_text(note, MARGIN, top + 4, CAPTION_SIZE, CAPTION, SANS))
+        top += LEADING
+    height = top - GAP + MARGIN + (8 if note else 0)
+    opening = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}">',
+        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+    ]
+    return "\n".join([*opening, *parts, "</svg>\n"])
+
+
+def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" font-family="{font}" font-size="{size:g}" fill="{color}">{escape(text)}</text>'
+
+
+def _words(title: list[str], caption: list[str], x: float, y: float) -> list[str]:
+    written = [_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
+    y += LEADING * len(title)
+    return written + [
+        _text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)
+    ]
+
+
+def _cell(drawing: Drawing, size: float) -> float:
+    return size / max(*drawing.mask.shape, 1)
+
+
+def _height(drawing: Drawing, size: float) -> float:
+    return drawing.mask.shape[0] * _cell(drawing, size)
+
+
+def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[str]:
+    queries, keys = drawing.mask.shape
+    cell = _cell(drawing, size)
+    width, height = keys * cell, queries * cell
+    parts = [f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{PAPER}"/>']
+    filled = "".join(
+        f"M{x + start * cell:.2f} {y + row * cell:.2f}h{(stop - start) * cell:.2f}v{cell:.2f}h{(start - stop) * cell:.2f}z"
+        for row, seen in enumerate(drawing.mask.tolist())
+        for start, stop in _runs(seen)
+    )
+    parts.append(f'<path d="{filled}" fill="{INK}"/>')
+    if drawing.mark is not None:
+        row, column = drawing.mark
+        parts.append(
+            f'<rect x="{x + column * cell:.2f}" y="{y + row * cell:.2f}" width="{cell:.2f}" height="{cell:.2f}" fill="{MARK}"/>'
+        )
+    if cell >= FINEST:
+        across = "".join(f"M{x:g} {y + row * cell:.2f}h{width:g}" for row in range(1, queries))
+        down = "".join(f"M{x + column * cell:.2f} {y:g}v{height:g}" for column in range(1, keys))
+        parts.append(f'<path d="{across}{down}" stroke="{LINE}" stroke-width="{min(1.0, cell / 8):.2f}"/>')
+    return parts
+
+
+def _runs(seen: list[bool]) -> Iterable[tuple[int, int]]:
+    """Start and stop of every run of `True`."""
+    start = None
+    for place, value in enumerate([*seen, False]):
+        if value and start is None:
+            start = place
+        elif not value and start is not None:
+            yield start, place
+            start = None
+
+
+def _lines(text: str, width: int, most: int = 3) -> list[str]:
+    """A text on at most `most` lines, broken before an operator or after a comma where there is one."""
+    lines: list[str] = []
+    while len(text) > width and len(lines) < most - 1:
+        cut = max(text.rfind(sign, 1, width + 1) for sign in (" | ", " & "))
+        if cut < 0:
+            cut = text.rfind(" ", 1, width + 1)
+        cut = cut if cut > 0 else width
+        lines.append(text[:cut].rstrip())
+        text = text[cut:].lstrip()
+    if text:
+        lines.append(text if len(text) <= width else text[: width - 1] + "…")
+    return lines

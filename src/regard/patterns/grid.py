@@ -1,0 +1,304 @@
+"""Patterns over a grid of tokens, in raster order: windows, strides and axes of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.patterns.arguments import at_least, fits_grid, pair_of
+from regard.patterns.base import Not, Pattern
+from regard.patterns.box import Array, Box, Grid, Lengths, residue_verdict, same_class_verdict, verdict
+from regard.patterns.order import GridResidue, Order, Tiles
+
+
+class GridPattern(Pattern):
+    """Tokens `start, start + 1, ...` lie on a grid of `rows x columns`; tokens before `start` see and are seen by nobody.
+
+    Compose with `First(start)` to let class tokens see everything: `First(1) | Neighborhood((14, 14), 3, start=1)`.
+    """
+
+    grid: tuple[int, int]
+    start: int
+
+    def __post_init__(self) -> None:
+        pair_of(self, "grid", self.grid, 1)
+        at_least(self, "start", self.start, 0)
+
+    @property
+    def place(self) -> Grid:
+        return Grid(*self.grid, self.start)
+
+    def _check(self, lengths: Lengths) -> None:
+        fits_grid(self, self.place, lengths)
+
+    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        """The definition on rows and columns."""
+        raise NotImplementedError
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        place = self.place
+        inside = place.contains(i) & place.contains(j)
+        columns = place.columns
+        row_i = torch.div(i - place.start, columns, rounding_mode="floor")
+        row_j = torch.div(j - place.start, columns, rounding_mode="floor")
+        return inside & self._axes(row_i, row_j, (i - place.start) % columns, (j - place.start) % columns)
+
+    def _ranges(self, query: Box, key: Box) -> tuple:
+        """Rows and columns of both boxes, which pairs of boxes lie inside the grid, and which touch it."""
+        query_range, query_inside, query_touches = query.on(self.place)
+        key_range, key_inside, key_touches = key.on(self.place)
+        return query_range, key_range, query_inside & key_inside, query_touches & key_touches
+
+    @staticmethod
+    def _within(answer: Array, inside: Array, touches: Array) -> Array:
+        """Nothing is allowed off the grid, so boxes that reach over its edge are at most *some*."""
+        return np.minimum(answer, verdict(touches, inside))
+
+
+@dataclass(frozen=True, repr=False)
+class Neighborhood(GridPattern):
+    """A token sees the tokens within `radius` rows and `radius` columns of it, every `step`-th one.
+
+    `edges="clip"`: near the border the neighbourhood loses what lies outside (a convolution's zero padding).
+    `edges="shift"`: it moves inwards and stays whole, `(2 radius + 1)^2` keys for every token (Neighborhood Attention, Hassani
+    et al. 2023). `radius` may be `(rows, columns)`.
+
+    The number of pairs is the product of the two one-dimensional counts.
+    """
+
+    grid: tuple[int, int]
+    radius: int | tuple[int, int]
+    step: int = 1
+    edges: str = "clip"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair_of(self, "radius", self.radius, 0)
+        at_least(self, "step", self.step, 1)
+        _check_edges(self)
+
+    @property
+    def radii(self) -> tuple[int, int]:
+        assert isinstance(self.radius, tuple)
+        return self.radius
+
+    def _ends(self, at, size: int, radius: int):
+        """First and last neighbour of coordinate `at` along an axis of `size`; works on arrays and tensors."""
+        step = self.step
+        if self.edges == "clip":
+            return at - radius * step, at + radius * step
+        residue, place = at % step, at // step
+        count = (size - residue + step - 1) // step
+        clip = torch.clamp if isinstance(at, Tensor) else np.clip
+        first = clip(place - radius, 0 * place, count - 2 * radius - 1)
+        return residue + first * step, residue + (first + 2 * radius) * step
+
+    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        top, bottom = self._ends(row_i, self.grid[0], self.radii[0])
+        left, right = self._ends(column_i, self.grid[1], self.radii[1])
+        near = (row_j >= top) & (row_j <= bottom) & (column_j >= left) & (column_j <= right)
+        if self.step == 1:
+            return near
+        return near & ((row_i - row_j) % self.step == 0) & ((column_i - column_j) % self.step == 0)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        mine, other, inside, touches = self._ranges(query, key)
+        answer = np.minimum(
+            self._near(mine.top, mine.bottom, other.top, other.bottom, self.grid[0], self.radii[0]),
+            self._near(mine.left, mine.right, other.left, other.right, self.grid[1], self.radii[1]),
+        )
+        if self.step > 1:
+            stride = GridStride(self.grid, self.step, start=self.start)
+            answer = np.minimum(answer, stride._relation(query, key, row, lengths))
+        return self._within(answer, inside, touches)
+
+    def _near(self, low: Array, high: Array, key_low: Array, key_high: Array, size: int, radius: int) -> Array:
+        if self.step == 1:
+            first_low, first_high = self._ends(low, size, radius)
+            last_low, last_high = self._ends(high, size, radius)
+            some = (key_high >= first_low) & (key_low <= last_high)
+            return verdict(some, (key_low >= last_low) & (key_high <= first_high))
+        # Shifted windows of one residue class start at the class's own borders: bound them, and settle single queries.
+        reach = (2 if self.edges == "shift" else 1) * radius * self.step
+        some = (key_high >= low - reach) & (key_low <= high + reach)
+        every = (key_high - low <= radius * self.step) & (high - key_low <= radius * self.step)
+        return verdict(some, every & (self.edges == "clip"))
+
+    def _pairs(self, lengths: Lengths) -> int | None:
+        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+            return None
+        count = 1
+        for size, radius in zip(self.grid, self.radii, strict=True):
+            at = np.arange(size)
+            first, last = self._ends(at, size, radius)
+            # Neighbours outside the axis are lost when clipped; steps from the inside keep the residue.
+            lost_before = np.maximum(0, -(first // self.step))
+            lost_after = np.maximum(0, -((size - 1 - last) // self.step))
+            count *= int((2 * radius + 1 - lost_before - lost_after).sum())
+        return count
+
+    def _order(self) -> Order:
+        if self.step > 1:
+            return GridResidue(self.place, self.step, self.step)
+        # A square tile of queries shares most of its keys. One as wide as the neighbourhood itself keeps about a quarter of
+        # the pairs useful while its products stay large enough to be fast.
+        height, width = (min(max(2 * radius + 1, 4), 16) for radius in self.radii)
+        return Tiles(self.place, min(height, self.grid[0]), min(width, self.grid[1]), is_closed=False)
+
+
+def _check_edges(pattern: Neighborhood) -> None:
+    from regard.errors import PatternError
+
+    if pattern.edges not in ("clip", "shift"):
+        raise PatternError(
+            "Neighborhood knows two kinds of edges.",
+            asked=f"edges={pattern.edges!r}",
+            because="a neighbourhood at the border either loses keys or moves inwards",
+            instead='edges="clip" or edges="shift"',
+        )
+    need = [(2 * radius + 1) * pattern.step for radius in pattern.radii]
+    if pattern.edges == "shift" and (need[0] > pattern.grid[0] or need[1] > pattern.grid[1]):
+        raise PatternError(
+            "A shifted neighbourhood does not fit its grid.",
+            asked=f"radius {pattern.radii} with step {pattern.step} on a grid of {pattern.grid[0]} x {pattern.grid[1]}",
+            because=f"it must stay whole, and spans {need[0]} rows and {need[1]} columns",
+            instead='a smaller radius or step, or edges="clip"',
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class GridWindow(GridPattern):
+    """A token sees the tokens of its own window: equal `(row - shift) // window` and `(column - shift) // window`.
+
+    Swin (Liu et al. 2021): `shift=window // 2` on every second layer. Windows cut by the border stay cut; nothing wraps around.
+    """
+
+    grid: tuple[int, int]
+    window: int | tuple[int, int]
+    shift: int | tuple[int, int] = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair_of(self, "window", self.window, 1)
+        pair_of(self, "shift", self.shift, 0)
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        assert isinstance(self.window, tuple) and isinstance(self.shift, tuple)
+        return (*self.window, self.shift[0] % self.window[0], self.shift[1] % self.window[1])
+
+    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        height, width, down, across = self._sides
+        rows = torch.div(row_i - down, height, rounding_mode="floor")
+        columns = torch.div(column_i - across, width, rounding_mode="floor")
+        same_row = rows == torch.div(row_j - down, height, rounding_mode="floor")
+        return same_row & (columns == torch.div(column_j - across, width, rounding_mode="floor"))
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        height, width, down, across = self._sides
+        mine, other, inside, touches = self._ranges(query, key)
+        rows = (mine.top, mine.bottom, other.top, other.bottom)
+        columns = (mine.left, mine.right, other.left, other.right)
+        answer = np.minimum(
+            same_class_verdict(*((edge - down) // height for edge in rows)),
+            same_class_verdict(*((edge - across) // width for edge in columns)),
+        )
+        return self._within(answer, inside, touches)
+
+    def _pairs(self, lengths: Lengths) -> int | None:
+        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+            return None
+        height, width, down, across = self._sides
+        rows = np.unique((np.arange(self.grid[0]) - down) // height, return_counts=True)[1]
+        columns = np.unique((np.arange(self.grid[1]) - across) // width, return_counts=True)[1]
+        return int((rows**2).sum() * (columns**2).sum())
+
+    def _order(self) -> Order:
+        return Tiles(self.place, *self._sides)
+
+
+@dataclass(frozen=True, repr=False)
+class GridStride(GridPattern):
+    """A token sees the tokens a whole number of steps away in rows and in columns.
+
+    The grid attention of MaxViT (Tu et al. 2022) and of Prince, section 12.10; after `GridWindow(grid, step)` every token has
+    met every other.
+    """
+
+    grid: tuple[int, int]
+    step: int | tuple[int, int]
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair_of(self, "step", self.step, 1)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        assert isinstance(self.step, tuple)
+        return self.step
+
+    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        down, across = self.steps
+        return ((row_i - row_j) % down == 0) & ((column_i - column_j) % across == 0)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        down, across = self.steps
+        mine, other, inside, touches = self._ranges(query, key)
+        one_row = (mine.top == mine.bottom) & (other.top == other.bottom)
+        one_column = (mine.left == mine.right) & (other.left == other.right)
+        answer = np.minimum(
+            residue_verdict(mine.top, mine.row_step, other.top, other.row_step, down, one_row),
+            residue_verdict(mine.left, mine.column_step, other.left, other.column_step, across, one_column),
+        )
+        return self._within(answer, inside, touches)
+
+    def _pairs(self, lengths: Lengths) -> int | None:
+        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+            return None
+        rows = np.bincount(np.arange(self.grid[0]) % self.steps[0])
+        columns = np.bincount(np.arange(self.grid[1]) % self.steps[1])
+        return int((rows**2).sum() * (columns**2).sum())
+
+    def _order(self) -> Order:
+        return GridResidue(self.place, *self.steps)
+
+
+@dataclass(frozen=True, repr=False)
+class Axial(GridPattern):
+    """A token sees its own row and its own column (Ho et al. 2019, *Axial Attention*).
+
+    `rows * columns * (rows + columns - 1)` pairs; two layers connect everything.
+    """
+
+    grid: tuple[int, int]
+    start: int = 0
+
+    @property
+    def _lines(self) -> tuple[GridWindow, GridWindow]:
+        rows, columns = self.grid
+        return GridWindow(self.grid, (1, columns), start=self.start), GridWindow(self.grid, (rows, 1), start=self.start)
+
+    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        return (row_i == row_j) | (column_i == column_j)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        along, down = self._lines
+        return np.maximum(
+            along._relation(query, key, row, lengths), down._relation(query, key, row, lengths)
+        )
+
+    def _pairs(self, lengths: Lengths) -> int | None:
+        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+            return None
+        rows, columns = self.grid
+        return rows * columns * (rows + columns - 1)
+
+    def _alternatives(self) -> tuple[Pattern, ...]:
+        along, down = self._lines
+        return along, down & Not(along)

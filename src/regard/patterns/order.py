@@ -1,0 +1,167 @@
+"""Orders: how sorting the tokens into classes makes a scattered pattern dense.
+
+A dilated window is a plain window inside each residue class; windows on a grid are blocks once each window's tokens stand
+together. An order names the class of every position. Tokens are then taken class by class, in increasing position
+inside a class. An order is *closed* when the pattern that asked for it lets a query see keys of its own class only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.patterns.box import Array, Box, Grid, GridRange
+
+
+@dataclass(frozen=True)
+class Order:
+    """The natural order: one class, nothing moves."""
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        """Of two sound orders the greater is taken: closed before open, then the one with more classes."""
+        return (0, 0)
+
+    @property
+    def step(self) -> int:
+        """The distance between neighbours inside a class, where it is the same everywhere."""
+        return 1
+
+    @property
+    def grid(self) -> Grid | None:
+        return None
+
+    def classes(self, position: Array) -> Array:
+        """The class of every position; a negative class of a closed order sees nothing."""
+        return np.zeros_like(position)
+
+    def boxes(self, position: Array, first: Array, last: Array) -> Box:
+        """Boxes around the sorted ranges whose first and last members are `position[first]`, `position[last]`."""
+        return Box(position[first], position[last], self.step)
+
+
+NATURAL = Order()
+
+
+@dataclass(frozen=True)
+class Residue(Order):
+    """Classes of equal residue: `position % step`."""
+
+    modulus: int
+
+    closed = True  # type: ignore[assignment]
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        return (2, self.modulus)
+
+    @property
+    def step(self) -> int:
+        return self.modulus
+
+    def classes(self, position: Array) -> Array:
+        return position % self.modulus
+
+
+@dataclass(frozen=True)
+class Cut(Order):
+    """Classes of `size` neighbours: nothing moves, but no tile reaches over a cut."""
+
+    size: int
+
+    closed = True  # type: ignore[assignment]
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        return (3, -self.size)
+
+    def classes(self, position: Array) -> Array:
+        return position // self.size  # positions before the sequence share no block with a key
+
+
+@dataclass(frozen=True)
+class _OnGrid(Order):
+    place: Grid
+
+    @property
+    def grid(self) -> Grid:
+        return self.place
+
+    def cells(self, row: Array, column: Array) -> Array:
+        """The class of every cell."""
+        raise NotImplementedError
+
+    def classes(self, position: Array) -> Array:
+        inside = self.place.contains(position)
+        return np.where(inside, self.cells(self.place.row(position), self.place.column(position)), -1)
+
+    def boxes(self, position: Array, first: Array, last: Array) -> Box:
+        place = self.place
+        clipped = np.clip(position, place.start, place.start + place.cells - 1)
+        row, column, kind = place.row(clipped), place.column(clipped), self.classes(position)
+        # Leftmost and rightmost column of each class, looked up by class: what a range over several rows may touch.
+        kinds, inverse = np.unique(kind, return_inverse=True)
+        leftmost = np.full(kinds.size, place.columns - 1)
+        rightmost = np.zeros(kinds.size, dtype=column.dtype)
+        np.minimum.at(leftmost, inverse, column)
+        np.maximum.at(rightmost, inverse, column)
+        outside = kind[first] < 0
+        one_row = (row[first] == row[last]) & ~outside
+        left = np.where(one_row, column[first], np.where(outside, 0, leftmost[inverse[first]]))
+        right = np.where(one_row, column[last], np.where(outside, place.columns - 1, rightmost[inverse[first]]))
+        steps = self.strides()
+        edges = GridRange(row[first], row[last], left, right, *steps)
+        return Box(position[first], position[last], 1, place, edges)
+
+    def strides(self) -> tuple[int, int]:
+        return (1, 1)
+
+
+@dataclass(frozen=True)
+class Tiles(_OnGrid):
+    """Classes of a grid's tiles: `(row - shift) // height, (column - shift) // width`."""
+
+    height: int
+    width: int
+    row_shift: int = 0
+    column_shift: int = 0
+    is_closed: bool = True
+
+    @property
+    def closed(self) -> bool:
+        return self.is_closed
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        return (3 if self.is_closed else 1, -self.height * self.width)
+
+    def cells(self, row: Array, column: Array) -> Array:
+        # A shift leaves a narrow first tile whose quotient is -1; adding one keeps every class number positive.
+        across = (self.place.columns // self.width) + 3
+        down = (row - self.row_shift) // self.height + 1
+        return down * across + (column - self.column_shift) // self.width + 1
+
+
+@dataclass(frozen=True)
+class GridResidue(_OnGrid):
+    """Classes of equal residue of row and column."""
+
+    row_step: int
+    column_step: int
+
+    closed = True  # type: ignore[assignment]
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        return (2, self.row_step * self.column_step)
+
+    def cells(self, row: Array, column: Array) -> Array:
+        return (row % self.row_step) * self.column_step + column % self.column_step
+
+    def strides(self) -> tuple[int, int]:
+        return (self.row_step, self.column_step)

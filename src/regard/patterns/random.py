@@ -1,0 +1,125 @@
+"""Random keys: the pattern that shortens every path through a sparse graph."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import PatternError
+from regard.patterns.arguments import at_least, whole_number
+from regard.patterns.base import Pattern
+from regard.patterns.box import Array, Box, Lengths, verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Random(Pattern):
+    """A query sees `count` blocks of keys drawn at random for its own block, the same on every machine.
+
+    Blocks hold `block` tokens. The draw is without repetition and depends on `seed`, the query's block and the number of key
+    blocks alone. When keys arrive one by one the number of blocks grows and the draw changes with it; `tokens` fixes the
+    length that blocks are drawn from, so that a cache and a full run agree.
+
+    BigBird (Zaheer et al. 2020) is `Window(...) | First(...) | Random(...)`.
+    """
+
+    count: int
+    seed: int
+    block: int = 1
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, "count", self.count, 0)
+        at_least(self, "block", self.block, 1)
+        object.__setattr__(self, "seed", whole_number("Random", "seed", self.seed))
+        if self.tokens is not None:
+            at_least(self, "tokens", self.tokens, 1)
+
+    @property
+    def _needs_keys(self) -> bool:
+        return self.tokens is None
+
+    def _check(self, lengths: Lengths) -> None:
+        if self.tokens is not None and lengths.keys > self.tokens:
+            raise PatternError(
+                "Random draws from fewer tokens than there are.",
+                asked=repr(self),
+                found=f"{lengths.keys} keys",
+                because="the keys beyond `tokens` would never be drawn",
+                instead=f"tokens={lengths.keys} or more, or no tokens at all",
+            )
+
+    def _universe(self, keys: int) -> int:
+        """How many key blocks there are to draw from."""
+        return -(-(keys if self.tokens is None else self.tokens) // self.block)
+
+    def drawn(self, query_block: Array, keys: int) -> Array:
+        """The key blocks drawn for each query block: `(*query_block.shape, min(count, blocks))`, unsorted."""
+        universe = self._universe(keys)
+        count = min(self.count, universe)
+        chosen = np.empty((*query_block.shape, count), dtype=np.int64)
+        # Floyd's sampling: `count` steps, no list of candidates, and every subset equally likely.
+        for place, largest in enumerate(range(universe - count, universe)):
+            guess = (_mix(self.seed, query_block, largest) % np.uint64(largest + 1)).astype(np.int64)
+            taken = (chosen[..., :place] == guess[..., None]).any(-1)
+            chosen[..., place] = np.where(taken, largest, guess)
+        return chosen
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        table, lowest = _draws(self, lengths, i.device)
+        if not table.numel():
+            return (i == j) & (i != j)
+        mine = table[(torch.div(i, self.block, rounding_mode="floor") - lowest).clamp(0, len(table) - 1)]
+        wanted = torch.div(j, self.block, rounding_mode="floor")
+        return (mine == wanted[..., None]).any(-1)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        first, last = query.first // self.block, query.last // self.block
+        low, high = key.first // self.block, key.last // self.block
+        universe = max(self._universe(lengths.keys), 1)
+        spans, which = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
+        which = which.reshape(-1)
+        # One sorted list holds the draws of every span of query blocks: number of the span, then key block.
+        width = spans[1] - spans[0] + 1
+        owner = np.repeat(np.arange(width.size), width)
+        member = np.arange(owner.size) - np.repeat(np.cumsum(width) - width, width) + spans[0][owner]
+        draws = np.sort((owner[:, None] * universe + self.drawn(member, lengths.keys)).reshape(-1))
+        inside = np.searchsorted(draws, which * universe + np.minimum(high, universe - 1), "right")
+        inside = inside - np.searchsorted(draws, which * universe + low, "left")
+        return verdict(inside > 0, inside == width[which] * (high - low + 1))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        # A block of keys is drawn whole; only the last block can be short.
+        if not lengths.keys or not lengths.queries:
+            return 0
+        position = np.arange(lengths.offset, lengths.keys)
+        blocks, held = np.unique(position // self.block, return_counts=True)
+        start = self.drawn(blocks, lengths.keys) * self.block
+        width = np.clip(lengths.keys - start, 0, self.block)
+        return int((width.sum(-1) * held).sum())
+
+
+@functools.lru_cache(maxsize=64)
+def _draws(pattern: Random, lengths: Lengths, device: torch.device) -> tuple[Tensor, int]:
+    """The draws of every query block there is, and the number of the first such block."""
+    lowest = lengths.offset // pattern.block if lengths.queries else 0
+    highest = (lengths.keys - 1) // pattern.block
+    table = pattern.drawn(np.arange(lowest, highest + 1), lengths.keys)
+    return torch.from_numpy(table).to(device), lowest
+
+
+def _mix(seed: int, block: Array, step: int) -> Array:
+    """A hash of three whole numbers into 64 bits (the finaliser of SplitMix64), the same on every machine."""
+    with np.errstate(over="ignore"):
+        state = block.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed & (2**64 - 1))
+        state = _scramble(state) + np.uint64(step) * np.uint64(0xD1B54A32D192ED03)
+        return _scramble(state)
+
+
+def _scramble(state: Array) -> Array:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

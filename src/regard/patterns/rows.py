@@ -1,0 +1,193 @@
+"""Patterns that differ from one batch row to the next: packed segments and padding."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import PatternError
+from regard.patterns.arguments import whole_number
+from regard.patterns.base import Pattern
+from regard.patterns.box import Array, Box, Lengths, verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Padding(Pattern):
+    """Keys that are padding are seen by nobody.
+
+    `side="right"`: key `j` of batch row `b` is real when `j < lengths[b]`; `side="left"`: when `j >= keys - lengths[b]`.
+    Queries at padded places still get an output; it depends on real keys only and nobody has to read it.
+    """
+
+    lengths_: tuple[int, ...] = field(repr=False)
+    side: str = "right"
+
+    def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
+        listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else list(lengths)
+        numbers = tuple(whole_number("Padding", "lengths", length) for length in listed)
+        if not numbers or min(numbers) < 0 or side not in ("left", "right"):
+            raise PatternError(
+                "Padding needs one length for each batch row and a side.",
+                asked=f"Padding({list(numbers)}, side={side!r})",
+                because="a length is zero or more, at least one row is needed, and the side is 'left' or 'right'",
+                instead='Padding([5, 3, 7]) or Padding([5, 3, 7], side="left")',
+            )
+        object.__setattr__(self, "lengths_", numbers)
+        object.__setattr__(self, "side", side)
+
+    def __repr__(self) -> str:
+        side = "" if self.side == "right" else f", side={self.side!r}"
+        return f"Padding({list(self.lengths_)}{side})"
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths_)
+
+    @property
+    def _needs_keys(self) -> bool:
+        return self.side == "left"
+
+    def _check(self, lengths: Lengths) -> None:
+        if max(self.lengths_) > lengths.keys:
+            raise PatternError(
+                "A padded row is longer than the sequence.",
+                asked=repr(self),
+                found=f"{lengths.keys} keys",
+                because=f"a row of {max(self.lengths_)} real tokens cannot lie in {lengths.keys} keys",
+                instead="lengths of at most the number of keys",
+            )
+
+    def _ends(self, keys: int) -> tuple[Array, Array]:
+        """The first real key of each row, and the first one after it that is not."""
+        count = np.asarray(self.lengths_, dtype=np.int64)
+        return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        start, stop = _bounds(self, lengths.keys, j.device)
+        # Adding `0 * i` spreads the answer over the queries, which have no say in it.
+        return (j + 0 * i >= start[row]) & (j < stop[row])
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        start, stop = self._ends(lengths.keys)
+        some = (key.last >= start[row]) & (key.first < stop[row])
+        return verdict(some, (key.first >= start[row]) & (key.last < stop[row]))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        return lengths.queries * sum(self.lengths_)
+
+
+@functools.lru_cache(maxsize=64)
+def _bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    start, stop = padding._ends(keys)
+    return torch.from_numpy(start).to(device), torch.from_numpy(stop).to(device)
+
+
+class Segments(Pattern):
+    """Tokens see tokens of their own segment: `ids[b, i] == ids[b, j]`.
+
+    Several documents packed into one row stay strangers to each other. `ids` is `(batch, keys)`, or `(keys,)` for one row;
+    with fewer queries than keys a query reads its id at its absolute position. A negative id belongs to no segment.
+    """
+
+    def __init__(self, ids: Tensor | Array | Sequence) -> None:
+        table = np.array(ids.tolist() if isinstance(ids, Tensor) else ids)
+        if table.ndim == 1:
+            table = table[None]
+        if table.ndim != 2 or table.dtype.kind not in "iu" or not len(table):
+            raise PatternError(
+                "Segments needs a whole number for each token.",
+                asked=f"ids of shape {table.shape} and type {table.dtype}",
+                because="ids[batch, token] names the segment of a token",
+                instead="Segments([[0, 0, 1, 1, 1]]) for a batch of one row with two segments",
+            )
+        self.ids = np.ascontiguousarray(table.astype(np.int64))
+        self.ids.setflags(write=False)
+        self._hash = hash((self.ids.shape, self.ids.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Segments({self.ids.tolist()})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segments) and np.array_equal(self.ids, other.ids)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids)
+
+    def _check(self, lengths: Lengths) -> None:
+        if self.ids.shape[1] != lengths.keys:
+            raise PatternError(
+                "Segments does not fit the sequence.",
+                asked=f"ids for {self.ids.shape[1]} tokens",
+                found=f"{lengths.queries} queries and {lengths.keys} keys",
+                because="every key needs exactly one segment id",
+                instead=f"ids of shape ({len(self.ids)}, {lengths.keys})",
+            )
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        ids = _segment_ids(self, j.device)
+        top = max(ids.shape[1] - 1, 0)
+        if not ids.shape[1]:
+            return (i == j) & (i != j)
+        mine = torch.where(i >= 0, ids[row, i.clamp(0, top)], -1)
+        return (mine == ids[row, j.clamp(0, top)]) & (mine >= 0)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        if not lengths.keys:
+            return verdict(np.zeros_like(query.first, dtype=bool), np.zeros_like(query.first, dtype=bool))
+        extremes = _extremes(self)
+        query_low, query_high = extremes.over(row, np.maximum(query.first, 0), np.maximum(query.last, 0))
+        key_low, key_high = extremes.over(row, key.first, key.last)
+        real = (query_high >= 0) & (key_high >= 0) & (query.last >= 0)
+        some = real & (query_low <= key_high) & (key_low <= query_high)
+        one = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
+        return verdict(some, one & (query_low >= 0) & (query.first >= 0))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        total = 0
+        for ids in self.ids:
+            kinds, counts = np.unique(ids, return_counts=True)
+            held = ids[max(lengths.offset, 0) :]
+            mine = counts[np.searchsorted(kinds, held)] * (held >= 0) if len(kinds) else held
+            total += int(mine.sum())
+        return total
+
+
+class _Extremes:
+    """Smallest and largest id of any range, from tables of ranges of 1, 2, 4, ... tokens."""
+
+    def __init__(self, ids: Array) -> None:
+        self.low, self.high = [ids], [ids]
+        width = 1
+        while 2 * width <= ids.shape[1]:
+            self.low.append(np.minimum(self.low[-1][:, :-width], self.low[-1][:, width:]))
+            self.high.append(np.maximum(self.high[-1][:, :-width], self.high[-1][:, width:]))
+            width *= 2
+
+    def over(self, row: Array, first: Array, last: Array) -> tuple[Array, Array]:
+        level = np.log2(last - first + 1).astype(np.int64)
+        low, high = np.empty_like(first), np.empty_like(first)
+        for depth in np.unique(level):
+            here = level == depth
+            rows, left, right = row[here], first[here], last[here] - (1 << int(depth)) + 1
+            low[here] = np.minimum(self.low[depth][rows, left], self.low[depth][rows, right])
+            high[here] = np.maximum(self.high[depth][rows, left], self.high[depth][rows, right])
+        return low, high
+
+
+@functools.lru_cache(maxsize=16)
+def _extremes(segments: Segments) -> _Extremes:
+    return _Extremes(segments.ids)
+
+
+@functools.lru_cache(maxsize=64)
+def _segment_ids(segments: Segments, device: torch.device) -> Tensor:
+    return torch.from_numpy(segments.ids.copy()).to(device)

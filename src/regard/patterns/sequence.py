@@ -1,0 +1,237 @@
+"""Patterns over a sequence: full, causal, windows, strides, global tokens, blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.patterns.arguments import at_least, whole_number
+from regard.patterns.base import Pattern
+from regard.patterns.box import ALL, Array, Box, Lengths, interval_verdict, residue_verdict, same_class_verdict, verdict
+from regard.patterns.order import NATURAL, Cut, Order, Residue
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Pattern):
+    """Every query sees every key.
+
+    Prince, *Understanding Deep Learning*, figure 12.15a. `N^2` pairs.
+    """
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return torch.ones((), dtype=torch.bool, device=i.device).expand(torch.broadcast_shapes(i.shape, j.shape))
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        return np.full(query.first.shape, ALL)
+
+    def _pairs(self, lengths: Lengths) -> int:
+        return lengths.queries * lengths.keys
+
+
+@dataclass(frozen=True, repr=False)
+class Causal(Pattern):
+    """A query sees itself and what came before: `j <= i`.
+
+    Prince, figure 12.15b. `N(N+1)/2` pairs on equal lengths. With fewer queries than keys the last query sits on the last
+    key, which is what a cache needs; torch's `is_causal` aligns the first query with the first key instead.
+    """
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return j <= i
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        return verdict(key.first <= query.last, key.last <= query.first)
+
+    def _pairs(self, lengths: Lengths) -> int:
+        return _triangle(lengths.keys) - _triangle(lengths.offset)
+
+
+def _triangle(count: int) -> int:
+    return count * (count + 1) // 2 if count > 0 else 0
+
+
+@dataclass(frozen=True, repr=False)
+class Window(Pattern):
+    """A query sees itself, `left` keys before it and `right` keys after it, every `step`-th token.
+
+    `j = i - step*a` for `0 <= a <= left`, or `j = i + step*b` for `1 <= b <= right`. The query's own position is not
+    counted: `Window(1, 0)` sees two keys. `step > 1` is the dilated window of Longformer (Beltagy et al. 2020).
+
+    Prince, figure 12.15c-f: panel c with radius r is `Window(r, r)`; panel d of width w is `Window(w - 1, 0)`; panels e, f
+    are `Window(w - 1, 0, step=2)` and `step=3`.
+    """
+
+    left: int
+    right: int
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(self, "left", self.left, 0)
+        at_least(self, "right", self.right, 0)
+        at_least(self, "step", self.step, 1)
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        near = (j >= i - self.left * self.step) & (j <= i + self.right * self.step)
+        return near if self.step == 1 else near & ((i - j) % self.step == 0)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        before, after = self.left * self.step, self.right * self.step
+        near = interval_verdict(
+            query.first - before, query.last - before, query.first + after, query.last + after, key
+        )
+        if self.step == 1:
+            return near
+        return np.minimum(near, Strided(self.step)._relation(query, key, row, lengths))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        # Sum over the window's offsets of the number of positions that have a key there.
+        first, last = lengths.offset, lengths.keys - 1
+        return sum(
+            max(0, min(last, last - shift) - max(first, -shift) + 1)
+            for shift in range(-self.left * self.step, self.right * self.step + 1, self.step)
+            if -lengths.keys < shift < lengths.queries + lengths.keys
+        )
+
+    def _order(self) -> Order:
+        return NATURAL if self.step == 1 else Residue(self.step)
+
+
+@dataclass(frozen=True, repr=False)
+class Strided(Pattern):
+    """A query sees the keys a whole number of steps away: `(i - j) % step == 0`.
+
+    With `Causal()` and a window it is the strided pattern of Child et al. 2019, *Generating Long Sequences with Sparse
+    Transformers*.
+    """
+
+    step: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "step", self.step, 1)
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return (i - j) % self.step == 0
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        single = (query.first == query.last) & (key.first == key.last)
+        return residue_verdict(query.first, query.step, key.first, key.step, self.step, single)
+
+    def _pairs(self, lengths: Lengths) -> int:
+        queries = np.bincount(np.arange(lengths.offset, lengths.keys) % self.step, minlength=self.step)
+        keys = np.bincount(np.arange(lengths.keys) % self.step, minlength=self.step)
+        return int(queries @ keys)
+
+    def _order(self) -> Order:
+        return NATURAL if self.step == 1 else Residue(self.step)
+
+
+@dataclass(frozen=True, repr=False)
+class First(Pattern):
+    """The first `count` tokens are global: they see everything and everything sees them: `i < count or j < count`.
+
+    Prince, figure 12.15h; ETC (Ainslie et al. 2020). As an encoder's class tokens: in a decoder write `Causal() & First(n)`,
+    or the global tokens leak the future.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "count", self.count, 0)
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return (i < self.count) | (j < self.count)
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        some = (query.first < self.count) | (key.first < self.count)
+        return verdict(some, (query.last < self.count) | (key.last < self.count))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        others = max(0, lengths.queries - max(0, min(self.count - lengths.offset, lengths.queries)))
+        return lengths.queries * lengths.keys - others * max(0, lengths.keys - self.count)
+
+
+@dataclass(frozen=True, repr=False)
+class Selected(Pattern):
+    """Chosen tokens are global: `i in indices or j in indices`.
+
+    Prince, figure 12.15g (`Causal() & Selected(...)` for the decoder pictured there), for example the tokens that start a
+    sentence; Longformer's global attention.
+    """
+
+    indices: tuple[int, ...]
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        chosen = tuple(sorted({whole_number("Selected", "indices", index) for index in indices}))
+        object.__setattr__(self, "indices", chosen)
+
+    def __repr__(self) -> str:
+        return f"Selected({list(self.indices)})"
+
+    def __post_init__(self) -> None:
+        return None
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        chosen = _membership(self.indices, i.device)
+        top = len(chosen) - 1
+        return chosen[(i + 1).clamp(0, top)] | chosen[(j + 1).clamp(0, top)]
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        indices = np.asarray(self.indices, dtype=np.int64)
+
+        def count(box: Box) -> Array:
+            return np.searchsorted(indices, box.last, "right") - np.searchsorted(indices, box.first, "left")
+
+        in_query, in_key = count(query), count(key)
+        some = (in_query > 0) | (in_key > 0)
+        every = (in_query == query.last - query.first + 1) | (in_key == key.last - key.first + 1)
+        return verdict(some, every)
+
+    def _pairs(self, lengths: Lengths) -> int:
+        among_queries = sum(lengths.offset <= index < lengths.keys for index in self.indices)
+        among_keys = sum(0 <= index < lengths.keys for index in self.indices)
+        others = (lengths.queries - among_queries) * (lengths.keys - among_keys)
+        return lengths.queries * lengths.keys - others
+
+
+@functools.lru_cache(maxsize=64)
+def _membership(indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """A lookup table whose entry `p + 1` says whether position `p` was chosen; both ends are `False`."""
+    kept = [index for index in indices if index >= 0]
+    table = torch.zeros((kept[-1] if kept else 0) + 3, dtype=torch.bool)
+    table[torch.tensor(kept, dtype=torch.long) + 1] = True
+    return table.to(device)
+
+
+@dataclass(frozen=True, repr=False)
+class Blocks(Pattern):
+    """A query sees the keys of its own block: `i // size == j // size`.
+
+    The block-diagonal pattern: local blocks of Prince, section 12.9; with `Window` it is the fixed pattern of Child et al.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "size", self.size, 1)
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return i // self.size == j // self.size
+
+    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+        edges = (query.first, query.last, key.first, key.last)
+        return same_class_verdict(*(edge // self.size for edge in edges))
+
+    def _pairs(self, lengths: Lengths) -> int:
+        blocks = -(-lengths.keys // self.size)
+        keys = np.minimum((np.arange(blocks) + 1) * self.size, lengths.keys) - np.arange(blocks) * self.size
+        low = np.maximum(np.arange(blocks) * self.size, max(lengths.offset, 0))
+        queries = np.maximum(np.minimum((np.arange(blocks) + 1) * self.size, lengths.keys) - low, 0)
+        return int(keys @ queries)
+
+    def _order(self) -> Order:
+        return Cut(self.size)

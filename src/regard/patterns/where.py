@@ -1,0 +1,46 @@
+"""The escape hatch: a pattern from any predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.errors import PatternError
+from regard.patterns.base import Pattern
+from regard.patterns.box import Lengths
+
+
+@dataclass(frozen=True, repr=False)
+class Where(Pattern):
+    """Pairs for which `predicate(i, j)` is true; it gets index tensors that broadcast and answers elementwise.
+
+    Nothing is known about a predicate, so planning has to look at every pair once (in tiles, never the whole square). Two
+    `Where` are equal when their predicates are the same object: define the predicate once, outside the loop, so that its
+    plan is found again.
+
+        >>> Where(lambda i, j: (i + j) % 3 == 0).pairs(6)
+        12
+    """
+
+    predicate: Callable[[Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.predicate):
+            raise PatternError(
+                "Where needs a function of two index tensors.",
+                asked=f"Where({self.predicate!r})",
+                because=f"{type(self.predicate).__name__} cannot be called",
+                instead="Where(lambda i, j: j <= i), say",
+            )
+
+    def __repr__(self) -> str:
+        return f"Where({getattr(self.predicate, '__qualname__', self.predicate)})"
+
+    @property
+    def _opaque(self) -> bool:
+        return True
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        return self.predicate(i, j)

@@ -1,0 +1,144 @@
+"""Every backend that accepts a request agrees with the reference in float64, values and gradients."""
+
+import math
+
+import pytest
+import torch
+
+from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, results, tensors
+from regard import Causal, Full, Padding, Window, attend
+from regard.backends import BACKENDS
+from regard.backends.base import Request
+from regard.errors import BackendError
+
+OTHERS = [backend.name for backend in BACKENDS if backend.name not in ("reference", "linear")]
+
+
+def agree(backend, pattern, *, lengths=(TOKENS, TOKENS), beta=None, bias="none", kv_heads=3, dtype=torch.float64, heads=3):
+    """Compare one cell, or skip it when the backend refuses."""
+    shape = dict(heads=heads, kv_heads=kv_heads, batch=ROWS)
+    truth_inputs = tensors(lengths, **shape)
+    inputs = tensors(lengths, dtype=dtype, **shape)
+    truth_bias, mine_bias = biases(heads, 5)[bias], biases(heads, 5, dtype)[bias]
+    words = dict(pattern=pattern, beta=beta)
+    if backend == "flex":
+        inputs = [tensor.detach() for tensor in inputs]
+        mine_bias = mine_bias if mine_bias is None else mine_bias.requires_grad_(False)
+    try:
+        found = results(attend, *inputs, bias=mine_bias, backend=backend, **words)
+    except BackendError as refusal:
+        pytest.skip(refusal.because)
+    expected = results(attend, *truth_inputs, bias=truth_bias, backend="reference", **words)
+    assert_agree(found, expected[: len(found)], bounds(*truth_inputs, beta, dtype))
+
+
+def fits(pattern, lengths):
+    try:
+        pattern.lengths(*lengths)
+    except ValueError:
+        return False
+    return True
+
+
+CELLS = [(pattern, lengths) for pattern in PATTERNS for lengths in LENGTHS if fits(pattern, lengths)]
+
+
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize(("pattern", "lengths"), CELLS, ids=str)
+def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, lengths, beta):
+    number = CELLS.index((pattern, lengths)) + BETAS.index(beta)
+    agree(
+        backend,
+        pattern,
+        lengths=lengths,
+        beta=beta,
+        kv_heads=(3, 1)[number % 2],
+        dtype=(torch.float64, torch.float32)[number // 2 % 2],
+    )
+
+
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("bias", [name for name in biases(3, 5) if name != "none"])
+@pytest.mark.parametrize(("number", "pattern"), list(enumerate(PATTERNS)), ids=str)
+def test_every_bias_on_every_pattern_agrees(backend, pattern, bias, number):
+    beta = BETAS[number % len(BETAS)]
+    lengths = LENGTHS[number % len(LENGTHS)]
+    agree(
+        backend,
+        pattern,
+        lengths=lengths if fits(pattern, lengths) else (TOKENS, TOKENS),
+        beta=beta,
+        bias=bias,
+        kv_heads=(3, 1)[number // 3 % 2],
+        dtype=(torch.float32, torch.float64)[number // 2 % 2],
+    )
+
+
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("shape", [(2, 3, 35, 35), (1, 3, 35, 35), (3, 1, 35), (35, 35), (2, 1, 1, 35), (35, 1)])
+@pytest.mark.parametrize("pattern", [Full(), Window(4, 1), Window(3, 3, step=3), Padding([30, 11])], ids=str)
+def test_a_plain_tensor_as_bias_agrees_and_learns(backend, pattern, shape):
+    inputs = tensors((35, 35))
+    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    words = dict(pattern=pattern, bias=bias)
+    expected = results(attend, *inputs, backend="reference", **words)
+    if backend == "flex":
+        inputs, words["bias"] = [tensor.detach() for tensor in inputs], bias.detach()
+    try:
+        found = results(attend, *inputs, backend=backend, **words)
+    except BackendError as refusal:
+        pytest.skip(refusal.because)
+    assert_agree(found, expected[: len(found)], bounds(*inputs, None, torch.float64))
+
+
+@pytest.mark.parametrize("beta", [None, 0.0, math.inf])
+def test_minus_infinity_in_a_bias_hides_pairs_and_may_empty_a_row(beta):
+    inputs = tensors((35, 35))
+    bias = torch.where(torch.rand(35, 35, generator=torch.Generator().manual_seed(1)) < 0.5, -torch.inf, 0.3).double()
+    bias[4] = -torch.inf
+    words = dict(pattern=Window(6, 6), bias=bias, beta=beta)
+    expected = results(attend, *inputs, backend="reference", **words)
+    found = results(attend, *inputs, backend="blocked", **words)
+    assert bool((found[0][:, :, 4] == 0).all())
+    assert_agree(found, expected, bounds(*inputs, beta, torch.float64))
+
+
+@pytest.mark.parametrize("backend", ["blocked", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32_and_returned_as_it_came(backend, dtype):
+    inputs = [tensor.detach().to(dtype) for tensor in tensors((35, 35))]
+    output = attend(*inputs, pattern=Causal(), backend=backend)
+    truth = attend(*(tensor.double() for tensor in inputs), pattern=Causal(), backend="reference")
+    assert output.dtype == dtype
+    assert float((output.double() - truth).abs().max()) <= 4 * torch.finfo(dtype).eps * float(truth.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["blocked", "reference"])
+@pytest.mark.parametrize("lengths", [(0, 35), (7, 0), (0, 0)])
+@pytest.mark.parametrize("beta", BETAS)
+def test_nothing_to_see_is_zero_and_nobody_asking_is_empty(backend, lengths, beta):
+    inputs = tensors(lengths)
+    output, *grads = results(attend, *inputs, pattern=Window(2, 2), beta=beta, backend=backend)
+    assert output.shape == (2, 3, lengths[0], 7)
+    assert not output.any()
+    assert all(not grad.any() for grad in grads)
+
+
+def test_the_agreement_can_fail():
+    inputs = tensors((35, 35))
+    expected = results(attend, *inputs, pattern=Window(3, 2), backend="reference")
+    found = results(attend, *inputs, pattern=Window(3, 3), backend="blocked")
+    with pytest.raises(AssertionError, match="off by"):
+        assert_agree(found, expected, bounds(*inputs, None, torch.float64))
+    nudged = [expected[0], expected[1] * (1 + 1e-6), *expected[2:]]
+    with pytest.raises(AssertionError, match="query is off"):
+        assert_agree(nudged, expected, bounds(*inputs, None, torch.float64))
+
+
+def test_a_request_knows_whether_it_wants_gradients():
+    query, key, value = tensors((3, 3))
+    request = Request(query, key, value, Full(), 1.0)
+    assert request.needs_gradient
+    with torch.no_grad():
+        assert not request.needs_gradient

@@ -1,0 +1,104 @@
+"""Documents are tests (see conftest.py), and so are examples; here is the proof that both can fail."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SECONDS, SLOW_SECONDS = 60, 900
+
+
+def is_slow(source: str) -> bool:
+    """An example says that it is heavy by a line `# slow` before its first code."""
+    for line in source.splitlines():
+        if line.strip() == "# slow":
+            return True
+        if line.strip() and not line.startswith("#"):
+            return False
+    return False
+
+
+def run(program: Path, folder: Path, seconds: float) -> None:
+    """Run a program in `folder`, so that what it saves stays out of the repository, and check it."""
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, f"{program.name} failed:\n{done.stdout}{done.stderr}"
+    assert done.stdout.strip(), f"{program.name} printed nothing: does it call main()?"
+
+
+def as_parameter(program: Path):
+    marks = [pytest.mark.slow] if is_slow(program.read_text()) else []
+    return pytest.param(program, id=program.name, marks=marks)
+
+
+@pytest.mark.parametrize("program", [as_parameter(program) for program in EXAMPLES])
+def test_every_example_runs(program, tmp_path):
+    run(program, tmp_path, SLOW_SECONDS if is_slow(program.read_text()) else SECONDS)
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit(3)", "1 / 0", "def main(): print('never called')"])
+def test_an_example_that_fails_or_does_nothing_is_caught(source, tmp_path):
+    (tmp_path / "example.py").write_text(source)
+    with pytest.raises(AssertionError, match=r"example\.py"):
+        run(tmp_path / "example.py", tmp_path, SECONDS)
+
+
+def test_an_example_that_hangs_is_caught(tmp_path):
+    (tmp_path / "example.py").write_text("while True: pass")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(tmp_path / "example.py", tmp_path, seconds=0.3)
+
+
+def test_the_slow_line_counts_only_before_the_code():
+    assert is_slow('# slow\n"""Train."""\n')
+    assert is_slow("# Two minutes of training.\n# slow\nimport torch\n")
+    assert not is_slow('"""Quick."""\n# slow\n')
+    assert not is_slow("")
+
+
+DOCUMENT = """
+# Title
+
+```python
+x = 7
+open("left_behind.txt", "w").close()
+```
+
+```python
+assert x == 7  # the blocks of one document share their names
+```
+
+<!-- skip: next "shows a mistake" -->
+
+```python
+this would not even parse
+```
+
+```python
+>>> x
+8
+```
+
+```sh
+exit 1
+```
+"""
+
+
+def test_documents_run_and_a_wrong_one_fails(tmp_path):
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "README.md").write_text(DOCUMENT)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "words.md").write_text("A page without any code.\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "README.md", "docs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert "1 failed, 3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "Expected:\n" in done.stdout
+    assert not (tmp_path / "left_behind.txt").exists()

@@ -1,0 +1,283 @@
+"""The picture of the house, drawn from the real imports; `python tests/test_house.py` prints it.
+
+A floor imports only from the floors below it. Two rooms on one floor do not import each other, except the
+words. Backends never import one another. No file outgrows 500 lines. Imports inside functions and under
+TYPE_CHECKING count too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "regard"
+
+# From the roof down. A room is a module or a folder directly under src/regard.
+FLOORS: dict[str, set[str]] = {
+    "doors": {"cli", "lab"},
+    "work": {"laws", "cost", "show", "convert", "train"},
+    "models": {"models"},
+    "layers": {"layers"},
+    "operator": {"attention"},
+    "backends": {"backends"},
+    "words": {"patterns", "biases", "plan", "calculus", "features"},
+    "ground": {"errors"},
+}
+# Floors whose rooms may use each other.
+OPEN_FLOORS = {"words"}
+# What backends share: modules of regard.backends that are not themselves backends.
+SHARED_BY_BACKENDS = {"base", "finite"}
+MOST_LINES = 500
+
+
+class Arrow(NamedTuple):
+    """Module `importer` imports module `imported`; both are full names such as regard.patterns.base."""
+
+    importer: str
+    imported: str
+
+
+# Reading the imports
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """The full name of every module below a package folder, and its file."""
+    found = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def arrows_of(package: Path) -> list[Arrow]:
+    """Every import of one module of the package by another."""
+    modules = modules_of(package)
+    arrows = set()
+    for importer, file in modules.items():
+        for name in imported_names(file, importer):
+            imported = longest_module(name, modules)
+            if imported == package.name and name.count(".") > 1:
+                imported = ".".join(name.split(".")[:2])  # a room that is not built yet, not the public face
+            if imported is not None and imported != importer:
+                arrows.add(Arrow(importer, imported))
+    return sorted(arrows)
+
+
+def imported_names(file: Path, module: str) -> Iterable[str]:
+    """Full names that a file imports; for `from a import b` the name a.b, whether b is a module or not."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # one dot is the module's own package, every further dot its parent
+            drop = node.level - (file.name == "__init__.py")
+            parents = module.split(".")[: len(module.split(".")) - drop] if node.level else []
+            start = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def longest_module(name: str, modules: Iterable[str]) -> str | None:
+    """The module that a full name lives in: regard.patterns.Window lives in regard.patterns."""
+    return max((known for known in modules if f"{name}.".startswith(f"{known}.")), key=len, default=None)
+
+
+# Judging them
+
+
+def room_of(module: str) -> str:
+    """The room of a module; the empty name is the public face, regard itself."""
+    return ".".join(module.split(".")[1:2])
+
+
+def floor_of(room: str) -> str | None:
+    return next((floor for floor, rooms in FLOORS.items() if room in rooms), None)
+
+
+def unknown_rooms(modules: Iterable[str]) -> list[str]:
+    strangers = sorted({room_of(module) for module in modules} - {""} - set().union(*FLOORS.values()))
+    return [f"regard.{room} is on no floor: add it to FLOORS in tests/test_house.py" for room in strangers]
+
+
+def wrong_arrows(arrows: Iterable[Arrow]) -> list[str]:
+    """Arrows that point up, or across a floor. The public face imports anything, and nothing imports it."""
+    order = list(FLOORS)
+    wrong = []
+    for importer, imported in arrows:
+        here, there = room_of(importer), room_of(imported)
+        above, below = floor_of(here), floor_of(there)
+        if here == there or here == "" or above is None:
+            continue
+        if there == "":
+            wrong.append(f"{importer} imports the public face; import the room itself")
+        elif below is None:
+            continue  # unknown_rooms reports it
+        elif order.index(below) < order.index(above):
+            wrong.append(f"{importer} ({above}) imports {imported} ({below}): the arrow points up")
+        elif above == below and above not in OPEN_FLOORS:
+            wrong.append(f"{importer} imports {imported}: both rooms are on the floor {above}")
+    return wrong
+
+
+def entangled_backends(arrows: Iterable[Arrow]) -> list[str]:
+    """Arrows by which one backend reaches another; only the registry, regard.backends, knows them all."""
+    wrong = []
+    for importer, imported in arrows:
+        if room_of(importer) != "backends" or room_of(imported) != "backends":
+            continue
+        here, there = (".".join(name.split(".")[2:3]) for name in (importer, imported))
+        if here == "" or here == there or there in SHARED_BY_BACKENDS:
+            continue
+        reason = "which imports every backend" if there == "" else "which is another backend"
+        wrong.append(f"{importer} imports {imported}, {reason}; share through {sorted(SHARED_BY_BACKENDS)}")
+    return wrong
+
+
+def too_long(lines: Mapping[str, int]) -> list[str]:
+    return [
+        f"{file} has {count} lines, more than {MOST_LINES}"
+        for file, count in lines.items()
+        if count > MOST_LINES
+    ]
+
+
+def count_lines(root: Path) -> dict[str, int]:
+    """Lines of each Python file in src and tests, and of each file in csrc."""
+    files = [*(root / "src").rglob("*.py"), *(root / "tests").rglob("*.py"), *(root / "csrc").rglob("*")]
+    files = sorted(file for file in files if file.is_file())
+    return {str(file.relative_to(root)): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+
+
+# Drawing them
+
+
+def picture(modules: Iterable[str], arrows: Iterable[Arrow]) -> str:
+    """One line for each room that exists, under its floor: the room, and the rooms that it imports."""
+    rooms = {room_of(module) for module in modules}
+    uses: dict[str, set[str]] = {room: set() for room in rooms}
+    for importer, imported in arrows:
+        uses[room_of(importer)].add(room_of(imported))
+    order = [room for floor in FLOORS.values() for room in sorted(floor)]
+    lines = []
+    for floor, members in FLOORS.items():
+        label = floor
+        for room in sorted(members & rooms):
+            targets = [other for other in order if other in uses[room] - {room}]
+            lines.append(f"{label:<10} {room:<10} {'-> ' + ' '.join(targets) if targets else ''}".rstrip())
+            label = ""
+    return "\n".join(lines)
+
+
+# The real house
+
+
+def test_every_room_is_on_a_floor():
+    assert unknown_rooms(modules_of(PACKAGE)) == []
+
+
+def test_no_arrow_points_up_or_across():
+    assert wrong_arrows(arrows_of(PACKAGE)) == []
+
+
+def test_backends_do_not_import_one_another():
+    assert entangled_backends(arrows_of(PACKAGE)) == []
+
+
+def test_no_file_outgrows_its_reader():
+    assert too_long(count_lines(ROOT)) == []
+
+
+def test_the_house_is_not_empty():
+    assert {"regard.errors", "regard.patterns.base"} <= set(modules_of(PACKAGE))
+    assert any(arrow.imported == "regard.errors" for arrow in arrows_of(PACKAGE))
+
+
+# Twins: each check can fail, and fails only for its own reason
+
+
+def test_an_unknown_room_is_caught_with_the_table_to_extend():
+    (message,) = unknown_rooms(["regard", "regard.attention", "regard.misc.things"])
+    assert "regard.misc" in message
+    assert "FLOORS in tests/test_house.py" in message
+
+
+def test_an_arrow_up_is_caught():
+    (message,) = wrong_arrows([Arrow("regard.patterns.base", "regard.attention")])
+    assert "points up" in message
+    assert len(wrong_arrows([Arrow("regard.errors", "regard.plan.blocks")])) == 1
+
+
+def test_an_arrow_across_is_caught_except_between_words():
+    (message,) = wrong_arrows([Arrow("regard.cost.count", "regard.show")])
+    assert "on the floor work" in message
+    assert wrong_arrows([Arrow("regard.plan.blocks", "regard.patterns.base")]) == []
+
+
+def test_an_arrow_to_the_public_face_is_caught():
+    (message,) = wrong_arrows([Arrow("regard.layers.blocks", "regard")])
+    assert "public face" in message
+
+
+def test_arrows_down_and_arrows_of_the_public_face_are_allowed():
+    down = [("regard.cli", "regard.laws"), ("regard.attention", "regard.backends"), ("regard", "regard.cli")]
+    assert wrong_arrows(Arrow(*pair) for pair in down) == []
+
+
+def test_entangled_backends_are_caught():
+    tangle = ["regard.backends.reference", "regard.backends"]
+    for imported in tangle:
+        assert len(entangled_backends([Arrow("regard.backends.native", imported)])) == 1
+    (message,) = entangled_backends([Arrow("regard.backends.base", "regard.backends.native.loader")])
+    assert "another backend" in message
+
+
+def test_backends_may_share_what_is_listed_and_the_registry_knows_them_all():
+    fine = [
+        Arrow("regard.backends.native", "regard.backends.base"),
+        Arrow("regard.backends.native.loader", "regard.backends.native"),
+        Arrow("regard.backends", "regard.backends.native"),
+    ]
+    assert entangled_backends(fine) == []
+
+
+def test_a_long_file_is_caught(tmp_path):
+    for folder, name, lines in [("src", "a.py", 501), ("tests", "b.py", 500), ("csrc", "c.cpp", 503)]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("\n" * lines)
+    messages = too_long(count_lines(tmp_path))
+    assert [message.split(" has ")[0] for message in messages] == ["csrc/c.cpp", "src/a.py"]
+
+
+def test_every_way_to_write_an_import_is_seen(tmp_path):
+    house = tmp_path / "regard"
+    files = {
+        "__init__.py": "from .attention import attend",
+        "attention.py": "from regard.biases import Alibi\ndef attend():\n    import regard.plan.blocks",
+        "errors.py": "",
+        "plan/__init__.py": "from . import blocks\nfrom ..errors import RegardError",
+        "plan/blocks.py": "from regard import errors, attend\nfrom .. import plan",
+    }
+    for name, source in files.items():
+        (house / name).parent.mkdir(exist_ok=True)
+        (house / name).write_text(source)
+    assert {tuple(arrow) for arrow in arrows_of(house)} == {
+        ("regard", "regard.attention"),
+        ("regard.attention", "regard.plan.blocks"),
+        ("regard.attention", "regard.biases"),
+        ("regard.plan", "regard.plan.blocks"),
+        ("regard.plan", "regard.errors"),
+        ("regard.plan.blocks", "regard.errors"),
+        ("regard.plan.blocks", "regard"),
+        ("regard.plan.blocks", "regard.plan"),
+    }
+    assert picture(modules_of(house), arrows_of(house)).splitlines() == [
+        "operator   attention  -> biases plan",
+        "words      plan       -> errors",
+        "ground     errors",
+    ]
+
+
+if __name__ == "__main__":
+    print(picture(modules_of(PACKAGE), arrows_of(PACKAGE)))
