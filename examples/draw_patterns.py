@@ -31,7 +31,7 @@ from regard import (
     Window,
     gallery,
 )
-from regard.patterns import Drawing
+from regard.patterns import EVERY, Drawing
 
 TOKENS = 24  # of every sequence on the sheet
 GRID = (4, 6)  # the same tokens as an image
@@ -115,6 +115,8 @@ def sheet() -> str:
 
 
 def main() -> None:
+    missing = set(EVERY) - {type(pattern) for pattern, _ in SEQUENCES + GRIDS}
+    assert not missing, f"the sheet lacks {missing}"
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "out/patterns.svg")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(sheet(), encoding="utf-8")

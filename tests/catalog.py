@@ -106,7 +106,11 @@ def biases(heads: int, dim: int, dtype=torch.float64) -> dict:
 def tensors(lengths, *, batch=ROWS, heads=3, kv_heads=3, dim=5, value_dim=7, dtype=torch.float64, seed=0):
     """Random query, key and value that ask for gradients; the same numbers whatever the dtype."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(batch, heads, lengths[0], dim), (batch, kv_heads, lengths[1], dim), (batch, kv_heads, lengths[1], value_dim)]
+    shapes = [
+        (batch, heads, lengths[0], dim),
+        (batch, kv_heads, lengths[1], dim),
+        (batch, kv_heads, lengths[1], value_dim),
+    ]
     made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [tensor.to(dtype).requires_grad_() for tensor in made]
 
@@ -124,12 +128,13 @@ def results(attend, query, key, value, **words):
 
 
 def bounds(query, key, value, beta, dtype, extra_scores=8.0):
-    """How far rounding can move the output and the gradients of query, key, value and bias, for upstream gradients up to 1.
+    """How far rounding can move the output and the gradients, for upstream gradients up to 1.
 
-    A score is a sum of `dim` products: it moves by at most `eps (dim + 2) |score|`, with `|score|` bounded by the largest entries
-    (`extra_scores` covers the bias). A weight moves by twice that relative to itself, plus one rounding for each key it is
-    normalised over: `relative`. A slope `weight * (up . value - delta)` is at most `weight * 2 * reach` and inherits twice that
-    error. Weights sum to one over keys; over queries they sum to at most the number of queries.
+    A score is a sum of `dim` products: it moves by at most `eps (dim + 2) |score|`, with `|score|` bounded by the
+    largest entries (`extra_scores` covers the bias). A weight moves by twice that relative to itself, plus one
+    rounding for each key it is
+    normalised over: `relative`. A slope `weight * (up . value - delta)` is at most `weight * 2 * reach` and inherits
+    twice that error. Weights sum to one over keys; over queries they sum to at most the number of queries.
     """
     eps = torch.finfo(dtype).eps
     dim, keys, queries = query.shape[-1], key.shape[-2], query.shape[-2] * max(1, query.shape[1] // key.shape[1])

@@ -49,9 +49,7 @@ def test_elu1_by_hand_and_positive_far_below_zero():
     y = Elu1()(x)
     torch.testing.assert_close(y, torch.tensor([math.exp(-80), math.exp(-1), 1.0, 3.0]), rtol=1e-6, atol=0)
     y.sum().backward()
-    torch.testing.assert_close(
-        x.grad, torch.tensor([math.exp(-80), math.exp(-1), 1.0, 1.0]), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(x.grad, torch.tensor([math.exp(-80), math.exp(-1), 1.0, 1.0]), rtol=1e-6, atol=0)
     assert torch.nn.functional.elu(torch.tensor(-80.0)) + 1 == 0
 
 
@@ -101,9 +99,7 @@ def test_favor_plus_estimates_exp_without_bias():
     q, k = rows(2, 5, seed=11, scale=0.5)
     exact = (q @ k).exp().item()
     features, seeds = 7, 499
-    samples = torch.stack(
-        [FavorPlus(features, seed)(q) @ FavorPlus(features, seed)(k) for seed in range(seeds)]
-    )
+    samples = torch.stack([FavorPlus(features, seed)(q) @ FavorPlus(features, seed)(k) for seed in range(seeds)])
     # The variance of independent features bounds that of orthogonal ones from above.
     deviation = exact * math.sqrt(math.expm1((q + k).square().sum().item()) / (features * seeds))
     assert abs(samples.mean().item() - exact) <= 4 * deviation

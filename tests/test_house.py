@@ -29,7 +29,7 @@ FLOORS: dict[str, set[str]] = {
 # Floors whose rooms may use each other.
 OPEN_FLOORS = {"words"}
 # What backends share: modules of regard.backends that are not themselves backends.
-SHARED_BY_BACKENDS = {"base", "finite"}
+SHARED_BY_BACKENDS = {"base", "finite", "folding", "limits", "scores", "tiles"}
 MOST_LINES = 500
 
 
@@ -136,11 +136,7 @@ def entangled_backends(arrows: Iterable[Arrow]) -> list[str]:
 
 
 def too_long(lines: Mapping[str, int]) -> list[str]:
-    return [
-        f"{file} has {count} lines, more than {MOST_LINES}"
-        for file, count in lines.items()
-        if count > MOST_LINES
-    ]
+    return [f"{file} has {count} lines, more than {MOST_LINES}" for file, count in lines.items() if count > MOST_LINES]
 
 
 def count_lines(root: Path) -> dict[str, int]:

@@ -15,9 +15,7 @@ class RegardError(Exception):
           instead  backend="reference", or leave backend="auto"
     """
 
-    def __init__(
-        self, headline: str, *, asked: str = "", found: str = "", because: str, instead: str
-    ) -> None:
+    def __init__(self, headline: str, *, asked: str = "", found: str = "", because: str, instead: str) -> None:
         self.headline = headline
         self.asked = asked
         self.found = found

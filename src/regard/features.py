@@ -17,7 +17,16 @@ from regard.errors import CalculusError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Elu1", "FavorPlus", "FeatureMap", "FromCallable", "Relu", "Taylor2", "feature_map"]
+__all__ = [
+    "Elu1",
+    "FavorPlus",
+    "FeatureMap",
+    "FromCallable",
+    "Relu",
+    "Taylor2",
+    "feature_map",
+    "scaled_features",
+]
 
 
 class FeatureMap:
@@ -160,9 +169,7 @@ class FavorPlus(FeatureMap):
     def width(self, dim: int) -> int:
         return self.features
 
-    def projection(
-        self, dim: int, dtype: torch.dtype, device: torch.device | str
-    ) -> Float[Tensor, "feature dim"]:
+    def projection(self, dim: int, dtype: torch.dtype, device: torch.device | str) -> Float[Tensor, "feature dim"]:
         """The directions w, one per row; made once for each dim, dtype and device."""
         return _projection(self.features, self.seed, dim, dtype, torch.device(device))
 
@@ -221,6 +228,20 @@ def feature_map(spec: str | FeatureMap | type[FeatureMap] | Callable[[Tensor], T
     )
 
 
+def scaled_features(features: FeatureMap, beta: float, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Features of queries and keys whose product sees beta: each gets its root, the query also its sign.
+
+        phi(sign(beta) sqrt|beta| q) . phi(sqrt|beta| k)
+
+    For a map that approximates exp this is about exp(beta q . k).
+
+    >>> [x.tolist() for x in scaled_features(Relu(), 4.0, torch.tensor([3.0]), torch.tensor([5.0]))]
+    [[6.0], [10.0]]
+    """
+    root = abs(beta) ** 0.5
+    return features(query * (root if beta >= 0 else -root)), features(key * root)
+
+
 _directions: dict[tuple[int, int, int, torch.dtype, torch.device], Tensor] = {}
 
 
@@ -245,9 +266,7 @@ def _orthogonal_gaussian(features: int, seed: int, dim: int) -> Tensor:
 
     def normal(rows: int) -> Tensor:
         pairs = [(math.sqrt(-2 * math.log(1 - uniform())), math.tau * uniform()) for _ in range(rows * dim)]
-        return torch.tensor([radius * math.cos(angle) for radius, angle in pairs], dtype=torch.float64).view(
-            rows, dim
-        )
+        return torch.tensor([radius * math.cos(angle) for radius, angle in pairs], dtype=torch.float64).view(rows, dim)
 
     blocks = []
     for start in range(0, features, dim):

@@ -23,8 +23,7 @@ def assert_close(found, expected, tolerance=1e-12):
 def test_scores_equal_a_loop_over_heads_and_pairs(case):
     bias = case.make(dtype=torch.float64)
     expected = [
-        [[case.oracle(bias, h, i, j) for j in KEYS.tolist()] for i in QUERIES.tolist()]
-        for h in range(bias.heads)
+        [[case.oracle(bias, h, i, j) for j in KEYS.tolist()] for i in QUERIES.tolist()] for h in range(bias.heads)
     ]
     found = bias.scores(QUERIES[:, None], KEYS)
     assert found.shape == (bias.heads, len(QUERIES), len(KEYS))
@@ -92,9 +91,7 @@ def test_a_bias_with_one_head_serves_every_head():
         biases.RowColumn(1, (3, 5)),
         biases.Quadratic(1),
     ):
-        assert torch.equal(
-            bias.score(torch.tensor(6), QUERIES, KEYS[:11]), bias.scores(QUERIES, KEYS[:11])[0]
-        )
+        assert torch.equal(bias.score(torch.tensor(6), QUERIES, KEYS[:11]), bias.scores(QUERIES, KEYS[:11])[0])
 
 
 @pytest.mark.slow
@@ -175,9 +172,7 @@ def test_repr_builds_the_same_bias(any_case):
     bias = any_case.make()
     rebuilt = eval(repr(bias), vars(biases))
     assert repr(rebuilt) == repr(bias)
-    assert {n: v.shape for n, v in rebuilt.state_dict().items()} == {
-        n: v.shape for n, v in bias.state_dict().items()
-    }
+    assert {n: v.shape for n, v in rebuilt.state_dict().items()} == {n: v.shape for n, v in bias.state_dict().items()}
 
 
 def test_copies_and_state_dictionaries_keep_the_scores(case):

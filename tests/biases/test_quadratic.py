@@ -51,10 +51,7 @@ def exact_leak(alpha: float, axes: int) -> float:
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("alpha", LEAKS)
 def test_the_leak_of_an_interior_target_is_the_theta_function(alpha, axes):
-    if axes == 1:
-        found = leak(weights(alpha, [2]), 43)
-    else:
-        found = leak(weights(alpha, [-2, 3], GRID), MIDDLE - 2 * 43 + 3)
+    found = leak(weights(alpha, [2]), 43) if axes == 1 else leak(weights(alpha, [-2, 3], GRID), MIDDLE - 2 * 43 + 3)
     assert found == pytest.approx(exact_leak(alpha, axes), rel=1e-10)
     printed = LEAKS[alpha][axes - 1]
     digits = len(printed.split("e")[0].lstrip("0.").replace(".", ""))

@@ -9,9 +9,7 @@ from regard.biases import RelativeTable, RowColumn
 
 def swin_index(rows: int, columns: int) -> torch.Tensor:
     """`relative_position_index` as in the Swin repository: query minus key."""
-    coordinates = torch.stack(
-        torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    ).flatten(1)
+    coordinates = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
     relative = (coordinates[:, :, None] - coordinates[:, None, :]).permute(1, 2, 0).contiguous()
     relative[:, :, 0] += rows - 1
     relative[:, :, 1] += columns - 1

@@ -56,9 +56,7 @@ def test_a_saturated_row_keeps_all_the_digits_of_a_tiny_entropy():
     assert entropy(scores).item() == pytest.approx(float(exact), rel=1e-14, abs=0)
     assert entropy_slope(scores).item() == pytest.approx(float(slope), rel=1e-14, abs=0)
     y = torch.softmax(scores, 0)
-    assert -(y * y.log()).sum().item() != pytest.approx(
-        float(exact), rel=1e-3, abs=0
-    )  # the plain sum loses them
+    assert -(y * y.log()).sum().item() != pytest.approx(float(exact), rel=1e-3, abs=0)  # the plain sum loses them
 
 
 def test_hidden_scores_do_not_count_and_an_empty_row_has_no_entropy():

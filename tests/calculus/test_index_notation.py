@@ -23,9 +23,7 @@ def problem():
     generator = torch.Generator().manual_seed(2)
     heads, dim, tokens, inner = 3, 5, 7, 11
     h = torch.randn(tokens, dim, dtype=torch.float64, generator=generator)
-    return h, *(
-        torch.randn(heads, inner, dim, dtype=torch.float64, generator=generator) / dim for _ in range(3)
-    )
+    return h, *(torch.randn(heads, inner, dim, dtype=torch.float64, generator=generator) / dim for _ in range(3))
 
 
 def test_row_layout_attention_with_unit_beta_is_the_index_notation():

@@ -154,9 +154,7 @@ def test_gaussian_shifts_have_the_mean_that_quadrature_finds():
     torch.testing.assert_close(
         torch.stack(exact), double(0.001088291233, -0.0004583769673, 0.001080659445), rtol=1e-9, atol=0
     )
-    torch.testing.assert_close(
-        torch.stack(second), double(0.001098070, -0.000463882, 0.001083701), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(torch.stack(second), double(0.001098070, -0.000463882, 0.001083701), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])

@@ -215,9 +215,7 @@ def test_softmax_agrees_with_forty_digits(numbers, beta):
     # One rounding of the gap and one of its product with beta are relative errors of an exponent <= 745.
     bound = 4 * 2.2e-16 * (min(spread, 745.0) + len(numbers))
     torch.testing.assert_close(softmax(double(*numbers), beta), double(*exact), rtol=bound, atol=1e-307)
-    torch.testing.assert_close(
-        logsumexp(double(*numbers), beta), double(lse).squeeze(), rtol=1e-14, atol=1e-14
-    )
+    torch.testing.assert_close(logsumexp(double(*numbers), beta), double(lse).squeeze(), rtol=1e-14, atol=1e-14)
 
 
 def test_softmax_can_be_mapped_and_compiled():

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.description import Attention
 from regard.backends.base import Request
 from regard.biases.base import Bias
-from regard.errors import BackendError, BiasError, ShapeError
+from regard.errors import BackendError, BiasError, PatternError, ShapeError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
@@ -119,11 +119,14 @@ def _common_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 def _check_description(described: Attention, pattern: Pattern, batch: tuple[int, ...], heads: int) -> None:
     if not isinstance(pattern, Pattern):
-        raise ShapeError(
+        kind = isinstance(pattern, type) and issubclass(pattern, Pattern)
+        raise PatternError(
             "pattern is not a pattern.",
-            asked=f"pattern={type(pattern).__name__}",
-            because="a mask tensor would bring the whole square back",
-            instead="a pattern such as Causal() or Padding(lengths); Where(lambda i, j: mask[i, j]) for any mask you have",
+            asked=f"pattern={pattern.__name__ if isinstance(pattern, type) else type(pattern).__name__}",
+            because="that is the class, not a pattern of it" if kind else "a mask would bring the whole square back",
+            instead=f"{pattern.__name__}(...), with brackets"
+            if kind
+            else "a pattern such as Causal() or Padding(lengths); Where(lambda i, j: mask[i, j]) for a mask you have",
         )
     if pattern.rows is not None and pattern.rows != math.prod(batch):
         raise ShapeError(
@@ -172,9 +175,9 @@ def _check_bias(
                 because="a bias is added to the scores: floating point, and it must broadcast to their shape",
                 instead="a boolean mask belongs into pattern=; a bias is (head, query, key) or smaller",
             )
-        if bias.ndim > 4:
+        if math.prod(bias.shape[:-3]) > 1:
             bias = bias.expand(*batch, *bias.shape[-3:]).reshape(math.prod(batch), *bias.shape[-3:])
-        return bias.reshape(*(1,) * (4 - bias.ndim), *bias.shape)
+        return bias.reshape(math.prod(bias.shape[:-3]), *(1,) * (3 - bias.ndim), *bias.shape[-3:])
     if bias is not None and not isinstance(bias, Bias):
         raise BiasError(
             "bias is not a bias.",

@@ -21,11 +21,11 @@ class Attention:
 
     Attributes:
         pattern: which pairs may interact; `None` is `Full()`.
-        beta: inverse temperature; `None` is `1/sqrt(dim)`. Zero is the mean over visible keys, `inf` is hard attention with ties
-            shared equally, negative prefers the smallest score.
+        beta: inverse temperature; `None` is `1/sqrt(dim)`. Zero is the mean over visible keys, `inf` is hard
+            attention with ties shared equally, negative prefers the smallest score.
         bias: scores that depend on position, added after `beta`: a tensor, or an object from `regard.biases`.
-        feature_map: replaces `exp` by an inner product of features (linear attention): a name, or a callable. `beta` is then 1
-            unless the map approximates `exp`.
+        feature_map: replaces `exp` by an inner product of features (linear attention): a name, or a callable. `beta`
+            is then 1 unless the map approximates `exp`.
     """
 
     pattern: Pattern | None = None

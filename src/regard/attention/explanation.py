@@ -16,7 +16,8 @@ class Explanation:
     Attributes:
         backend: the name of the backend that `attend` takes.
         reasons: for every other backend, why it is not the one.
-        macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of its sums).
+        macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of
+            its sums).
         plan: the tiles of the pattern.
     """
 
@@ -35,7 +36,7 @@ class Explanation:
                 reason = backend.refuse(request) or backend.reluctance(request)
                 reasons[backend.name] = reason or f"could run it, but {chosen.name} comes first"
         laid_out = None if request.feature_map is not None else plan(request.pattern, *request.lengths)
-        return Explanation(request.describe(), chosen.name, reasons, _macs(request), laid_out)
+        return Explanation(request.describe(), chosen.name, reasons, _macs(request, chosen.name), laid_out)
 
     def __str__(self) -> str:
         lines = ["asked    " + self.asked.replace("\n", "\n         "), f"runs on  {self.backend}"]
@@ -48,11 +49,12 @@ class Explanation:
     __repr__ = __str__
 
 
-def _macs(request: Request) -> int:
+def _macs(request: Request, backend: str) -> int:
     dim, value_dim = request.query.shape[-1], request.value.shape[-1]
     if request.feature_map is not None:
-        width = request.feature_map.width(dim)
+        dim = request.feature_map.width(dim)
+    if backend == "linear":
         keys, queries = request.kv_heads * request.lengths.keys, request.heads * request.lengths.queries
-        return request.batch * (keys + queries) * width * (value_dim + 1)
+        return request.batch * (keys + queries) * dim * (value_dim + 1)
     rows = 1 if request.pattern.rows else request.batch
     return rows * request.heads * request.pattern.pairs(*request.lengths) * (dim + value_dim)

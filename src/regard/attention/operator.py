@@ -35,12 +35,15 @@ def attend(
 ) -> Tensor:
     """Attention of `query` over `key` and `value`.
 
-    Tensors are `(*batch, head, token, dim)`. Key and value may have fewer heads (query head `h` uses key head `h // group`), value
-    another size than key, and lengths may differ: the last query sits on the last key. A query that may see nothing yields
-    zeros; a hidden key or value never touches the output, even if it is NaN. Half-precision inputs are computed in float32.
+    Tensors are `(*batch, head, token, dim)`. Key and value may have fewer heads (query head `h` uses key head `h //
+    group`), value
+    another size than key, and lengths may differ: the last query sits on the last key. A query that may see nothing
+    yields zeros; a hidden key or value never touches the output, even if it is NaN. Half-precision inputs are
+    computed in float32.
 
-    The fields of `Attention` may be given as keywords, alone or to override those of `attention`. `backend` is `"auto"` or a
-    name; a named backend never falls back. `layout="columns"` takes and returns `(*batch, head, dim, token)`.
+    The fields of `Attention` may be given as keywords, alone or to override those of `attention`. `backend` is
+    `"auto"` or a name; a named backend never falls back. `layout="columns"` takes and returns `(*batch, head, dim,
+    token)`.
 
         >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
         >>> attend(query, key, value, pattern=Causal() & Window(2, 0)).shape
@@ -71,8 +74,8 @@ def weights(
 ) -> Tensor:
     """The attention weights `(*batch, head, query, key)`, for study: this builds the square.
 
-    Rows sum to one, or to zero for a query that sees nothing. In the column layout the result is `(*batch, head, key, query)`
-    and columns sum to one.
+    Rows sum to one, or to zero for a query that sees nothing. In the column layout the result is `(*batch, head, key,
+    query)` and columns sum to one.
 
         >>> weights(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), pattern=Causal())[0].tolist()[1]
         [0.5, 0.5, 0.0]

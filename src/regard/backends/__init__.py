@@ -10,8 +10,8 @@ from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
 from regard.errors import BackendError
 
-# Fastest first where more than one accepts: torch's own kernels for the dense cases, FlexAttention on GPUs, tiles for what is
-# sparse or special. The reference takes what is left.
+# Fastest first where more than one accepts: torch's own kernels for the dense cases, FlexAttention on GPUs, tiles for
+# what is sparse or special. The reference takes what is left.
 BACKENDS: tuple[Backend, ...] = (Linear(), Sdpa(), Flex(), Blocked(), Reference())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class Request:
     def group(self) -> int:
         return self.heads // self.kv_heads if self.kv_heads else 1
 
-    @functools.cached_property
+    @property
     def lengths(self) -> Lengths:
         return Lengths(self.query.shape[2], self.key.shape[2])
 

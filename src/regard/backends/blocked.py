@@ -1,11 +1,12 @@
 """Tiles of plain torch: attention over a plan, forward and backward, with memory linear in the tokens.
 
-For every tile of queries only the keys it needs are read, and a tile's scores live and die in the cache. The backward pass
-recomputes them from the log-sum-exp (FlashAttention, Dao et al. 2022, algorithms 1 and 4, over a sparse plan).
+For every tile of queries only the keys it needs are read, and a tile's scores live and die in the cache. The backward
+pass recomputes them from the log-sum-exp (FlashAttention, Dao et al. 2022, algorithms 1 and 4, over a sparse plan).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,11 +17,12 @@ from regard.backends.finite import cleaned, known_finite
 from regard.backends.folding import fold, one_by_one, unfold
 from regard.backends.limits import uniform, winners
 from regard.backends.scores import Task, Tile
+from regard.backends.tiles import Job, tile_height
 from regard.errors import BackendError
 
 
 class Blocked(Backend):
-    """Plain torch over the plan, on any device: the path without a compiler, and one that trains sparse patterns on a CPU."""
+    """Plain torch over the plan, on any device: the path without a compiler. It trains sparse patterns on a CPU."""
 
     name = "blocked"
 
@@ -31,8 +33,7 @@ class Blocked(Backend):
 
     def run(self, request: Request) -> Tensor:
         # A plan is Python: to torch.compile the whole backend is one step it does not look into.
-        run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
-        return run(request)
+        return _run_opaquely(request) if torch.compiler.is_compiling() else _run(request)
 
 
 def _run(request: Request) -> Tensor:
@@ -46,8 +47,9 @@ def _run(request: Request) -> Tensor:
         lengths=request.lengths,
         beta=request.beta,
         bias=None if isinstance(request.bias, Tensor) else request.bias,
-        block=tile_height(request),
+        block=tile_height(request.pattern, request.lengths, request.group),
         group=request.group,
+        keeps_sums=request.needs_gradient or torch._C._are_functorch_transforms_active(),
     )
     if not request.hard:
         return Softmax.apply(query, key, value, None, task, *learned)[0].to(request.value.dtype)
@@ -62,9 +64,7 @@ def _run(request: Request) -> Tensor:
     return output.to(request.value.dtype)
 
 
-def tile_height(request: Request) -> int:
-    """Queries per tile. Grouped heads share their keys, so their products are tall already."""
-    return max(16, 128 // request.group)
+_run_opaquely: Callable[[Request], Tensor] = torch.compiler.disable(_run)  # type: ignore[assignment]
 
 
 def _gather(value: Tensor, winner: Tensor, group: int) -> Tensor:
@@ -101,7 +101,8 @@ class Softmax(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, *((best,) if ctx.has_best else ()), *output, *learned)
 
     @staticmethod
-    def backward(ctx, gradient, _):
+    def backward(ctx, *gradients):
+        gradient, _ = gradients
         query, key, value, *rest = ctx.saved_tensors
         best = rest.pop(0) if ctx.has_best else None
         output, total, *learned = rest
@@ -113,7 +114,9 @@ class Softmax(torch.autograd.Function):
     def vmap(info, in_dims, *arguments):
         size, (*tensors, task) = info.batch_size, arguments[:5]
         learned = arguments[5:]
-        if any(dim is not None for dim in in_dims[5:]) or any(len(tensor) > 1 for tensor in learned if task.bias is None):
+        if any(dim is not None for dim in in_dims[5:]) or any(
+            len(tensor) > 1 for tensor in learned if task.bias is None
+        ):
             results = one_by_one(size, in_dims, arguments, Softmax.apply)
         else:
             results = unfold(size, Softmax.apply(*fold(size, in_dims[:4], tensors), task, *learned))
@@ -156,6 +159,20 @@ class SoftmaxGradient(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
+def _best(job: Job, task: Task, best: Tensor | None) -> tuple[Tensor | None]:
+    return (None,) if best is None else (task.rows(job, best)[0],)
+
+
+def _put(job: Job, tile: Tile, total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Write a product over queries, or add it when other tiles touch the same queries."""
+    if tile.task.group == 1:
+        job.query.multiply_into(total, left, right, fresh=job.alone)
+    elif job.alone:
+        job.query.put(total, tile.by_head(torch.bmm(left, right)))
+    else:
+        job.query.add(total, tile.by_head(torch.bmm(left, right)))
+
+
 def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tensor]:
     """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query, 1)`."""
     output = query.new_zeros(*query.shape[:3], value.shape[-1])
@@ -164,19 +181,24 @@ def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tens
     for job in task.jobs(query.shape[0], key.shape[1], query.device):
         q, s, k, v, out, lse = task.rows(job, query, scaled, key, value, output, total)
         tile = Tile(job, task, q, k, learned)
-        scores = tile.compute(s, *() if best is None else task.rows(job, best))
+        scores = tile.compute(s, *_best(job, task, best))
+        may_be_empty = job.may_be_empty or tile.biased or best is not None
+        if job.alone and not task.keeps_sums and not may_be_empty:
+            _put(job, tile, out, torch.softmax(scores, -1), tile.columns(v))
+            continue
         largest = scores.amax(-1, keepdim=True)
         weight = torch.softmax(scores, -1)
         # The largest weight is exp(largest - lse), so the log-sum-exp costs a maximum.
         summed = largest - weight.amax(-1, keepdim=True).log()
-        if job.may_be_empty or tile.biased or best is not None:
+        if may_be_empty:
             nothing = largest == -torch.inf
             weight, summed = weight.masked_fill_(nothing, 0), summed.masked_fill_(nothing, -torch.inf)
-        part, summed = tile.by_head(torch.bmm(weight, tile.columns(v))), tile.by_head(summed)
+        summed = tile.by_head(summed)
         if job.alone:
-            job.query.put(out, part)
+            _put(job, tile, out, weight, tile.columns(v))
             job.query.put(lse, summed)
             continue
+        part = tile.by_head(torch.bmm(weight, tile.columns(v)))
         # What these queries saw before and what they see now are averaged by their sums (online softmax).
         before, old = job.query.take(lse), job.query.take(out)
         after = torch.logaddexp(before, summed)
@@ -200,15 +222,15 @@ def _backward(query, key, value, best, output, total, gradient, task: Task, lear
         rows = task.rows(job, query, scaled, key, value, gradient, delta, total, from_bias, *sums)
         q, s, k, v, upstream, dots, lse, bias_query, to_query, to_key, to_value = rows
         tile = Tile(job, task, q, k, learned)
-        weight = tile.compute(s, *() if best is None else task.rows(job, best)).sub_(tile.queries(lse)).exp_()
+        weight = tile.compute(s, *_best(job, task, best), minus=lse).exp_()
         above = tile.queries(upstream)
-        job.key.add(to_value, tile.by_column(torch.bmm(weight.transpose(1, 2), above)))
-        slope = torch.bmm(above, tile.columns(v).transpose(1, 2)).sub_(tile.queries(dots)).mul_(weight)
+        job.key.multiply_into(to_value, weight.transpose(1, 2), above)
+        slope = torch.baddbmm(tile.queries(dots), above, tile.columns(v).transpose(1, 2), beta=-1).mul_(weight)
         if tile.biased and (task.learns or (task.bias is not None and task.bias.needs_content)):
             tile.differentiate(slope, bias_sums, bias_query, to_key)
         if reads_content:
-            job.query.add(to_query, tile.by_head(torch.bmm(slope, tile.key)))
-            job.key.add(to_key, tile.by_column(torch.bmm(slope.transpose(1, 2), tile.queries(s))))
+            _put(job, tile, to_query, slope, tile.key)
+            job.key.multiply_into(to_key, slope.transpose(1, 2), tile.queries(s))
     if reads_content:
         sums[0] *= task.beta
     if learned:
@@ -229,6 +251,6 @@ def _touched(query, key, value, best, task: Task, learned) -> Tensor:
         seen = tile.seen().expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
         harm = torch.bmm(seen, tile.columns(bad_k))
         if best is not None:  # only winners hand their value over
-            seen = (tile.compute(s, *task.rows(job, best)) > -torch.inf).to(query.dtype)
+            seen = (tile.compute(s, *_best(job, task, best)) > -torch.inf).to(query.dtype)
         job.query.add(mark, tile.by_head(torch.bmm(seen, tile.columns(bad_v)) + harm))
     return touched > 0

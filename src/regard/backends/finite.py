@@ -1,7 +1,7 @@
 """Keeping what is hidden hidden, even when it is NaN or infinite.
 
-A product with a weight of zero does not hide a NaN: `0 * nan` is NaN. So non-finite keys and values are replaced by zero before
-any product, and afterwards exactly those outputs that were allowed to see one become NaN.
+A product with a weight of zero does not hide a NaN: `0 * nan` is NaN. So non-finite keys and values are replaced by
+zero before any product, and afterwards exactly those outputs that were allowed to see one become NaN.
 """
 
 from __future__ import annotations

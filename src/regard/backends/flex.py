@@ -1,19 +1,222 @@
-"""torch's FlexAttention, from the same plan and bias."""
+"""torch's FlexAttention, fed from the same plan and the same bias as every other backend."""
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.backends.base import Backend, Request
+from regard.backends.finite import cleaned, known_finite
+from regard.patterns import Lengths, Pattern
+from regard.patterns.box import Array
+from regard.plan import plan
+
+BLOCK = 128  # queries and keys of one block of FlexAttention
 
 
 class Flex(Backend):
-    """Sparse attention by `torch.nn.attention.flex_attention`."""
+    """Sparse attention on a GPU by `torch.nn.attention.flex_attention`.
+
+    The pattern's plan becomes a block mask: blocks of 128 x 128 pairs that are skipped, computed whole, or
+    computed with the pattern as a mask. The bias is added pair by pair inside the kernel, so neither mask nor
+    bias is ever stored.
+
+    Source: Dong et al., Flex Attention (2024).
+
+        >>> x = torch.randn(1, 2, 5, 8)
+        >>> attend(x, x, x, pattern=Causal(), bias=Alibi(2), backend="flex").shape
+        torch.Size([1, 2, 5, 8])
+    """
 
     name = "flex"
 
     def refuse(self, request: Request) -> str | None:
-        return "FlexAttention is being built"
+        query, value = request.query, request.value
+        if request.feature_map is not None:
+            return "FlexAttention computes a softmax, and a feature map replaces it"
+        if request.hard:
+            return "FlexAttention has no hard limit"
+        if isinstance(request.bias, torch.nn.Module) and request.bias.needs_content:
+            return "FlexAttention adds a bias to one score at a time and cannot hand it the query and key"
+        if 0 in (*request.lengths, request.batch, query.shape[-1], value.shape[-1]):
+            return "FlexAttention is not defined on nothing"
+        if len({query.dtype, request.key.dtype, value.dtype}) > 1:
+            return "FlexAttention wants one dtype"
+        if torch._C._are_functorch_transforms_active():
+            return "FlexAttention does not run inside the transforms of torch.func"
+        if query.device.type == "cpu" and request.needs_gradient:
+            return "FlexAttention has no backward pass on a CPU"
+        if query.device.type != "cpu" and query.dtype == torch.float64:
+            return "FlexAttention's kernels for GPUs have no double precision"
+        if query.device.type != "cpu" and not pointwise(request.pattern, request.lengths, query.device):
+            return (
+                "FlexAttention's kernels see one pair at a time, and the pattern gathers several numbers for "
+                "one pair, which they would compile to a wrong mask"
+            )
+        return None
+
+    def reluctance(self, request: Request) -> str | None:
+        if request.query.device.type != "cuda":
+            return "FlexAttention is for GPUs; elsewhere it runs without its kernel and forms the whole square"
+        return None
 
     def run(self, request: Request) -> Tensor:
-        raise NotImplementedError
+        # A plan is Python: to torch.compile the whole backend is one step it does not look into.
+        run = torch.compiler.disable(run_with) if torch.compiler.is_compiling() else run_with
+        return run(request, _eager if request.query.device.type == "cpu" else _compiled)
+
+
+def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:
+    """The output of a request, by `flex_attention` itself or by a compiled one."""
+    query, key, value = request.query, request.key, request.value
+    if query.device.type == "cpu":  # it refuses tensors that could want a gradient, even where none is recorded
+        query, key, value = query.detach(), key.detach(), value.detach()
+    if request.beta == 0:
+        query = torch.zeros_like(query)
+    mask = block_mask(request.pattern, request.lengths, query.device)
+    broken = None
+    if not known_finite(key, value):
+        broken = ~torch.isfinite(value)
+        if not request.uniform:
+            broken = broken | ~torch.isfinite(key).all(-1, keepdim=True)
+        key, value = cleaned(key), cleaned(value)
+    flex = functools.partial(flex, block_mask=mask, enable_gqa=request.group > 1)
+    output = flex(query, key, value, score_mod=_score_mod(request), scale=request.beta)
+    if broken is None:
+        return output
+    # The plain mean of what is broken is positive exactly where something broken was seen.
+    share = flex(torch.zeros_like(query).float(), torch.zeros_like(key).float(), broken.float(), scale=1.0)
+    return torch.where(share > 0, torch.nan, output)
+
+
+def _eager(*arguments, **options) -> Tensor:
+    with warnings.catch_warnings():
+        # On a CPU forming the square is what was asked for by name.
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return flex_attention(*arguments, **options)
+
+
+def _compiled(*arguments, **options) -> Tensor:
+    # Every pattern and length is a kernel of its own; at the usual limit of 8 torch would form the square.
+    with torch._dynamo.config.patch(recompile_limit=256):
+        return _compiled_flex()(*arguments, **options)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def _score_mod(request: Request) -> Callable[..., Tensor] | None:
+    """What FlexAttention does to the score of one pair."""
+    bias, offset = request.bias, request.lengths.offset
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor):
+
+        def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + bias.score(head, query + offset, key).to(score.dtype)
+
+        return add_bias
+    axes = [axis for axis, size in enumerate(bias.shape) if size > 1]
+    table = bias.detach().squeeze() if bias.device.type == "cpu" else bias.squeeze()
+
+    def add_tensor(score: Tensor, *place: Tensor) -> Tensor:
+        return score + table[tuple(place[axis] for axis in axes)].to(score.dtype)
+
+    return add_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Which blocks of keys each block of queries needs; each array is `(row, query block, ...)`.
+
+    Attributes:
+        partial_count, partial: how many key blocks need the mask, and which, in the leading places.
+        full_count, full: how many key blocks are seen whole, and which.
+    """
+
+    partial_count: Array
+    partial: Array
+    full_count: Array
+    full: Array
+
+
+def blocks(pattern: Pattern, lengths: Lengths) -> Blocks:
+    """The runs of a plan, cut at multiples of 128 keys. A short last block counts as partial."""
+    (part,) = plan(pattern, *lengths, block=BLOCK, sort=False).parts
+    rows, across = pattern.rows or 1, -(-lengths.keys // BLOCK)
+    down = part.tiles // rows
+    first, last = part.run_start // BLOCK, (part.run_stop - 1) // BLOCK
+    pieces = last - first + 1
+    run = np.repeat(np.arange(part.runs), pieces)
+    block = np.arange(run.size) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[run]
+    covered = np.minimum(part.run_stop[run], (block + 1) * BLOCK) - np.maximum(part.run_start[run], block * BLOCK)
+    owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))[run]
+    named, which = np.unique(owner * across + block, return_inverse=True)
+    seen = np.bincount(which.reshape(-1), weights=covered * part.run_whole[run], minlength=named.size)
+    owner, block = named // across, named % across
+    full = (seen == BLOCK) & ((part.query_stop - part.query_start)[owner] == BLOCK)
+
+    def table(chosen: Array) -> tuple[Array, Array]:
+        mine, theirs = owner[chosen], block[chosen]
+        count = np.bincount(mine, minlength=part.tiles)
+        place = np.arange(mine.size) - np.repeat(np.cumsum(count) - count, count)
+        index = np.zeros((part.tiles, across), dtype=np.int32)
+        index[mine, place] = theirs
+        return count.astype(np.int32).reshape(rows, down), index.reshape(rows, down, across)
+
+    return Blocks(*table(~full), *table(full))
+
+
+@functools.lru_cache(maxsize=64)
+def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device) -> BlockMask:
+    """The pattern as FlexAttention wants it; rows that the pattern does not tell apart share one."""
+    found, allows = blocks(pattern, lengths), traced(pattern, lengths, device)
+    arrays = (found.partial_count, found.partial, found.full_count, found.full)
+
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return allows(batch, query, key)
+
+    return BlockMask.from_kv_blocks(
+        *(torch.from_numpy(array).to(device).unsqueeze(1) for array in arrays),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=tuple(lengths),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def traced(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx.GraphModule:
+    """The pattern at one pair as a graph of torch operations with its tables as constants.
+
+    A compiler would look into the caches and the numpy that make those tables, and trip over them.
+    """
+    # Brings the whole compiler along, which takes longer than the rest of Regard.
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    def allows(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return pattern._allows(query + lengths.offset, key, batch, lengths)
+
+    places = [torch.zeros((), dtype=torch.int32, device=device) for _ in range(3)]
+    allows(*places)  # fills the caches with ordinary tensors
+    with TransformGetItemToIndex():  # a table at a traced number is a lookup, not a question for its value
+        return make_fx(allows)(*places)
+
+
+def pointwise(pattern: Pattern, lengths: Lengths, device: torch.device) -> bool:
+    """Whether the pattern computes nothing but single numbers for a pair, as a compiled kernel needs.
+
+    torch 2.13 compiles a mask that reduces a row of numbers, such as `(table[i] == j).any(-1)`, without
+    complaint and gives wrong numbers.
+    """
+    steps = (node for node in traced(pattern, lengths, device).graph.nodes if node.op == "call_function")
+    return all(step.meta["val"].ndim == 0 for step in steps)

@@ -65,7 +65,8 @@ class Winners(torch.autograd.Function):
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod
-    def vmap(info, in_dims, query, key, task, *learned):
+    def vmap(info, in_dims, *arguments):
+        query, key, task, *learned = arguments
         if learned:
             return one_by_one(info.batch_size, in_dims, (query, key, task, *learned), Winners.apply), (0, 0, 0)
         folded = fold(info.batch_size, in_dims[:2], (query, key))
@@ -84,8 +85,8 @@ def _keep_best(job, state: list[Tensor], found: list[Tensor]) -> None:
 def uniform(request: Request) -> Tensor:
     """The mean of the visible values, in time linear in the tokens.
 
-    Keys that a whole tile of queries sees enter as sums over 1, 2, 4, ... neighbours, so a run costs the logarithm of its
-    length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
+    Keys that a whole tile of queries sees enter as sums over 1, 2, 4, ... neighbours, so a run costs the logarithm of
+    its length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
     """
     dtype = accumulation_dtype(request)
     value = request.value.to(dtype)

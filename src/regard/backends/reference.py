@@ -7,13 +7,14 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.backends.finite import cleaned
+from regard.features import scaled_features
 
 
 class Reference(Backend):
     """Plain torch over the whole square `(query, key)`.
 
-    `weights = softmax(beta * query . key + bias)` over the visible keys, `output = weights . value`. A query that sees nothing
-    has weights of zero. Every backend has to agree with this one.
+    `weights = softmax(beta * query . key + bias)` over the visible keys, `output = weights . value`. A query that
+    sees nothing has weights of zero. Every backend has to agree with this one.
     """
 
     name = "reference"
@@ -109,15 +110,8 @@ def _kernel_weights(request: Request, mask: Tensor) -> Tensor:
     assert request.feature_map is not None
     dtype = accumulation_dtype(request)
     key = cleaned(_repeat(request.key, request.group).to(dtype))
-    query, key = scaled_features(request, request.query.to(dtype), key)
+    query, key = scaled_features(request.feature_map, request.beta, request.query.to(dtype), key)
     return _normalised(torch.where(mask, query @ key.transpose(-1, -2), 0))
-
-
-def scaled_features(request: Request, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of queries and keys, the root of beta given to each so that their product sees beta."""
-    assert request.feature_map is not None
-    root = abs(request.beta) ** 0.5
-    return request.feature_map(query * (root if request.beta >= 0 else -root)), request.feature_map(key * root)
 
 
 def _normalised(kernel: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Task:
     bias: Bias | None
     block: int
     group: int  # query heads per key head
+    keeps_sums: bool = True  # whether a backward pass will want the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
 
     def jobs(self, batch: int, kv_heads: int, device: torch.device) -> Iterator[Job]:
@@ -84,13 +85,18 @@ class Tile:
 
     # Scores
 
-    def compute(self, scaled_query: Tensor, best: Tensor | None = None) -> Tensor:
-        """Scores with `-inf` where hidden. With `best`, only content scores that reach it stay: hard attention."""
+    def compute(self, scaled_query: Tensor, best: Tensor | None, minus: Tensor | None = None) -> Tensor:
+        """Scores with `-inf` where hidden, less `minus` for each query.
+
+        With `best`, only content scores that reach it stay: hard attention.
+        """
+        start = self.addend() if minus is None else self.addend() - self.queries(minus)
         if best is not None:
-            return torch.where(self.content(scaled_query) >= self.queries(best), self.addend(), -torch.inf)
-        if not self.biased and self.job.mask is None:
-            return torch.bmm(self.queries(scaled_query), self.key.transpose(1, 2))
-        return torch.baddbmm(self.addend(), self.queries(scaled_query), self.key.transpose(1, 2))
+            return torch.where(self.content(scaled_query) >= self.queries(best), start, -torch.inf)
+        rows, keys = self.queries(scaled_query), self.key.transpose(1, 2)
+        if not start.ndim:
+            return torch.bmm(rows, keys)
+        return torch.baddbmm(start, rows, keys)
 
     def content(self, scaled_query: Tensor) -> Tensor:
         """Content scores alone, with `-inf` where a pair is hidden, be it by the pattern or by the bias."""

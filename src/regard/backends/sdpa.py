@@ -43,14 +43,14 @@ class Sdpa(Backend):
         causal = not request.dense
         bias = request.bias.to(query.dtype) if isinstance(request.bias, Tensor) else None
         # In a dense attention everything is seen and nothing has to be kept out.
-        careful = causal and not known_finite(key, value)
-        if careful:
+        broken = None
+        if causal and not known_finite(key, value):
             broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
             key, value = cleaned(key), cleaned(value)
         output = scaled_dot_product_attention(
             query, key, value, bias, is_causal=causal, scale=request.beta, enable_gqa=request.group > 1
         )
-        if careful:
+        if broken is not None:
             touched = broken.cummax(2).values.repeat_interleave(request.group, dim=1)
             output = torch.where(touched, torch.nan, output)
         return output

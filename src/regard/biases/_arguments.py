@@ -105,9 +105,7 @@ def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes:
     return copy
 
 
-def normal(
-    shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: torch.Generator | None
-) -> Tensor:
+def normal(shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: torch.Generator | None) -> Tensor:
     """Normal numbers in float64, so that one seed gives the same parameters in every dtype."""
     device = "cpu" if generator is None else generator.device
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
@@ -123,7 +121,5 @@ def place(values: Tensor, dtype: torch.dtype | None, device: torch.device | str 
 
 def shown(**arguments: object) -> str:
     """The arguments of a constructor as they are written, without those that are `None`."""
-    texts = {
-        name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()
-    }
+    texts = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     return ", ".join(f"{name}={value!r}" for name, value in texts.items() if value is not None)

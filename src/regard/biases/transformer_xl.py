@@ -120,9 +120,7 @@ class TransformerXL(Bias):
         self._check(query, key)
         u, v = self.u.to(query.dtype), self.v.to(query.dtype)
         from_content = torch.einsum("bh...kd,hd->bh...k", key, u).unsqueeze(-2)
-        along, inside = deltas(
-            query_position.unsqueeze(-1), key_position.unsqueeze(-2), self.grid, self.start
-        )
+        along, inside = deltas(query_position.unsqueeze(-1), key_position.unsqueeze(-2), self.grid, self.start)
         pairs = along[0].shape
         if 0 in pairs:
             return self.scale * from_content.expand(*query.shape[:-1], key.shape[-2])
@@ -155,9 +153,7 @@ class TransformerXL(Bias):
     def _check(self, query: Tensor, key: Tensor) -> None:
         fits = query.dim() >= 4 and query.dim() == key.dim() and query.shape[:-2] == key.shape[:-2]
         if not fits or query.shape[-1] != key.shape[-1] or query.shape[-1] != self.dim:
-            because = (
-                f"q . r, u . k and v . r are products of {self.dim} numbers for each batch row, head and tile"
-            )
+            because = f"q . r, u . k and v . r are products of {self.dim} numbers for each batch row, head and tile"
         elif self.heads not in (1, query.shape[1]):
             because = f"u, v and W exist for {self.heads} heads, the queries have {query.shape[1]}"
         else:

@@ -51,6 +51,10 @@ class Pattern(ABC):
     def _order(self) -> Order:
         return NATURAL
 
+    def _global(self, position: Array) -> Array:
+        """Queries that see far more than their neighbours: in a shared tile they would drag the others along."""
+        return np.zeros(position.shape, dtype=bool)
+
     def _alternatives(self) -> tuple[Pattern, ...]:
         """Patterns whose union this is, when each of them wants an order of its own."""
         return (self,)
@@ -114,8 +118,8 @@ class Pattern(ABC):
     def pairs(self, queries: int, keys: int | None = None) -> int:
         """The exact number of allowed pairs, summed over batch rows where the pattern tells them apart.
 
-            >>> Causal().pairs(1024)
-            524800
+        >>> Causal().pairs(1024)
+        524800
         """
         from regard.plan import plan
 
@@ -132,7 +136,9 @@ class Pattern(ABC):
     def draw(self, queries: int, keys: int | None = None) -> Drawing:
         """A picture of the pattern: text in a terminal, SVG in a notebook, `.save(path)` for a file."""
         mask = self.matrix(queries, keys)
-        return Drawing(mask if mask.ndim == 2 else mask[0], title=repr(self))
+        if mask.ndim == 2:
+            return Drawing(mask, title=repr(self))
+        return Drawing(mask[0], title=repr(self), caption=f"batch row 0 of {len(mask)}")
 
     def lengths(self, queries: int, keys: int | None = None) -> Lengths:
         """The lengths as a value, refused when this pattern does not fit them."""
@@ -209,6 +215,9 @@ class _Pair(Pattern):
     def _check(self, lengths: Lengths) -> None:
         self.left._check(lengths)
         self.right._check(lengths)
+
+    def _global(self, position: Array) -> Array:
+        return self.left._global(position) | self.right._global(position)
 
 
 @dataclass(frozen=True, repr=False)

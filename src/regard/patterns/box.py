@@ -83,7 +83,10 @@ class Box:
         """The sets with these numbers."""
         sharper = None
         if self.range is not None:
-            sharper = GridRange(*(edge[index] for edge in self.range[:4]), *self.range[4:])
+            edges = self.range
+            sharper = edges._replace(
+                top=edges.top[index], bottom=edges.bottom[index], left=edges.left[index], right=edges.right[index]
+            )
         return Box(self.first[index], self.last[index], self.step, self.grid, sharper)
 
     def on(self, grid: Grid) -> tuple[GridRange, Array, Array]:

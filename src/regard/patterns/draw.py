@@ -22,13 +22,18 @@ FINEST = 3.0  # pixels; smaller cells are drawn without lines between them
 class Drawing:
     """A drawn mask: rows are queries, columns are keys, filled means *may attend*.
 
-    `title` and `caption` stand above the picture; `mark` is a `(row, column)` to point out. Any boolean matrix can be drawn,
-    so what one query sees on a grid is `Drawing(mask[query].reshape(rows, columns), mark=(row, column))`.
+    `title` and `caption` stand above the picture; `mark` is a `(row, column)` to point out. Any boolean
+    matrix can be drawn. What one query sees of an image:
+
+        >>> from regard.patterns import Drawing
+        >>> Drawing(Neighborhood((4, 6), 1).matrix(24)[13].reshape(4, 6), mark=(2, 1))
+        ······
+        ███···
+        ███···
+        ███···
     """
 
-    def __init__(
-        self, mask: Tensor, title: str = "", caption: str = "", mark: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, mask: Tensor, title: str = "", caption: str = "", mark: tuple[int, int] | None = None) -> None:
         self.mask = mask.cpu()
         self.title = title
         self.caption = caption
@@ -84,15 +89,14 @@ def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, 
 
 
 def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" font-family="{font}" font-size="{size:g}" fill="{color}">{escape(text)}</text>'
+    style = f'font-family="{font}" font-size="{size:g}" fill="{color}"'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'
 
 
 def _words(title: list[str], caption: list[str], x: float, y: float) -> list[str]:
     written = [_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
     y += LEADING * len(title)
-    return written + [
-        _text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)
-    ]
+    return written + [_text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)]
 
 
 def _cell(drawing: Drawing, size: float) -> float:
@@ -107,23 +111,28 @@ def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[str]:
     queries, keys = drawing.mask.shape
     cell = _cell(drawing, size)
     width, height = keys * cell, queries * cell
-    parts = [f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{PAPER}"/>']
-    filled = "".join(
-        f"M{x + start * cell:.2f} {y + row * cell:.2f}h{(stop - start) * cell:.2f}v{cell:.2f}h{(start - stop) * cell:.2f}z"
+    runs = [
+        _rectangle(x + start * cell, y + row * cell, (stop - start) * cell, cell)
         for row, seen in enumerate(drawing.mask.tolist())
         for start, stop in _runs(seen)
-    )
-    parts.append(f'<path d="{filled}" fill="{INK}"/>')
+    ]
+    parts = [_path(_rectangle(x, y, width, height), PAPER), _path("".join(runs), INK)]
     if drawing.mark is not None:
         row, column = drawing.mark
-        parts.append(
-            f'<rect x="{x + column * cell:.2f}" y="{y + row * cell:.2f}" width="{cell:.2f}" height="{cell:.2f}" fill="{MARK}"/>'
-        )
+        parts.append(_path(_rectangle(x + column * cell, y + row * cell, cell, cell), MARK))
     if cell >= FINEST:
         across = "".join(f"M{x:g} {y + row * cell:.2f}h{width:g}" for row in range(1, queries))
         down = "".join(f"M{x + column * cell:.2f} {y:g}v{height:g}" for column in range(1, keys))
         parts.append(f'<path d="{across}{down}" stroke="{LINE}" stroke-width="{min(1.0, cell / 8):.2f}"/>')
     return parts
+
+
+def _rectangle(x: float, y: float, width: float, height: float) -> str:
+    return f"M{x:.2f} {y:.2f}h{width:.2f}v{height:.2f}h{-width:.2f}z"
+
+
+def _path(outline: str, color: str) -> str:
+    return f'<path d="{outline}" fill="{color}"/>'
 
 
 def _runs(seen: list[bool]) -> Iterable[tuple[int, int]]:

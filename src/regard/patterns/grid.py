@@ -15,7 +15,7 @@ from regard.patterns.order import GridResidue, Order, Tiles
 
 
 class GridPattern(Pattern):
-    """Tokens `start, start + 1, ...` lie on a grid of `rows x columns`; tokens before `start` see and are seen by nobody.
+    """Tokens from `start` on lie on a grid of `rows x columns`; those before see, and are seen by, nobody.
 
     Compose with `First(start)` to let class tokens see everything: `First(1) | Neighborhood((14, 14), 3, start=1)`.
     """
@@ -63,8 +63,8 @@ class Neighborhood(GridPattern):
     """A token sees the tokens within `radius` rows and `radius` columns of it, every `step`-th one.
 
     `edges="clip"`: near the border the neighbourhood loses what lies outside (a convolution's zero padding).
-    `edges="shift"`: it moves inwards and stays whole, `(2 radius + 1)^2` keys for every token (Neighborhood Attention, Hassani
-    et al. 2023). `radius` may be `(rows, columns)`.
+    `edges="shift"`: it moves inwards and stays whole, `(2 radius + 1)^2` keys for every token (Neighborhood
+    Attention, Hassani et al. 2023). `radius` may be `(rows, columns)`.
 
     The number of pairs is the product of the two one-dimensional counts.
     """
@@ -144,8 +144,8 @@ class Neighborhood(GridPattern):
     def _order(self) -> Order:
         if self.step > 1:
             return GridResidue(self.place, self.step, self.step)
-        # A square tile of queries shares most of its keys. One as wide as the neighbourhood itself keeps about a quarter of
-        # the pairs useful while its products stay large enough to be fast.
+        # A square tile of queries shares most of its keys. One as wide as the neighbourhood itself keeps about a
+        # quarter of the pairs useful while its products stay large enough to be fast.
         height, width = (min(max(2 * radius + 1, 4), 16) for radius in self.radii)
         return Tiles(self.place, min(height, self.grid[0]), min(width, self.grid[1]), is_closed=False)
 
@@ -174,7 +174,8 @@ def _check_edges(pattern: Neighborhood) -> None:
 class GridWindow(GridPattern):
     """A token sees the tokens of its own window: equal `(row - shift) // window` and `(column - shift) // window`.
 
-    Swin (Liu et al. 2021): `shift=window // 2` on every second layer. Windows cut by the border stay cut; nothing wraps around.
+    Swin (Liu et al. 2021): `shift=window // 2` on every second layer. Windows cut by the border stay cut; nothing
+    wraps around.
     """
 
     grid: tuple[int, int]
@@ -189,7 +190,8 @@ class GridWindow(GridPattern):
 
     @property
     def _sides(self) -> tuple[int, int, int, int]:
-        assert isinstance(self.window, tuple) and isinstance(self.shift, tuple)
+        assert isinstance(self.window, tuple)
+        assert isinstance(self.shift, tuple)
         return (*self.window, self.shift[0] % self.window[0], self.shift[1] % self.window[1])
 
     def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
@@ -226,8 +228,8 @@ class GridWindow(GridPattern):
 class GridStride(GridPattern):
     """A token sees the tokens a whole number of steps away in rows and in columns.
 
-    The grid attention of MaxViT (Tu et al. 2022) and of Prince, section 12.10; after `GridWindow(grid, step)` every token has
-    met every other.
+    The grid attention of MaxViT (Tu et al. 2022) and of Prince, section 12.10; after `GridWindow(grid, step)` every
+    token has met every other.
     """
 
     grid: tuple[int, int]
@@ -289,9 +291,7 @@ class Axial(GridPattern):
 
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         along, down = self._lines
-        return np.maximum(
-            along._relation(query, key, row, lengths), down._relation(query, key, row, lengths)
-        )
+        return np.maximum(along._relation(query, key, row, lengths), down._relation(query, key, row, lengths))
 
     def _pairs(self, lengths: Lengths) -> int | None:
         if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:

@@ -1,8 +1,9 @@
 """Orders: how sorting the tokens into classes makes a scattered pattern dense.
 
-A dilated window is a plain window inside each residue class; windows on a grid are blocks once each window's tokens stand
-together. An order names the class of every position. Tokens are then taken class by class, in increasing position
-inside a class. An order is *closed* when the pattern that asked for it lets a query see keys of its own class only.
+A dilated window is a plain window inside each residue class; windows on a grid are blocks once each window's tokens
+stand together. An order names the class of every position. Tokens are then taken class by class, in increasing
+position inside a class. An order is *closed* when the pattern that asked for it lets a query see keys of its own
+class only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from regard.patterns.box import Array, Box, Grid, GridRange
 @dataclass(frozen=True)
 class Order:
     """The natural order: one class, nothing moves."""
+
+    @property
+    def name(self) -> str:
+        """What tokens are sorted by, in words."""
+        return "position"
 
     @property
     def closed(self) -> bool:
@@ -57,6 +63,10 @@ class Residue(Order):
     closed = True  # type: ignore[assignment]
 
     @property
+    def name(self) -> str:
+        return f"residue modulo {self.modulus}"
+
+    @property
     def preference(self) -> tuple[int, int]:
         return (2, self.modulus)
 
@@ -75,6 +85,10 @@ class Cut(Order):
     size: int
 
     closed = True  # type: ignore[assignment]
+
+    @property
+    def name(self) -> str:
+        return f"block of {self.size}"
 
     @property
     def preference(self) -> tuple[int, int]:
@@ -133,6 +147,10 @@ class Tiles(_OnGrid):
     is_closed: bool = True
 
     @property
+    def name(self) -> str:
+        return f"tile of {self.height} x {self.width}"
+
+    @property
     def closed(self) -> bool:
         return self.is_closed
 
@@ -155,6 +173,10 @@ class GridResidue(_OnGrid):
     column_step: int
 
     closed = True  # type: ignore[assignment]
+
+    @property
+    def name(self) -> str:
+        return f"residue of row and column modulo {self.row_step} x {self.column_step}"
 
     @property
     def preference(self) -> tuple[int, int]:

@@ -19,9 +19,9 @@ from regard.patterns.box import Array, Box, Lengths, verdict
 class Random(Pattern):
     """A query sees `count` blocks of keys drawn at random for its own block, the same on every machine.
 
-    Blocks hold `block` tokens. The draw is without repetition and depends on `seed`, the query's block and the number of key
-    blocks alone. When keys arrive one by one the number of blocks grows and the draw changes with it; `tokens` fixes the
-    length that blocks are drawn from, so that a cache and a full run agree.
+    Blocks hold `block` tokens. The draw is without repetition and depends on `seed`, the query's block and the number
+    of key blocks alone. When keys arrive one by one the number of blocks grows and the draw changes with it; `tokens`
+    fixes the length that blocks are drawn from, so that a cache and a full run agree.
 
     BigBird (Zaheer et al. 2020) is `Window(...) | First(...) | Random(...)`.
     """

@@ -20,8 +20,8 @@ from regard.patterns.box import Array, Box, Lengths, verdict
 class Padding(Pattern):
     """Keys that are padding are seen by nobody.
 
-    `side="right"`: key `j` of batch row `b` is real when `j < lengths[b]`; `side="left"`: when `j >= keys - lengths[b]`.
-    Queries at padded places still get an output; it depends on real keys only and nobody has to read it.
+    `side="right"`: key `j` of batch row `b` is real when `j < lengths[b]`; `side="left"`: when `j >= keys -
+    lengths[b]`. Queries at padded places still get an output; it depends on real keys only and nobody has to read it.
     """
 
     lengths_: tuple[int, ...] = field(repr=False)
@@ -90,8 +90,9 @@ def _bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, 
 class Segments(Pattern):
     """Tokens see tokens of their own segment: `ids[b, i] == ids[b, j]`.
 
-    Several documents packed into one row stay strangers to each other. `ids` is `(batch, keys)`, or `(keys,)` for one row;
-    with fewer queries than keys a query reads its id at its absolute position. A negative id belongs to no segment.
+    Several documents packed into one row stay strangers to each other. `ids` is `(batch, keys)`, or `(keys,)` for one
+    row; with fewer queries than keys a query reads its id at its absolute position. A negative id belongs to no
+    segment.
     """
 
     def __init__(self, ids: Tensor | Array | Sequence) -> None:

@@ -37,8 +37,8 @@ class Full(Pattern):
 class Causal(Pattern):
     """A query sees itself and what came before: `j <= i`.
 
-    Prince, figure 12.15b. `N(N+1)/2` pairs on equal lengths. With fewer queries than keys the last query sits on the last
-    key, which is what a cache needs; torch's `is_causal` aligns the first query with the first key instead.
+    Prince, figure 12.15b. `N(N+1)/2` pairs on equal lengths. With fewer queries than keys the last query sits on the
+    last key, which is what a cache needs; torch's `is_causal` aligns the first query with the first key instead.
     """
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
@@ -62,8 +62,8 @@ class Window(Pattern):
     `j = i - step*a` for `0 <= a <= left`, or `j = i + step*b` for `1 <= b <= right`. The query's own position is not
     counted: `Window(1, 0)` sees two keys. `step > 1` is the dilated window of Longformer (Beltagy et al. 2020).
 
-    Prince, figure 12.15c-f: panel c with radius r is `Window(r, r)`; panel d of width w is `Window(w - 1, 0)`; panels e, f
-    are `Window(w - 1, 0, step=2)` and `step=3`.
+    Prince, figure 12.15c-f: panel c with radius r is `Window(r, r)`; panel d of width w is `Window(w - 1, 0)`; panels
+    e, f are `Window(w - 1, 0, step=2)` and `step=3`.
     """
 
     left: int
@@ -81,9 +81,7 @@ class Window(Pattern):
 
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         before, after = self.left * self.step, self.right * self.step
-        near = interval_verdict(
-            query.first - before, query.last - before, query.first + after, query.last + after, key
-        )
+        near = interval_verdict(query.first - before, query.last - before, query.first + after, query.last + after, key)
         if self.step == 1:
             return near
         return np.minimum(near, Strided(self.step)._relation(query, key, row, lengths))
@@ -134,8 +132,8 @@ class Strided(Pattern):
 class First(Pattern):
     """The first `count` tokens are global: they see everything and everything sees them: `i < count or j < count`.
 
-    Prince, figure 12.15h; ETC (Ainslie et al. 2020). As an encoder's class tokens: in a decoder write `Causal() & First(n)`,
-    or the global tokens leak the future.
+    Prince, figure 12.15h; ETC (Ainslie et al. 2020). As an encoder's class tokens: in a decoder write `Causal() &
+    First(n)`, or the global tokens leak the future.
     """
 
     count: int
@@ -150,6 +148,9 @@ class First(Pattern):
         some = (query.first < self.count) | (key.first < self.count)
         return verdict(some, (query.last < self.count) | (key.last < self.count))
 
+    def _global(self, position: Array) -> Array:
+        return position < self.count
+
     def _pairs(self, lengths: Lengths) -> int:
         others = max(0, lengths.queries - max(0, min(self.count - lengths.offset, lengths.queries)))
         return lengths.queries * lengths.keys - others * max(0, lengths.keys - self.count)
@@ -159,8 +160,8 @@ class First(Pattern):
 class Selected(Pattern):
     """Chosen tokens are global: `i in indices or j in indices`.
 
-    Prince, figure 12.15g (`Causal() & Selected(...)` for the decoder pictured there), for example the tokens that start a
-    sentence; Longformer's global attention.
+    Prince, figure 12.15g (`Causal() & Selected(...)` for the decoder pictured there), for example the tokens that
+    start a sentence; Longformer's global attention.
     """
 
     indices: tuple[int, ...]
@@ -191,6 +192,9 @@ class Selected(Pattern):
         every = (in_query == query.last - query.first + 1) | (in_key == key.last - key.first + 1)
         return verdict(some, every)
 
+    def _global(self, position: Array) -> Array:
+        return np.isin(position, self.indices)
+
     def _pairs(self, lengths: Lengths) -> int:
         among_queries = sum(lengths.offset <= index < lengths.keys for index in self.indices)
         among_keys = sum(0 <= index < lengths.keys for index in self.indices)
@@ -211,7 +215,8 @@ def _membership(indices: tuple[int, ...], device: torch.device) -> Tensor:
 class Blocks(Pattern):
     """A query sees the keys of its own block: `i // size == j // size`.
 
-    The block-diagonal pattern: local blocks of Prince, section 12.9; with `Window` it is the fixed pattern of Child et al.
+    The block-diagonal pattern: local blocks of Prince, section 12.9; with `Window` it is the fixed pattern of Child
+    et al.
     """
 
     size: int

@@ -16,9 +16,9 @@ from regard.patterns.box import Lengths
 class Where(Pattern):
     """Pairs for which `predicate(i, j)` is true; it gets index tensors that broadcast and answers elementwise.
 
-    Nothing is known about a predicate, so planning has to look at every pair once (in tiles, never the whole square). Two
-    `Where` are equal when their predicates are the same object: define the predicate once, outside the loop, so that its
-    plan is found again.
+    Nothing is known about a predicate, so planning has to look at every pair once (in tiles, never the whole square).
+    Two `Where` are equal when their predicates are the same object: define the predicate once, outside the loop, so
+    that its plan is found again.
 
         >>> Where(lambda i, j: (i + j) % 3 == 0).pairs(6)
         12

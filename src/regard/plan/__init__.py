@@ -57,32 +57,35 @@ class Plan:
                 row = int(part.row[tile]) if part.pattern.rows else slice(None)
                 whole, ragged = part.keys(tile, whole=True), part.keys(tile, whole=False)
                 seen[row, query, torch.from_numpy(whole)] += 1
-                seen[row, query, torch.from_numpy(ragged)] += part.mask(part.queries(tile), ragged, int(part.row[tile])).long()
+                seen[row, query, torch.from_numpy(ragged)] += part.mask(
+                    part.queries(tile), ragged, int(part.row[tile])
+                ).long()
         return seen
 
     def __str__(self) -> str:
         runs = sum(part.runs for part in self.parts)
         whole = sum(int(part.run_whole.sum()) for part in self.parts)
         queries, keys = self.lengths
-        sorted_by = [type(part.order).__name__.lower() for part in self.parts if part.order != NATURAL]
+        orders = dict.fromkeys(part.order.name for part in self.parts if part.order != NATURAL)
         lines = [
             f"{queries:,} queries x {keys:,} keys, {self.pairs:,} pairs allowed",
             f"{self.tiles:,} tiles of up to {self.block} queries, {runs:,} runs of keys ({whole:,} whole)",
-            f"{self.area:,} pairs computed, {self.pairs / self.area:.0%} of them useful" if self.area else "nothing to do",
+            f"{self.area:,} pairs computed, {self.pairs / self.area:.0%} of them useful"
+            if self.area
+            else "nothing to do",
         ]
-        if sorted_by:
-            lines.append(f"{len(self.parts)} part(s), tokens sorted by " + ", ".join(sorted_by))
+        if orders:
+            parts = "one part" if len(self.parts) == 1 else f"{len(self.parts)} parts merged by their sums"
+            lines.append(f"{parts}, tokens sorted by " + " and ".join(orders))
         return "\n".join(lines)
 
 
 @functools.lru_cache(maxsize=256)
-def plan(
-    pattern: Pattern, queries: int, keys: int | None = None, *, block: int = BLOCK, sort: bool = True
-) -> Plan:
+def plan(pattern: Pattern, queries: int, keys: int | None = None, *, block: int = BLOCK, sort: bool = True) -> Plan:
     """The plan of a pattern for these lengths, cached.
 
-    `block` is the largest number of queries in a tile; `sort=False` keeps the tokens in their own order, as a kernel with
-    fixed blocks needs. Building takes time and memory proportional to the tiles and runs it names.
+    `block` is the largest number of queries in a tile; `sort=False` keeps the tokens in their own order, as a kernel
+    with fixed blocks needs. Building takes time and memory proportional to the tiles and runs it names.
 
         >>> plan(Window(128, 128), 4096).pairs
         1036160

@@ -1,8 +1,8 @@
 """Building a plan: a search that only ever looks at boxes, so its cost is that of the answer.
 
-For every tile of queries the search starts from all keys. Where a pattern allows *none* of the pairs the keys are dropped, where
-it allows *all* of them they become a whole run, and otherwise the keys are halved and asked again, down to `LEAF` keys,
-which become a ragged run. All tiles descend together, one numpy call per level.
+For every tile of queries the search starts from all keys. Where a pattern allows *none* of the pairs the keys are
+dropped, where it allows *all* of them they become a whole run, and otherwise the keys are halved and asked again,
+down to `LEAF` keys, which become a ragged run. All tiles descend together, one numpy call per level.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def build(pattern: Pattern, lengths: Lengths, block: int, sort: bool) -> tuple[P
 def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int) -> Part:
     query_position = np.arange(lengths.offset, lengths.keys)
     query_class = order.classes(query_position)
+    if not order.closed:
+        query_class = 2 * query_class + pattern._global(query_position)
     query_sort = np.argsort(query_class, kind="stable")
     query_position, query_class = query_position[query_sort], query_class[query_sort]
     start, stop = _cut(query_class, block)
