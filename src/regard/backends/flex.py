@@ -70,7 +70,9 @@ class Flex(Backend):
 
     def run(self, request: Request) -> Tensor:
         # A plan is Python: to torch.compile the whole backend is one step it does not look into.
-        run = torch.compiler.disable(run_with) if torch.compiler.is_compiling() else run_with
+        run: Callable[..., Tensor] = run_with
+        if torch.compiler.is_compiling():
+            run = torch.compiler.disable(run_with)
         return run(request, _eager if request.query.device.type == "cpu" else _compiled)
 
 
@@ -130,7 +132,8 @@ def _score_mod(request: Request) -> Callable[..., Tensor] | None:
     table = bias.detach().squeeze() if bias.device.type == "cpu" else bias.squeeze()
 
     def add_tensor(score: Tensor, *place: Tensor) -> Tensor:
-        return score + table[tuple(place[axis] for axis in axes)].to(score.dtype)
+        number = table[tuple(place[axis] for axis in axes)] if axes else table
+        return score + number.to(score.dtype)
 
     return add_tensor
 
@@ -151,30 +154,42 @@ class Blocks:
 
 
 def blocks(pattern: Pattern, lengths: Lengths) -> Blocks:
-    """The runs of a plan, cut at multiples of 128 keys. A short last block counts as partial."""
+    """The tiles of a plan cut at multiples of 128, whatever tiles it has. A short last block counts as partial."""
     (part,) = plan(pattern, *lengths, block=BLOCK, sort=False).parts
-    rows, across = pattern.rows or 1, -(-lengths.keys // BLOCK)
-    down = part.tiles // rows
-    first, last = part.run_start // BLOCK, (part.run_stop - 1) // BLOCK
-    pieces = last - first + 1
-    run = np.repeat(np.arange(part.runs), pieces)
-    block = np.arange(run.size) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[run]
-    covered = np.minimum(part.run_stop[run], (block + 1) * BLOCK) - np.maximum(part.run_start[run], block * BLOCK)
-    owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))[run]
-    named, which = np.unique(owner * across + block, return_inverse=True)
-    seen = np.bincount(which.reshape(-1), weights=covered * part.run_whole[run], minlength=named.size)
-    owner, block = named // across, named % across
-    full = (seen == BLOCK) & ((part.query_stop - part.query_start)[owner] == BLOCK)
+    rows, down, across = pattern.rows or 1, -(-lengths.queries // BLOCK), -(-lengths.keys // BLOCK)
+    # Queries of every tile, counted by block: one piece for each tile and block that meet.
+    tile, place = _members(part.query_stop - part.query_start)
+    query = part.query_index[part.query_start[tile] + place]
+    piece, height = np.unique(tile * down + query // BLOCK, return_counts=True)
+    tile, above = piece // down, piece % down
+    # Keys of every run, cut at the edges of blocks; runs are sorted by tile and so are their cuts.
+    first = part.run_start // BLOCK
+    run, place = _members((part.run_stop - 1) // BLOCK - first + 1)
+    left = first[run] + place
+    width = np.minimum(part.run_stop[run], (left + 1) * BLOCK) - np.maximum(part.run_start[run], left * BLOCK)
+    pointer = np.searchsorted(run, part.run_pointer)
+    # Every piece meets every cut of its tile, and a block is full when whole runs cover all of its pairs.
+    piece, place = _members(np.diff(pointer)[tile])
+    cut = pointer[tile[piece]] + place
+    code = ((part.row[tile] * down + above)[piece]) * across + left[cut]
+    named, which = np.unique(code, return_inverse=True)
+    pairs = height[piece] * (width * part.run_whole[run])[cut]
+    full = np.bincount(which.reshape(-1), weights=pairs, minlength=named.size) == BLOCK * BLOCK
 
     def table(chosen: Array) -> tuple[Array, Array]:
-        mine, theirs = owner[chosen], block[chosen]
-        count = np.bincount(mine, minlength=part.tiles)
-        place = np.arange(mine.size) - np.repeat(np.cumsum(count) - count, count)
-        index = np.zeros((part.tiles, across), dtype=np.int32)
-        index[mine, place] = theirs
+        owner, block = chosen // across, chosen % across
+        count = np.bincount(owner, minlength=rows * down)
+        index = np.zeros((rows * down, across), dtype=np.int32)
+        index[_members(count)] = block
         return count.astype(np.int32).reshape(rows, down), index.reshape(rows, down, across)
 
-    return Blocks(*table(~full), *table(full))
+    return Blocks(*table(named[~full]), *table(named[full]))
+
+
+def _members(count: Array) -> tuple[Array, Array]:
+    """Owner and place of every member when owner `n` has `count[n]` of them: 2, 0, 3 -> 0 0 2 2 2, 0 1 0 1 2."""
+    owner = np.repeat(np.arange(count.size), count)
+    return owner, np.arange(owner.size) - np.repeat(np.cumsum(count) - count, count)
 
 
 @functools.lru_cache(maxsize=64)
@@ -190,7 +205,7 @@ def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device) -> Bloc
         *(torch.from_numpy(array).to(device).unsqueeze(1) for array in arrays),
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
-        seq_lengths=tuple(lengths),
+        seq_lengths=(lengths.queries, lengths.keys),
     )
 
 

@@ -222,8 +222,9 @@ def step(
     """
     _check_step(query, key, value)
     features, batch = resolve_features(feature_map), tuple(query.shape[:-3])
-    tensors = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (query, key, value))
-    request = Request(*tensors, Causal(), _step_beta(beta, query.shape[-1], features), None, features)
+    flat = [tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (query, key, value)]
+    used = _step_beta(beta, query.shape[-1], features)
+    request = Request(flat[0], flat[1], flat[2], Causal(), used, feature_map=features)
     # Precision is the operator's business: autocast must not lower the sums.
     with torch.autocast(query.device.type, enabled=False):
         output, after = _advance(request, state, batch)

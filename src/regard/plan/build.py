@@ -31,20 +31,20 @@ def build(pattern: Pattern, lengths: Lengths, block: int, sort: bool) -> tuple[P
     if open_orders and NATURAL in wanted:
         wanted[open_orders[0]] = Or(wanted[open_orders[0]], wanted.pop(NATURAL))
     if len(wanted) <= 1:
-        return (_part(pattern, next(iter(wanted), NATURAL), lengths, block),)
+        return (_part(pattern, next(iter(wanted), NATURAL), lengths, block, sort),)
     parts: list[Part] = []
     earlier: Pattern | None = None
     for order, alternative in wanted.items():
         rest = alternative if earlier is None else alternative & Not(earlier)
-        parts.append(_part(rest, order, lengths, block))
+        parts.append(_part(rest, order, lengths, block, sort))
         earlier = alternative if earlier is None else earlier | alternative
     return tuple(parts)
 
 
-def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int) -> Part:
+def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bool) -> Part:
     query_position = np.arange(lengths.offset, lengths.keys)
     query_class = order.classes(query_position)
-    if not order.closed:
+    if sort and not order.closed:
         query_class = 2 * query_class + pattern._global(query_position)
     query_sort = np.argsort(query_class, kind="stable")
     query_position, query_class = query_position[query_sort], query_class[query_sort]
