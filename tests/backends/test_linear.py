@@ -130,6 +130,15 @@ def test_the_state_never_grows_and_follows_the_batch():
     assert_same(swapped.norm, late.norm[[1, 0, 0]], 0)
 
 
+def test_a_step_without_tokens_leaves_the_state_as_it_is():
+    q, k, v = tensors(7, 7)
+    _, state = step(q, k, v, feature_map="elu1")
+    output, after = step(q[:, :, :0], k[:, :, :0], v[:, :, :0], state, feature_map="elu1")
+    assert output.shape == (2, 6, 0, 2)
+    assert_same(after.sums, state.sums, 0)
+    assert_same(after.norm, state.norm, 0)
+
+
 def test_two_keys_by_hand():
     # phi(x) = x + 1: kernels (1 + 1) * (0 + 1) = 2 and 2 * (2 + 1) = 6, so the weights are 1/4 and 3/4.
     q = torch.tensor([1.0, 1.0]).reshape(1, 2, 1)

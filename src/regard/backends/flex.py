@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -70,10 +71,12 @@ class Flex(Backend):
 
     def run(self, request: Request) -> Tensor:
         # A plan is Python: to torch.compile the whole backend is one step it does not look into.
-        run: Callable[..., Tensor] = run_with
-        if torch.compiler.is_compiling():
-            run = torch.compiler.disable(run_with)
-        return run(request, _eager if request.query.device.type == "cpu" else _compiled)
+        apart = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
+        return cast("Callable[[Request], Tensor]", apart)(request)
+
+
+def _run(request: Request) -> Tensor:
+    return run_with(request, _eager if request.query.device.type == "cpu" else _compiled)
 
 
 def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:

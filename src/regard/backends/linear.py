@@ -222,7 +222,7 @@ def step(
     """
     _check_step(query, key, value)
     features, batch = resolve_features(feature_map), tuple(query.shape[:-3])
-    flat = [tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (query, key, value)]
+    flat = [tensor.reshape(math.prod(batch), *tensor.shape[-3:]) for tensor in (query, key, value)]
     used = _step_beta(beta, query.shape[-1], features)
     request = Request(flat[0], flat[1], flat[2], Causal(), used, feature_map=features)
     # Precision is the operator's business: autocast must not lower the sums.
