@@ -159,18 +159,22 @@ class SoftmaxGradient(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
+def _softmax_in_place(scores: Tensor) -> Tensor:
+    """Scores become weights where they stand: a second tile would push the first out of the cache."""
+    return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
+
+
 def _best(job: Job, task: Task, best: Tensor | None) -> tuple[Tensor | None]:
     return (None,) if best is None else (task.rows(job, best)[0],)
 
 
 def _put(job: Job, tile: Tile, total: Tensor, left: Tensor, right: Tensor) -> None:
     """Write a product over queries, or add it when other tiles touch the same queries."""
-    if tile.task.group == 1:
-        job.query.multiply_into(total, left, right, fresh=job.alone)
-    elif job.alone:
-        job.query.put(total, tile.by_head(torch.bmm(left, right)))
+    part = tile.by_head(torch.bmm(left, right))
+    if job.alone:
+        job.query.put(total, part)
     else:
-        job.query.add(total, tile.by_head(torch.bmm(left, right)))
+        job.query.add(total, part)
 
 
 def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tensor]:
@@ -184,10 +188,10 @@ def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tens
         scores = tile.compute(s, *_best(job, task, best))
         may_be_empty = job.may_be_empty or tile.biased or best is not None
         if job.alone and not task.keeps_sums and not may_be_empty:
-            _put(job, tile, out, torch.softmax(scores, -1), tile.columns(v))
+            _put(job, tile, out, _softmax_in_place(scores), tile.columns(v))
             continue
         largest = scores.amax(-1, keepdim=True)
-        weight = torch.softmax(scores, -1)
+        weight = _softmax_in_place(scores)
         # The largest weight is exp(largest - lse), so the log-sum-exp costs a maximum.
         summed = largest - weight.amax(-1, keepdim=True).log()
         if may_be_empty:
@@ -224,13 +228,13 @@ def _backward(query, key, value, best, output, total, gradient, task: Task, lear
         tile = Tile(job, task, q, k, learned)
         weight = tile.compute(s, *_best(job, task, best), minus=lse).exp_()
         above = tile.queries(upstream)
-        job.key.multiply_into(to_value, weight.transpose(1, 2), above)
+        job.key.add(to_value, tile.by_column(torch.bmm(weight.transpose(1, 2), above)))
         slope = torch.baddbmm(tile.queries(dots), above, tile.columns(v).transpose(1, 2), beta=-1).mul_(weight)
         if tile.biased and (task.learns or (task.bias is not None and task.bias.needs_content)):
             tile.differentiate(slope, bias_sums, bias_query, to_key)
         if reads_content:
             _put(job, tile, to_query, slope, tile.key)
-            job.key.multiply_into(to_key, slope.transpose(1, 2), tile.queries(s))
+            job.key.add(to_key, tile.by_column(torch.bmm(slope.transpose(1, 2), tile.queries(s))))
     if reads_content:
         sums[0] *= task.beta
     if learned:

@@ -105,12 +105,11 @@ class Tile:
 
     def addend(self) -> Tensor:
         """What is added to the content: the bias where visible, `-inf` where hidden; broadcasts to the scores."""
-        mask, dtype, device = self.job.mask, self.key.dtype, self.key.device
         if self.biased:
-            return self.bias() if mask is None else torch.where(self.seen(), self.bias(), -torch.inf)
-        if mask is None:
-            return torch.zeros((), dtype=dtype, device=device)
-        hidden = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -torch.inf)
+            return torch.where(self.seen(), self.bias(), -torch.inf) if self.job.group.ragged else self.bias()
+        hidden = self.job.hidden(self.key.dtype)
+        if hidden is None:
+            return torch.zeros((), dtype=self.key.dtype, device=self.key.device)
         hidden = hidden.repeat(1, self.task.group, 1) if self.task.group > 1 else hidden
         if len(hidden) == 1:
             return hidden
@@ -118,9 +117,10 @@ class Tile:
 
     def seen(self) -> Tensor:
         """The job's mask, broadcast to its products."""
-        if self.job.mask is None:
+        mask = self.job.mask
+        if mask is None:
             return torch.ones((), dtype=torch.bool, device=self.key.device)
-        return self.joined(self.job.mask[None, None].expand(-1, -1, self.tiles, -1, -1))
+        return self.joined(mask[None, None].expand(-1, -1, self.tiles, -1, -1))
 
     def bias(self) -> Tensor:
         with torch.no_grad():

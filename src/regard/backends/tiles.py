@@ -19,8 +19,9 @@ from regard.plan import Part, plan
 
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
-TILE_BUDGET = 1 << 19  # scores computed at once: two megabytes of float32, about a core's share of the cache
+TILE_BUDGET = 1 << 17  # scores computed at once: half a megabyte of float32, a core's own cache
 MASK_BUDGET = 1 << 28  # mask entries kept for reuse by one group; beyond that they are computed at each run
+HIDDEN_BUDGET = 1 << 22  # mask entries kept in additive form as well
 LOOK_BUDGET = 1 << 22  # mask entries computed at once
 
 
@@ -45,21 +46,6 @@ class Places:
         else:
             total.index_add_(2, self.index.reshape(-1), part.flatten(2, 3))
 
-    def multiply_into(self, total: Tensor, left: Tensor, right: Tensor, *, fresh: bool = False) -> None:
-        """Add the products `left @ right`, one for each batch row, head and tile; `fresh` overwrites instead.
-
-        Evenly spaced tokens of one tile are written in place by the product itself.
-        """
-        if self.span is not None and total.is_contiguous():
-            place = total.view(-1, *total.shape[2:])[:, self.span]
-            place.baddbmm_(left, right, beta=0.0 if fresh else 1.0)
-            return
-        part = torch.bmm(left, right).unflatten(0, (*total.shape[:2], len(self.index)))
-        if fresh:
-            self.put(total, part)
-        else:
-            self.add(total, part)
-
     def put(self, total: Tensor, part: Tensor) -> None:
         if self.span is not None:
             total[:, :, self.span] = part.squeeze(2)
@@ -67,16 +53,38 @@ class Places:
             total.index_copy_(2, self.index.reshape(-1), part.flatten(2, 3))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """Some tiles of a group, small enough to run at once."""
 
+    group: Group
     query: Places
     key: Places
-    mask: Tensor | None  # (1 or tile, query, key), True = visible; None = all visible
-    row: int | None
-    alone: bool  # no other job touches these queries
-    may_be_empty: bool
+    first: int  # tiles `first` to `last` of the group
+    last: int
+
+    @property
+    def row(self) -> int | None:
+        return self.group.row
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other job touches these queries."""
+        return self.group.alone
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a query might see none of its tile's keys."""
+        return self.group.may_be_empty
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Who sees whom: `(1 or tile, query, key)`; `None` when all see all."""
+        return self.group.mask(self.first, self.last, self.query.index.device)
+
+    def hidden(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as something to add: zero where visible, minus infinity where hidden."""
+        return self.group.hidden(self.first, self.last, self.query.index.device, dtype)
 
 
 @dataclass(eq=False)
@@ -93,7 +101,9 @@ class Group:
     masks: Tensor | None = None  # (mask, query, key)
     mask_of: Tensor | None = None  # (tile,)
     may_be_empty: bool = False
-    _spans: dict[int, tuple] = field(default_factory=dict)
+    _jobs: dict = field(default_factory=dict, repr=False)  # pieces by size and device
+    _masks: dict = field(default_factory=dict, repr=False)  # masks by device
+    _hidden: dict = field(default_factory=dict, repr=False)  # additive masks by device and dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -130,31 +140,53 @@ class Group:
         self.masks, self.mask_of = torch.stack(kept), torch.tensor(which)[order]
         self.may_be_empty = not bool(self.masks.any(-1).all())
 
-    def jobs(self, heads: int, device: torch.device) -> Iterator[Job]:
+    def jobs(self, heads: int, device: torch.device) -> list[Job]:
         """The group in pieces whose scores, over `heads` heads of all batch rows, fit the budget."""
         tiles, queries, keys = self.shape
         step = max(1, TILE_BUDGET // max(1, heads * queries * keys))
-        for first in range(0, tiles, step):
-            last = min(first + step, tiles)
-            query, key = self.query[first:last], self.key[first:last]
-            yield Job(
-                query=Places(query.to(device), _span(query) if last - first == 1 else None),
-                key=Places(key.to(device), _span(key) if last - first == 1 else None),
-                mask=self._mask(first, last, device),
-                row=self.row,
-                alone=self.alone,
-                may_be_empty=self.may_be_empty,
-            )
+        if (step, device) not in self._jobs:
+            self._jobs[step, device] = [self._job(at, min(at + step, tiles), device) for at in range(0, tiles, step)]
+        return self._jobs[step, device]
 
-    def _mask(self, first: int, last: int, device: torch.device) -> Tensor | None:
+    def _job(self, first: int, last: int, device: torch.device) -> Job:
+        query, key = self.query[first:last], self.key[first:last]
+        single = last - first == 1
+        return Job(
+            self,
+            Places(query.to(device), _span(query) if single else None),
+            Places(key.to(device), _span(key) if single else None),
+            first,
+            last,
+        )
+
+    def mask(self, first: int, last: int, device: torch.device) -> Tensor | None:
         if not self.ragged:
             return None
-        if self.masks is None or self.mask_of is None:
+        if self.masks is None:
             return self.look(first, last).to(device)
-        which = self.mask_of[first:last]
-        if bool((which == which[0]).all()):
-            which = which[:1]
-        return self.masks[which].to(device)
+        if device not in self._masks:
+            self._masks[device] = self.masks.to(device)
+        return self._masks[device][self._which(first, last)]
+
+    def hidden(self, first: int, last: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+        mask = None
+        if self.masks is None or self.masks.numel() > HIDDEN_BUDGET:
+            mask = self.mask(first, last, device)
+            return None if mask is None else _minus_infinity(mask, dtype)
+        if (device, dtype) not in self._hidden:
+            self._hidden[device, dtype] = _minus_infinity(self.masks.to(device), dtype)
+        return self._hidden[device, dtype][self._which(first, last)]
+
+    def _which(self, first: int, last: int) -> slice | Tensor:
+        """The masks of these tiles; one is enough when they are all the same."""
+        assert self.mask_of is not None
+        low, high = int(self.mask_of[first]), int(self.mask_of[last - 1])
+        # Tiles are sorted by mask, so equal ends mean that all are equal.
+        return slice(low, low + 1) if low == high else self.mask_of[first:last]
+
+
+def _minus_infinity(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _span(index: Tensor) -> slice | None:
@@ -173,11 +205,11 @@ def tile_height(pattern: Pattern, lengths: Lengths, group: int) -> int:
     """How many queries a tile should hold.
 
     Tall tiles make fast products, low ones follow a narrow pattern more closely. A product of `n` rows runs at about
-    `n / (n + 32)` of full speed here, and grouped heads give each query that many rows.
+    `n / (n + 24)` of full speed here, and grouped heads give each query that many rows.
     """
     if pattern._opaque:
         return HEIGHTS[-1]  # every plan would look at all pairs again
-    return min(HEIGHTS, key=lambda height: plan(pattern, *lengths, block=height).area * (1 + 32 / (height * group)))
+    return min(HEIGHTS, key=lambda height: plan(pattern, *lengths, block=height).area * (1 + 24 / (height * group)))
 
 
 @functools.lru_cache(maxsize=128)

@@ -72,9 +72,11 @@ class Random(Pattern):
         table, lowest = _draws(self, lengths, i.device)
         if not table.numel():
             return (i == j) & (i != j)
-        mine = table[(torch.div(i, self.block, rounding_mode="floor") - lowest).clamp(0, len(table) - 1)]
+        block = (torch.div(i, self.block, rounding_mode="floor") - lowest).clamp(0, len(table) - 1)
         wanted = torch.div(j, self.block, rounding_mode="floor")
-        return (mine == wanted[..., None]).any(-1)
+        # One draw after the other: a compiled FlexAttention takes elementwise masks, and this one is.
+        draws = [column[block] == wanted for column in table.unbind(-1)]
+        return functools.reduce(torch.logical_or, draws)
 
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         first, last = query.first // self.block, query.last // self.block
