@@ -6,9 +6,10 @@ import pytest
 import torch
 from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, results, tensors
 
-from regard import Causal, Full, Padding, Window, attend
+from regard import Causal, First, Full, Padding, Window, attend
 from regard.backends import BACKENDS, find
 from regard.backends.base import Request
+from regard.backends.tiles import program
 
 OTHERS = [backend.name for backend in BACKENDS if backend.name not in ("reference", "linear", "flex")]
 
@@ -131,6 +132,20 @@ def test_nothing_to_see_is_zero_and_nobody_asking_is_empty(backend, lengths, bet
     assert output.shape == (2, 3, lengths[0], 7)
     assert not output.any()
     assert all(not grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("together", [1, 1 << 30])
+@pytest.mark.parametrize("beta", [None, math.inf])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window(20, 9), Window(9, 9, step=2) | First(2)], ids=str)
+def test_tiles_whose_keys_are_split_agree_whether_they_run_one_by_one_or_at_once(monkeypatch, pattern, beta, together):
+    monkeypatch.setattr("regard.backends.tiles.LONGEST", 8)
+    monkeypatch.setattr("regard.backends.tiles.TILE_BUDGET", together)
+    program.cache_clear()
+    try:
+        agree("blocked", pattern, beta=beta, bias="table")
+        agree("blocked", pattern, beta=beta, kv_heads=1)
+    finally:
+        program.cache_clear()
 
 
 def test_the_agreement_can_fail():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from regard.backends import BACKENDS, choose
 from regard.backends.base import Request
+from regard.backends.tiles import tile_height
 from regard.plan import Plan, plan
 
 
@@ -35,7 +36,10 @@ class Explanation:
             if backend is not chosen:
                 reason = backend.refuse(request) or backend.reluctance(request)
                 reasons[backend.name] = reason or f"could run it, but {chosen.name} comes first"
-        laid_out = None if request.feature_map is not None else plan(request.pattern, *request.lengths)
+        laid_out = None
+        if request.feature_map is None:
+            height = tile_height(request.pattern, request.lengths, request.group)
+            laid_out = plan(request.pattern, *request.lengths, block=height)
         return Explanation(request.describe(), chosen.name, reasons, _macs(request, chosen.name), laid_out)
 
     def __str__(self) -> str:

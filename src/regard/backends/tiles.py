@@ -236,9 +236,10 @@ def _groups(part: Part, rows: int | None, only: bool) -> Iterator[Group]:
             piece = mine[first : first + LONGEST]
             width = -(-len(piece) // 32) * 32 if scattered else len(piece)
             query = part.queries(tile)
-            shape = (row, len(query), width, ragged or width > len(piece), only and len(mine) <= LONGEST)
+            # Pieces of one tile never share a group: a job would then write the same queries twice at once.
+            shape = (row, len(query), width, ragged or width > len(piece), only and len(mine) <= LONGEST, first)
             pieces.setdefault(shape, []).append((query, piece))
-    for (row, _, width, ragged, alone), members in pieces.items():
+    for (row, _, width, ragged, alone, _), members in pieces.items():
         full = np.stack([np.pad(key, (0, width - len(key)), mode="edge") for _, key in members])
         real = np.stack([np.arange(width) < len(key) for _, key in members])
         yield Group(

@@ -69,14 +69,13 @@ class Random(Pattern):
         return chosen
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        table, lowest = _draws(self, lengths, i.device)
-        if not table.numel():
+        columns, lowest = _draws(self, lengths, i.device)
+        if not columns or not len(columns[0]):
             return (i == j) & (i != j)
-        block = (torch.div(i, self.block, rounding_mode="floor") - lowest).clamp(0, len(table) - 1)
+        block = (torch.div(i, self.block, rounding_mode="floor") - lowest).clamp(0, len(columns[0]) - 1)
         wanted = torch.div(j, self.block, rounding_mode="floor")
         # One draw after the other: a compiled FlexAttention takes elementwise masks, and this one is.
-        draws = [column[block] == wanted for column in table.unbind(-1)]
-        return functools.reduce(torch.logical_or, draws)
+        return functools.reduce(torch.logical_or, [column[block] == wanted for column in columns])
 
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         first, last = query.first // self.block, query.last // self.block
@@ -105,12 +104,12 @@ class Random(Pattern):
 
 
 @functools.lru_cache(maxsize=64)
-def _draws(pattern: Random, lengths: Lengths, device: torch.device) -> tuple[Tensor, int]:
-    """The draws of every query block there is, and the number of the first such block."""
+def _draws(pattern: Random, lengths: Lengths, device: torch.device) -> tuple[tuple[Tensor, ...], int]:
+    """The first, second, ... draw of every query block there is, and the number of the first such block."""
     lowest = lengths.offset // pattern.block if lengths.queries else 0
     highest = (lengths.keys - 1) // pattern.block
-    table = pattern.drawn(np.arange(lowest, highest + 1), lengths.keys)
-    return torch.from_numpy(table).to(device), lowest
+    table = torch.from_numpy(pattern.drawn(np.arange(lowest, highest + 1), lengths.keys)).to(device)
+    return tuple(column.contiguous() for column in table.unbind(-1)), lowest
 
 
 def _mix(seed: int, block: Array, step: int) -> Array:
