@@ -208,6 +208,11 @@ def test_the_panels_of_figure_12_15_have_their_closed_forms(pattern, counts):
     assert tuple(pattern.pairs(tokens) for tokens in (12, 16, 64, 256, 1024)) == counts
 
 
+def test_a_window_wider_than_everything_is_counted_at_once():
+    assert Window(10**12, 0).pairs(1000) == Causal().pairs(1000)
+    assert Window(10**12, 10**12, step=3).pairs(50, 20) == Strided(3).pairs(50, 20)
+
+
 def test_panel_g_with_every_fourth_row_full():
     counts = []
     for tokens in (12, 16, 64, 256, 1024):

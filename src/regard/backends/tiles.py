@@ -19,7 +19,7 @@ from regard.plan import Part, plan
 
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
-TILE_BUDGET = 1 << 17  # scores computed at once: half a megabyte of float32, a core's own cache
+TILE_BUDGET = 1 << 19  # scores computed at once: small enough for the cache, large enough that threads seldom meet
 MASK_BUDGET = 1 << 28  # mask entries kept for reuse by one group; beyond that they are computed at each run
 HIDDEN_BUDGET = 1 << 22  # mask entries kept in additive form as well
 LOOK_BUDGET = 1 << 22  # mask entries computed at once

@@ -87,13 +87,12 @@ class Window(Pattern):
         return np.minimum(near, Strided(self.step)._relation(query, key, row, lengths))
 
     def _pairs(self, lengths: Lengths) -> int:
-        # Sum over the window's offsets of the number of positions that have a key there.
-        first, last = lengths.offset, lengths.keys - 1
-        return sum(
-            max(0, min(last, last - shift) - max(first, -shift) + 1)
-            for shift in range(-self.left * self.step, self.right * self.step + 1, self.step)
-            if -lengths.keys < shift < lengths.queries + lengths.keys
-        )
+        # Sum over the window's offsets of the number of queries that have a key there.
+        queries, keys, step = *lengths, self.step
+        left, right = min(self.left, max(keys - 1, 0) // step), min(self.right, max(queries - 1, 0) // step)
+        shift = np.arange(-left, right + 1) * step
+        last = np.minimum(keys - 1, keys - 1 - shift)
+        return int(np.maximum(0, last - np.maximum(lengths.offset, -shift) + 1).sum())
 
     def _order(self) -> Order:
         return NATURAL if self.step == 1 else Residue(self.step)
@@ -120,9 +119,11 @@ class Strided(Pattern):
         return residue_verdict(query.first, query.step, key.first, key.step, self.step, single)
 
     def _pairs(self, lengths: Lengths) -> int:
-        queries = np.bincount(np.arange(lengths.offset, lengths.keys) % self.step, minlength=self.step)
-        keys = np.bincount(np.arange(lengths.keys) % self.step, minlength=self.step)
-        return int(queries @ keys)
+        classes, held = np.unique(np.arange(lengths.keys) % self.step, return_counts=True)
+        query = np.arange(lengths.offset, lengths.keys) % self.step
+        place = np.searchsorted(classes, query)
+        here = np.append(classes, -1)[place] == query
+        return int((np.append(held, 0)[place] * here).sum())
 
     def _order(self) -> Order:
         return NATURAL if self.step == 1 else Residue(self.step)
