@@ -35,6 +35,13 @@ def make_request(
     query: Tensor, key: Tensor, value: Tensor, attention: Attention | None, fields: dict
 ) -> tuple[Request, tuple[int, ...]]:
     """Everything checked and brought into one shape, and the shape the output has to leave in."""
+    if attention is not None and not isinstance(attention, Attention):
+        raise ShapeError(
+            "The fourth argument is the whole description.",
+            asked=f"attend(query, key, value, {type(attention).__name__}(...))",
+            because="only an Attention describes everything at once",
+            instead="pattern=..., bias=... by name, or Attention(pattern=...)",
+        )
     given = {name: field for name, field in fields.items() if field is not None}
     described = dataclasses.replace(attention or Attention(), **given)
     _check_tensors(query, key, value)
@@ -78,6 +85,14 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             instead=instead,
         )
 
+    if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
+        kinds = ", ".join(type(tensor).__name__ for tensor in (query, key, value))
+        raise ShapeError(
+            "Attention is between tensors.",
+            asked=f"query, key and value of types {kinds}",
+            because="only torch tensors can be multiplied here",
+            instead="torch.as_tensor(x) for what you have",
+        )
     if min(query.ndim, key.ndim, value.ndim) < 3:
         refuse("a tensor without a head axis", "x[None] for one head: (1, token, dim)")
     if query.shape[-1] != key.shape[-1]:
@@ -91,7 +106,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             "key and value from the same tokens and heads",
         )
     heads, kv_heads = query.shape[-3], key.shape[-3]
-    if kv_heads == 0 or heads % kv_heads:
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
         refuse(
             f"{heads} query heads cannot share {kv_heads} key heads evenly",
             "a number of query heads that is a multiple of the number of key heads",
@@ -123,10 +138,10 @@ def _check_description(described: Attention, pattern: Pattern, batch: tuple[int,
         raise PatternError(
             "pattern is not a pattern.",
             asked=f"pattern={pattern.__name__ if isinstance(pattern, type) else type(pattern).__name__}",
-            because="that is the class, not a pattern of it" if kind else "a mask would bring the whole square back",
+            because="that is the class, not a pattern of it" if kind else "it is not made of patterns",
             instead=f"{pattern.__name__}(...), with brackets"
             if kind
-            else "a pattern such as Causal() or Padding(lengths); Where(lambda i, j: mask[i, j]) for a mask you have",
+            else "Causal(), say; read_pattern(text) for text; Where(lambda i, j: mask[i, j]) for a mask you have",
         )
     if pattern.rows is not None and pattern.rows != math.prod(batch):
         raise ShapeError(
@@ -136,12 +151,13 @@ def _check_description(described: Attention, pattern: Pattern, batch: tuple[int,
             because="Padding and Segments describe every batch row",
             instead="one length or one row of ids for each batch row",
         )
-    if described.beta is not None and math.isnan(described.beta):
+    number = isinstance(described.beta, int | float) and not isinstance(described.beta, bool)
+    if described.beta is not None and (not number or math.isnan(described.beta)):
         raise ShapeError(
             "beta is not a number.",
             asked=f"beta={described.beta}",
-            because="every real number and both infinities have a meaning, NaN has none",
-            instead="beta=None for 1/sqrt(dim)",
+            because="beta is one Python number; every real one and both infinities have a meaning, NaN has none",
+            instead="beta=None for 1/sqrt(dim); to learn a temperature, multiply the query by it",
         )
 
 

@@ -17,7 +17,7 @@ from regard.backends.finite import cleaned, known_finite
 from regard.backends.folding import fold, one_by_one, unfold
 from regard.backends.limits import uniform, winners
 from regard.backends.scores import Task, Tile
-from regard.backends.tiles import Job, tile_height
+from regard.backends.tiles import Job, lay_out, stand_up, tile_height
 from regard.errors import BackendError
 
 
@@ -40,8 +40,12 @@ def _run(request: Request) -> Tensor:
     if request.uniform:
         return uniform(request)
     dtype = accumulation_dtype(request)
-    query, key, value = (tensor.to(dtype) for tensor in (request.query, request.key, request.value))
+    rows = request.pattern.rows
+    query, key, value = (lay_out(tensor.to(dtype), rows) for tensor in (request.query, request.key, request.value))
     learned = bias_tensors(request.bias)
+    by_row = rows is not None and isinstance(request.bias, Tensor) and len(request.bias) > 1
+    if by_row:
+        learned = (lay_out(learned[0], rows),)
     task = Task(
         pattern=request.pattern,
         lengths=request.lengths,
@@ -49,10 +53,11 @@ def _run(request: Request) -> Tensor:
         bias=None if isinstance(request.bias, Tensor) else request.bias,
         block=tile_height(request.pattern, request.lengths, request.group),
         group=request.group,
+        bias_by_row=by_row,
         keeps_sums=request.needs_gradient or torch._C._are_functorch_transforms_active(),
     )
     if not request.hard:
-        return Softmax.apply(query, key, value, None, task, *learned)[0].to(request.value.dtype)
+        return stand_up(Softmax.apply(query, key, value, None, task, *learned)[0], rows).to(request.value.dtype)
     best, winner, count = winners(query, key, task, learned)
     output = _gather(value, winner, request.group)
     output = torch.where(count > 0, output, 0)
@@ -61,7 +66,7 @@ def _run(request: Request) -> Tensor:
         tied = Softmax.apply(query, key, value, best, task, *learned)[0]
         output = torch.where(count > 1, tied, output)
     output = torch.where(torch.isnan(best), torch.nan, output)
-    return output.to(request.value.dtype)
+    return stand_up(output, rows).to(request.value.dtype)
 
 
 _run_opaquely: Callable[[Request], Tensor] = torch.compiler.disable(_run)  # type: ignore[assignment]
@@ -164,10 +169,6 @@ def _softmax_in_place(scores: Tensor) -> Tensor:
     return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
 
-def _best(job: Job, task: Task, best: Tensor | None) -> tuple[Tensor | None]:
-    return (None,) if best is None else (task.rows(job, best)[0],)
-
-
 def _put(job: Job, tile: Tile, total: Tensor, left: Tensor, right: Tensor) -> None:
     """Write a product over queries, or add it when other tiles touch the same queries."""
     part = tile.by_head(torch.bmm(left, right))
@@ -182,13 +183,12 @@ def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tens
     output = query.new_zeros(*query.shape[:3], value.shape[-1])
     total = query.new_full((*query.shape[:3], 1), -torch.inf)
     scaled = _scaled(query, task.beta)
-    for job in task.jobs(query.shape[0], key.shape[1], query.device):
-        q, s, k, v, out, lse = task.rows(job, query, scaled, key, value, output, total)
-        tile = Tile(job, task, q, k, learned)
-        scores = tile.compute(s, *_best(job, task, best))
+    for job in task.jobs(query, key):
+        tile = Tile(job, task, query, key, learned)
+        scores = tile.compute(scaled, best)
         may_be_empty = job.may_be_empty or tile.biased or best is not None
         if job.alone and not task.keeps_sums and not may_be_empty:
-            _put(job, tile, out, _softmax_in_place(scores), tile.columns(v))
+            _put(job, tile, output, _softmax_in_place(scores), tile.columns(value))
             continue
         largest = scores.amax(-1, keepdim=True)
         weight = _softmax_in_place(scores)
@@ -199,16 +199,16 @@ def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tens
             weight, summed = weight.masked_fill_(nothing, 0), summed.masked_fill_(nothing, -torch.inf)
         summed = tile.by_head(summed)
         if job.alone:
-            _put(job, tile, out, weight, tile.columns(v))
-            job.query.put(lse, summed)
+            _put(job, tile, output, weight, tile.columns(value))
+            job.query.put(total, summed)
             continue
-        part = tile.by_head(torch.bmm(weight, tile.columns(v)))
+        part = tile.by_head(torch.bmm(weight, tile.columns(value)))
         # What these queries saw before and what they see now are averaged by their sums (online softmax).
-        before, old = job.query.take(lse), job.query.take(out)
+        before, old = job.query.take(total), job.query.take(output)
         after = torch.logaddexp(before, summed)
         shift = after.masked_fill(after == -torch.inf, 0)
-        job.query.put(out, old * (before - shift).exp() + part * (summed - shift).exp())
-        job.query.put(lse, after)
+        job.query.put(output, old * (before - shift).exp() + part * (summed - shift).exp())
+        job.query.put(total, after)
     return output, total
 
 
@@ -222,19 +222,17 @@ def _backward(query, key, value, best, output, total, gradient, task: Task, lear
     reads_content = best is None and task.beta != 0
     # What the bias itself sends back to the query is not scaled by beta, so it is added up apart.
     from_bias = torch.zeros_like(query) if learned else query
-    for job in task.jobs(query.shape[0], key.shape[1], query.device):
-        rows = task.rows(job, query, scaled, key, value, gradient, delta, total, from_bias, *sums)
-        q, s, k, v, upstream, dots, lse, bias_query, to_query, to_key, to_value = rows
-        tile = Tile(job, task, q, k, learned)
-        weight = tile.compute(s, *_best(job, task, best), minus=lse).exp_()
-        above = tile.queries(upstream)
-        job.key.add(to_value, tile.by_column(torch.bmm(weight.transpose(1, 2), above)))
-        slope = torch.baddbmm(tile.queries(dots), above, tile.columns(v).transpose(1, 2), beta=-1).mul_(weight)
+    for job in task.jobs(query, key):
+        tile = Tile(job, task, query, key, learned)
+        weight = tile.compute(scaled, best, minus=total).exp_()
+        above = tile.queries(gradient)
+        job.key.add(sums[2], tile.by_column(torch.bmm(weight.transpose(1, 2), above)))
+        slope = torch.baddbmm(tile.queries(delta), above, tile.columns(value).transpose(1, 2), beta=-1).mul_(weight)
         if tile.biased and (task.learns or (task.bias is not None and task.bias.needs_content)):
-            tile.differentiate(slope, bias_sums, bias_query, to_key)
+            tile.differentiate(slope, bias_sums, from_bias, sums[1])
         if reads_content:
-            _put(job, tile, to_query, slope, tile.key)
-            job.key.add(to_key, tile.by_column(torch.bmm(slope.transpose(1, 2), tile.queries(s))))
+            _put(job, tile, sums[0], slope, tile.key)
+            job.key.add(sums[1], tile.by_column(torch.bmm(slope.transpose(1, 2), tile.queries(scaled))))
     if reads_content:
         sums[0] *= task.beta
     if learned:
@@ -247,14 +245,14 @@ def _touched(query, key, value, best, task: Task, learned) -> Tensor:
     bad_key = (~torch.isfinite(key)).any(-1, keepdim=True).to(query.dtype)
     bad_value = (~torch.isfinite(value)).to(query.dtype)
     touched = query.new_zeros(*query.shape[:3], value.shape[-1])
+    safe = cleaned(key)
     scaled = _scaled(query, task.beta)
-    for job in task.jobs(query.shape[0], key.shape[1], query.device):
-        q, s, k, bad_k, bad_v, mark = task.rows(job, query, scaled, cleaned(key), bad_key, bad_value, touched)
-        tile = Tile(job, task, q, k, learned)
+    for job in task.jobs(query, key):
+        tile = Tile(job, task, query, safe, learned)
         height = job.query.index.shape[1] * task.group
         seen = tile.seen().expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
-        harm = torch.bmm(seen, tile.columns(bad_k))
+        harm = torch.bmm(seen, tile.columns(bad_key))
         if best is not None:  # only winners hand their value over
-            seen = (tile.compute(s, *_best(job, task, best)) > -torch.inf).to(query.dtype)
-        job.query.add(mark, tile.by_head(torch.bmm(seen, tile.columns(bad_v)) + harm))
+            seen = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)
+        job.query.add(touched, tile.by_head(torch.bmm(seen, tile.columns(bad_value)) + harm))
     return touched > 0

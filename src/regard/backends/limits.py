@@ -5,8 +5,6 @@ Requirements of both: no approximation by a very small or very large beta, and m
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,14 +13,17 @@ from regard.backends.base import Request, accumulation_dtype
 from regard.backends.finite import cleaned, known_finite
 from regard.backends.folding import fold, one_by_one, unfold
 from regard.backends.scores import Task, Tile
+from regard.backends.tiles import lay_out, stand_up
 from regard.patterns import Lengths, Pattern
 from regard.plan import Part, plan
+from regard.plan.cache import keep
 
 BLOCK = 64
+STEPS_LIMIT = 128 << 20  # bytes of tree nodes and weights to remember
 
 
 def winners(query: Tensor, key: Tensor, task: Task, learned: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query the best content score, the first key that reaches it and how many do: `(batch, head, query, 1)`.
+    """For each query the best content score, the first key that reaches it and how many may: `(batch, head, query, 1)`.
 
     A query that sees nothing has count zero; one that sees a key which is not finite has a best score of NaN.
     """
@@ -41,19 +42,22 @@ class Winners(torch.autograd.Function):
         count = torch.zeros_like(winner)
         spoiled = torch.zeros_like(best)
         signed = query if task.beta > 0 else -query
-        for job in task.jobs(query.shape[0], key.shape[1], query.device):
-            q, s, k, *state = task.rows(job, query, signed, safe, best, winner, count, spoiled)
-            tile = Tile(job, task, q, k, learned)
-            scores = tile.content(s)
+        for job in task.jobs(query, key):
+            tile = Tile(job, task, query, safe, learned)
+            scores = tile.content(signed)
             top, place = scores.max(-1, keepdim=True)
-            ties = ((scores == top) & (top > -torch.inf)).sum(-1, keepdim=True)
+            slack = tile.rounding()
+            ties = ((scores + slack >= top) & (scores > -torch.inf)).sum(-1, keepdim=True)
+            slack = slack.amax(-1, keepdim=True)
+            # A query that is not finite has no best key.
+            job.query.add(spoiled, tile.by_head((~torch.isfinite(top) & (top != -torch.inf)).to(scores.dtype)))
             number = job.key.index.expand(tile.batch * tile.kv_heads, -1, -1).flatten(0, 1)
             found = number.gather(1, place.squeeze(-1)).unsqueeze(-1)
-            _keep_best(job, state[:3], [tile.by_head(part) for part in (top, found, ties)])
+            _keep_best(job, [best, winner, count], [tile.by_head(part) for part in (top, found, ties, slack)])
             if broken is not None:
-                bad = tile.columns(*task.rows(job, broken)).to(scores.dtype)
+                bad = tile.columns(broken).to(scores.dtype)
                 seen = (scores > -torch.inf).to(scores.dtype)
-                job.query.add(state[3], tile.by_head(torch.bmm(seen, bad)))
+                job.query.add(spoiled, tile.by_head(torch.bmm(seen, bad)))
         return torch.where(spoiled > 0, torch.nan, best), winner, count
 
     @staticmethod
@@ -75,11 +79,13 @@ class Winners(torch.autograd.Function):
 
 def _keep_best(job, state: list[Tensor], found: list[Tensor]) -> None:
     best, winner, count = (job.query.take(tensor) for tensor in state)
-    top, place, ties = found
-    better, equal = top > best, (top == best) & (ties > 0)
+    top, place, ties, slack = found
+    better = top > best
+    # Counting too many is harmless: more than one only means that a second pass looks closely.
+    near = ((top - best).abs() <= slack) & (ties > 0)
     job.query.put(state[0], torch.where(better, top, best))
     job.query.put(state[1], torch.where(better, place, winner))
-    job.query.put(state[2], torch.where(better, ties, count + torch.where(equal, ties, 0)))
+    job.query.put(state[2], torch.where(near, count + ties, torch.where(better, ties, count)))
 
 
 def uniform(request: Request) -> Tensor:
@@ -88,34 +94,27 @@ def uniform(request: Request) -> Tensor:
     Keys that a whole tile of queries sees enter as sums over 1, 2, 4, ... neighbours, so a run costs the logarithm of
     its length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
     """
-    dtype = accumulation_dtype(request)
-    value = request.value.to(dtype)
+    dtype, rows = accumulation_dtype(request), request.pattern.rows
+    value = lay_out(request.value.to(dtype), rows)
     clean = known_finite(value)
-    layers = [cleaned(value)] if not clean else [value]
-    if not clean:
-        layers.append((~torch.isfinite(value)).to(dtype))
-    shape = (request.batch, request.kv_heads, request.lengths.queries)
-    sums = [value.new_zeros(*shape, value.shape[-1]) for _ in layers]
-    count = value.new_zeros(request.batch, 1, shape[2], 1)
+    layers = [value] if clean else [cleaned(value), (~torch.isfinite(value)).to(dtype)]
+    queries = request.lengths.queries * (rows or 1)
+    sums = [value.new_zeros(*value.shape[:2], queries, value.shape[-1]) for _ in layers]
+    count = value.new_zeros(1, 1, queries, 1)
     for step in _steps(request.pattern, request.lengths):
-        mine = slice(None) if step.row is None else slice(step.row, None, request.pattern.rows)
-        weight, query, node = (tensor.to(value.device) for tensor in (step.weight, step.query, step.node))
+        weight, query, node, order = (
+            tensor.to(value.device) for tensor in (step.weight, step.query, step.node, step.key_index)
+        )
         seen = (weight > 0).to(dtype)
-        rows = torch.zeros(request.batch, dtype=torch.bool, device=value.device)
-        rows[mine] = True
-        chosen = rows[:, None, None, None]
         for number, layer in enumerate(layers):
-            tree = _tree(layer[:, :, step.key_index.to(value.device)])
-            taken = tree.index_select(2, node.reshape(-1)).unflatten(2, node.shape)
-            part = (seen @ taken).flatten(2, 3)
-            full = value.new_zeros(*part.shape[:2], shape[2], part.shape[-1]).index_add(2, query.reshape(-1), part)
-            sums[number] = sums[number] + torch.where(chosen, full, 0)
+            taken = _tree(layer[:, :, order]).index_select(2, node.reshape(-1)).unflatten(2, node.shape)
+            sums[number] = sums[number].index_add(2, query.reshape(-1), (seen @ taken).flatten(2, 3))
         here = weight.sum(-1).to(dtype).reshape(1, 1, -1, 1)
-        full = value.new_zeros(1, 1, shape[2], 1).index_add(2, query.reshape(-1), here)
-        count = count + torch.where(chosen, full, 0)
+        count = count.index_add(2, query.reshape(-1), here)
     output = sums[0] / count.clamp(min=1)
     if not clean:
         output = torch.where(sums[1] > 0, torch.nan, output)
+    output = stand_up(output, rows)
     output = output.repeat_interleave(request.group, dim=1) if request.group > 1 else output
     return output.to(request.value.dtype)
 
@@ -134,32 +133,35 @@ def _tree(value: Tensor) -> Tensor:
 class _Step:
     """Tiles of one shape: queries, the tree's nodes they read, and how many keys each node holds for each query."""
 
-    def __init__(self, row: int | None, key_index: Tensor, query: Tensor, node: Tensor, weight: Tensor) -> None:
-        self.row, self.key_index, self.query, self.node, self.weight = row, key_index, query, node, weight
+    def __init__(self, key_index: Tensor, query: Tensor, node: Tensor, weight: Tensor) -> None:
+        self.key_index, self.query, self.node, self.weight = key_index, query, node, weight
+        self.size = key_index.nbytes + query.nbytes + node.nbytes + weight.nbytes
 
 
-@functools.lru_cache(maxsize=64)
+@keep(STEPS_LIMIT, lambda steps: 1024 + sum(step.size for step in steps))
 def _steps(pattern: Pattern, lengths: Lengths) -> tuple[_Step, ...]:
     steps = []
+    rows = pattern.rows or 1
     for part in plan(pattern, *lengths, block=BLOCK).parts:
-        offsets = _level_offsets(lengths.keys)
+        offsets = _level_offsets(rows * lengths.keys)
         shapes: dict[tuple, list[tuple]] = {}
         for tile in range(part.tiles):
-            nodes, sizes, ragged = _nodes(part, tile, offsets)
-            if not len(nodes) and not len(ragged):
-                continue
             query = part.queries(tile)
-            weight = np.repeat(sizes[None], len(query), 0)
-            looked = part.mask(query, part.key_index[ragged], int(part.row[tile])).numpy().astype(np.int64)
-            width = -(-(len(nodes) + len(ragged)) // 32) * 32
-            fill = width - len(nodes) - len(ragged)
-            weight = np.pad(np.concatenate([weight, looked], 1), ((0, 0), (0, fill)))
-            row = int(part.row[tile]) if part.pattern.rows else None
-            member = (query, np.pad(np.concatenate([nodes, ragged]), (0, fill)), weight)
-            shapes.setdefault((row, len(query), width), []).append(member)
-        for (row, _, _), members in shapes.items():
+            for row in [int(part.row[tile])] if part.pattern.rows else range(rows):
+                nodes, sizes, ragged = _nodes(part, tile, row * lengths.keys, offsets)
+                if not len(nodes) and not len(ragged):
+                    continue
+                looked = part.mask(query, part.key_index[ragged - row * lengths.keys], row).numpy().astype(np.int64)
+                width = -(-(len(nodes) + len(ragged)) // 32) * 32
+                fill = width - len(nodes) - len(ragged)
+                weight = np.concatenate([np.repeat(sizes[None], len(query), 0), looked], 1)
+                weight = np.pad(weight, ((0, 0), (0, fill)))
+                member = (query + row * lengths.queries, np.pad(np.concatenate([nodes, ragged]), (0, fill)), weight)
+                shapes.setdefault((len(query), width), []).append(member)
+        order = np.concatenate([part.key_index + row * lengths.keys for row in range(rows)])
+        for members in shapes.values():
             query, node, weight = (torch.from_numpy(np.stack(column)) for column in zip(*members, strict=True))
-            steps.append(_Step(row, torch.from_numpy(part.key_index.copy()), query, node, weight))
+            steps.append(_Step(torch.from_numpy(order), query, node, weight))
     return tuple(steps)
 
 
@@ -172,13 +174,16 @@ def _level_offsets(keys: int) -> list[int]:
     return offsets
 
 
-def _nodes(part: Part, tile: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tree nodes that make up the whole runs, how many keys each holds, and the places of the ragged keys."""
+def _nodes(part: Part, tile: int, before: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tree nodes that make up the whole runs, how many keys each holds, and the places of the ragged keys.
+
+    `before` keys of other batch rows come first.
+    """
     nodes: list[int] = []
     sizes: list[int] = []
     ragged: list[np.ndarray] = []
     for run in range(part.run_pointer[tile], part.run_pointer[tile + 1]):
-        start, stop = int(part.run_start[run]), int(part.run_stop[run])
+        start, stop = before + int(part.run_start[run]), before + int(part.run_stop[run])
         if not part.run_whole[run]:
             ragged.append(np.arange(start, stop))
             continue

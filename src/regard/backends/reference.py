@@ -36,7 +36,10 @@ def spoiled_rows(request: Request) -> Tensor:
     """Which queries see a key that is not finite: `(batch, head, query, 1)`. Uniform attention reads no key."""
     broken = ~torch.isfinite(_repeat(request.key, request.group)).all(-1, keepdim=True)
     seen = visible(request).expand(request.batch, request.heads, *request.lengths)
-    return _meets(seen, broken & (not request.uniform))
+    spoiled = _meets(seen, broken & (not request.uniform))
+    if request.hard:  # a softmax passes on scores that are not finite, a choice has to be told
+        spoiled = spoiled | (seen & ~torch.isfinite(content_scores(request))).any(-1, keepdim=True)
+    return spoiled
 
 
 def _meets(seen: Tensor, broken: Tensor) -> Tensor:
@@ -65,11 +68,22 @@ def weights(request: Request) -> Tensor:
         mask = mask & (position > -torch.inf)
         signed = torch.where(mask, content if request.beta > 0 else -content, -torch.inf).detach()
         best = signed.amax(-1, keepdim=True) if signed.shape[-1] else signed
-        scores = torch.where((signed == best) & mask, position, -torch.inf)
+        scores = torch.where((signed + rounding(request) >= best) & mask, position, -torch.inf)
     else:
         content = request.beta * content if request.beta else torch.zeros_like(content)
         scores = torch.where(mask, content + position, -torch.inf)
     return _softmax(scores.expand(shape))
+
+
+def rounding(request: Request) -> Tensor:
+    """How far apart two equal dot products may come out, for every pair: `2 eps dim |query| |key|`.
+
+    Equal keys get products that differ in the last bits, by where they stand in the matrix. They are ties all the same.
+    """
+    dtype = accumulation_dtype(request)
+    query, key = request.query.detach().to(dtype), cleaned(_repeat(request.key.detach(), request.group).to(dtype))
+    norms = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
+    return 2 * torch.finfo(dtype).eps * query.shape[-1] * norms
 
 
 def content_scores(request: Request) -> Tensor:

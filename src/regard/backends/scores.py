@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from regard.backends.tiles import Job, program
+from regard.backends.tiles import Job, Places, program
 from regard.biases.base import Bias
 from regard.patterns import Lengths, Pattern
 
@@ -30,17 +30,12 @@ class Task:
     keeps_sums: bool = True  # whether a backward pass will want the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
 
-    def jobs(self, batch: int, kv_heads: int, device: torch.device) -> Iterator[Job]:
-        """All tiles of the pattern, in pieces that fit the cache."""
-        for job_group in program(self.pattern, self.lengths, self.block):
-            rows = self.pattern.rows if job_group.row is not None and self.pattern.rows else 1
-            yield from job_group.jobs(batch // rows * kv_heads * self.group, device)
+    bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern tells apart
 
-    def rows(self, job: Job, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The batch rows a job is about, as views. vmap repeats the batch, so row `r` comes back every `rows`."""
-        if job.row is None:
-            return tensors
-        return tuple(tensor[job.row :: self.pattern.rows] for tensor in tensors)
+    def jobs(self, query: Tensor, key: Tensor) -> Iterator[Job]:
+        """All tiles of the pattern, in pieces that fit the cache."""
+        for group in program(self.pattern, self.lengths, self.block):
+            yield from group.jobs(query.shape[0] * key.shape[1] * self.group, query.device)
 
 
 class Tile:
@@ -92,7 +87,8 @@ class Tile:
         """
         start = self.addend() if minus is None else self.addend() - self.queries(minus)
         if best is not None:
-            return torch.where(self.content(scaled_query) >= self.queries(best), start, -torch.inf)
+            reached = self.content(scaled_query) + self.rounding() >= self.queries(best)
+            return torch.where(reached, start, -torch.inf)
         rows, keys = self.queries(scaled_query), self.key.transpose(1, 2)
         if not start.ndim:
             return torch.bmm(rows, keys)
@@ -102,6 +98,12 @@ class Tile:
         """Content scores alone, with `-inf` where a pair is hidden, be it by the pattern or by the bias."""
         scores = torch.bmm(self.queries(scaled_query), self.key.transpose(1, 2))
         return torch.where(self.addend() > -torch.inf, scores, -torch.inf)
+
+    def rounding(self) -> Tensor:
+        """How far apart equal dot products may come out; nearer than this is a tie (see the reference)."""
+        eps = 2 * torch.finfo(self.key.dtype).eps * self.key.shape[-1]
+        norm = self.queries(self.whole_query).norm(dim=-1, keepdim=True)
+        return eps * norm * self.key.norm(dim=-1).unsqueeze(1)
 
     def addend(self) -> Tensor:
         """What is added to the content: the bias where visible, `-inf` where hidden; broadcasts to the scores."""
@@ -135,23 +137,36 @@ class Tile:
 
     def _bias(self, learned: tuple[Tensor, ...], *content: Tensor) -> Tensor:
         """The bias as `(batch or 1, head or 1, tile, query', key')`."""
-        bias, i, j = self.task.bias, self.job.query.index, self.job.key.index
+        bias = self.task.bias
         if bias is None:
             return self._tensor_tile(learned[0])
-        i = i + self.task.lengths.offset
+        i, j = self._local(self.job.query, 0) + self.task.lengths.offset, self._local(self.job.key, 1)
         names = [name for name, _ in bias.named_parameters()]
         parameters = dict(zip(names, learned, strict=True))
         if content:
             return functional_call(bias, parameters, (i, j, *content))
         return functional_call(bias, parameters, (i[:, :, None], j[:, None, :])).unsqueeze(0)
 
-    def _tensor_tile(self, tensor: Tensor) -> Tensor:
-        if len(tensor) > 1:
-            (tensor,) = self.task.rows(self.job, tensor)
-        return self._full(tensor)[:, :, self.job.query.index[:, :, None], self.job.key.index[:, None, :]]
+    def _local(self, places: Places, axis: int) -> Tensor:
+        """Token numbers inside their own batch row."""
+        return places.index if self.task.pattern.rows is None else places.index % self.task.lengths[axis]
 
-    def _full(self, tensor: Tensor) -> Tensor:
-        return tensor.expand(-1, -1, *self.task.lengths)
+    def _tensor_places(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a plain tensor `(batch or 1, head or 1, query or 1, key or 1)` keeps the pairs of this tile."""
+        rows = self.task.pattern.rows if self.task.bias_by_row and self.task.pattern.rows else 1
+        i = self.job.query.index if self.task.bias_by_row else self._local(self.job.query, 0)
+        if tensor.shape[2] == rows:  # the same for all queries of a row
+            i = (
+                torch.div(i, max(self.task.lengths.queries, 1), rounding_mode="floor")
+                if rows > 1
+                else torch.zeros_like(i)
+            )
+        j = torch.zeros_like(self.job.key.index) if tensor.shape[3] == 1 else self._local(self.job.key, 1)
+        return i[:, :, None], j[:, None, :]
+
+    def _tensor_tile(self, tensor: Tensor) -> Tensor:
+        i, j = self._tensor_places(tensor)
+        return tensor[:, :, i, j]
 
     # Gradients
 
@@ -175,15 +190,8 @@ class Tile:
             self.job.key.add(key, grads[-1].unflatten(1, (self.kv_heads, -1)).sum(2))
 
     def _differentiate_tensor(self, by_head: Tensor, total: Tensor) -> None:
-        if len(total) > 1:
-            (total,) = self.task.rows(self.job, total)
-        i, j = self.job.query.index[:, :, None], self.job.key.index[:, None, :]
+        i, j = self._tensor_places(total)
         part = by_head.sum_to_size(len(total), total.shape[1], *by_head.shape[2:]).to(total.dtype)
         # A bias that is the same for all queries, or for all keys, collects them in its only place.
-        i = torch.zeros_like(i) if total.shape[2] == 1 else i
-        j = torch.zeros_like(j) if total.shape[3] == 1 else j
         pairs = (i * total.shape[3] + j).expand(part.shape[2:]).reshape(-1)
-        flat = total if total.is_contiguous() else total.contiguous()
-        flat.flatten(2).index_add_(2, pairs, part.flatten(2))
-        if flat is not total:
-            total.copy_(flat)
+        total.flatten(2).index_add_(2, pairs, part.flatten(2))

@@ -24,6 +24,8 @@ class Sdpa(Backend):
             return "torch's SDPA has no feature maps"
         if request.hard:
             return "torch's SDPA has no hard limit"
+        if request.beta <= 0:
+            return "torch's SDPA counts on a positive scale: it multiplies the minus infinity of hidden scores by it"
         if not request.dense and not isinstance(request.pattern, Causal):
             return "torch's SDPA skips nothing: a pattern would cost the whole square"
         if isinstance(request.pattern, Causal) and request.lengths.queries != request.lengths.keys:
@@ -32,6 +34,10 @@ class Sdpa(Backend):
             return "torch's SDPA takes a bias only as the whole square"
         if isinstance(request.bias, Tensor) and not request.dense:
             return "torch's SDPA takes either a causal mask or a bias"
+        if isinstance(request.bias, Tensor) and torch.promote_types(request.bias.dtype, request.query.dtype) != (
+            request.query.dtype
+        ):
+            return f"torch's SDPA would round the bias from {request.bias.dtype} to {request.query.dtype}"
         if 0 in (*request.lengths, request.batch, request.query.shape[-1], request.value.shape[-1]):
             return "torch's SDPA is not defined on nothing"
         if len({request.query.dtype, request.key.dtype, request.value.dtype}) > 1:
@@ -42,15 +48,17 @@ class Sdpa(Backend):
         query, key, value = request.query, request.key, request.value
         causal = not request.dense
         bias = request.bias.to(query.dtype) if isinstance(request.bias, Tensor) else None
-        # In a dense attention everything is seen and nothing has to be kept out.
         broken = None
-        if causal and not known_finite(key, value):
+        if not known_finite(key, value):
             broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
             key, value = cleaned(key), cleaned(value)
         output = scaled_dot_product_attention(
             query, key, value, bias, is_causal=causal, scale=request.beta, enable_gqa=request.group > 1
         )
         if broken is not None:
-            touched = broken.cummax(2).values.repeat_interleave(request.group, dim=1)
-            output = torch.where(touched, torch.nan, output)
+            seen = broken.cummax(2).values if causal else broken.any(2, keepdim=True)
+            output = torch.where(seen.repeat_interleave(request.group, dim=1), torch.nan, output)
+        if not known_finite(query):
+            # torch's CPU kernel answers zero to a query that is NaN.
+            output = torch.where(torch.isfinite(query).all(-1, keepdim=True), output, torch.nan)
         return output

@@ -2,6 +2,9 @@
 
 A group holds tiles with equally many queries and equally many keys, as index tensors, and the masks of its ragged
 tiles. Masks repeat (every inner tile of a window has the same one), so each distinct mask is kept once.
+
+Where a pattern tells batch rows apart, the rows are laid end to end as one long sequence (`lay_out`): token `n` of
+row `r` is number `r * tokens + n`, and tiles of all rows run together.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from torch import Tensor
 
 from regard.patterns import Lengths, Pattern
 from regard.plan import Part, plan
+from regard.plan.cache import keep
 
+PROGRAM_LIMIT = 256 << 20  # bytes of tiles and masks to remember
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
 TILE_BUDGET = 1 << 19  # scores computed at once: small enough for the cache, large enough that threads seldom meet
-MASK_BUDGET = 1 << 28  # mask entries kept for reuse by one group; beyond that they are computed at each run
+MASK_BUDGET = 1 << 26  # mask entries kept for reuse by one group; beyond that they are computed at each run
 HIDDEN_BUDGET = 1 << 22  # mask entries kept in additive form as well
 LOOK_BUDGET = 1 << 22  # mask entries computed at once
 
@@ -64,10 +69,6 @@ class Job:
     last: int
 
     @property
-    def row(self) -> int | None:
-        return self.group.row
-
-    @property
     def alone(self) -> bool:
         """Whether no other job touches these queries."""
         return self.group.alone
@@ -92,7 +93,7 @@ class Group:
     """Tiles of one shape."""
 
     part: Part
-    row: int | None
+    row: Tensor | None  # (tile,): the batch row of each tile, where rows are told apart
     query: Tensor  # (tile, query)
     key: Tensor  # (tile, key)
     real: Tensor | None  # (tile, key): False where a short tile was filled up
@@ -109,10 +110,19 @@ class Group:
     def shape(self) -> tuple[int, int, int]:
         return self.query.shape[0], self.query.shape[1], self.key.shape[1]
 
+    @property
+    def size(self) -> int:
+        """Bytes, counting masks in both their forms."""
+        held = self.query.nbytes + self.key.nbytes
+        if self.masks is None:
+            return held
+        return held + self.masks.nbytes * (5 if self.masks.numel() <= HIDDEN_BUDGET else 1)
+
     def look(self, first: int, last: int) -> Tensor:
         """The masks of these tiles, straight from the pattern."""
-        row = 0 if self.row is None else self.row
-        mask = self.part.mask(self.query[first:last].numpy(), self.key[first:last].numpy(), row)
+        queries, keys = self.part.lengths
+        row = 0 if self.row is None else self.row[first:last].numpy()
+        mask = self.part.mask(self.query[first:last].numpy() % queries, self.key[first:last].numpy() % keys, row)
         return mask if self.real is None else mask & self.real[first:last, None, :]
 
     def keep_masks(self) -> None:
@@ -137,6 +147,7 @@ class Group:
         order = torch.tensor(which).argsort(stable=True)
         self.query, self.key = self.query[order], self.key[order]
         self.real = None if self.real is None else self.real[order]
+        self.row = None if self.row is None else self.row[order]
         self.masks, self.mask_of = torch.stack(kept), torch.tensor(which)[order]
         self.may_be_empty = not bool(self.masks.any(-1).all())
 
@@ -189,6 +200,21 @@ def _minus_infinity(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
+def lay_out(tensor: Tensor, rows: int | None) -> Tensor:
+    """`(batch, head, token, dim)` with the batch rows end to end: `(batch / rows, head, rows * token, dim)`."""
+    if rows is None:
+        return tensor
+    apart = tensor.reshape(tensor.shape[0] // rows, rows, *tensor.shape[1:])
+    return apart.transpose(1, 2).flatten(2, 3)
+
+
+def stand_up(tensor: Tensor, rows: int | None) -> Tensor:
+    """The inverse of `lay_out`."""
+    if rows is None:
+        return tensor
+    return tensor.unflatten(2, (rows, tensor.shape[2] // rows)).transpose(1, 2).flatten(0, 1)
+
+
 def _span(index: Tensor) -> slice | None:
     """The slice that takes the same tokens, if they are evenly spaced."""
     numbers = index[0]
@@ -212,40 +238,44 @@ def tile_height(pattern: Pattern, lengths: Lengths, group: int) -> int:
     return min(HEIGHTS, key=lambda height: plan(pattern, *lengths, block=height).area * (1 + 24 / (height * group)))
 
 
-@functools.lru_cache(maxsize=128)
+@keep(PROGRAM_LIMIT, lambda groups: 1024 + sum(group.size for group in groups))
 def program(pattern: Pattern, lengths: Lengths, block: int) -> tuple[Group, ...]:
     """All groups of a pattern's plan, masks looked up once."""
     planned = plan(pattern, *lengths, block=block)
-    groups = [group for part in planned.parts for group in _groups(part, pattern.rows, len(planned.parts) == 1)]
+    only = len(planned.parts) == 1
+    groups = [group for part in planned.parts for group in _groups(part, pattern.rows, only)]
     for group in groups:
         group.keep_masks()
     return tuple(groups)
 
 
 def _groups(part: Part, rows: int | None, only: bool) -> Iterator[Group]:
-    """The tiles of a part by batch row and shape. Tiles of many odd widths are filled up to common ones."""
+    """The tiles of a part by shape. Tiles of many odd widths are filled up to common ones."""
     tiles = [tile for tile in range(part.tiles) if part.run_pointer[tile + 1] > part.run_pointer[tile]]
     pieces: dict[tuple, list[tuple]] = {}
     keys = {tile: part.keys(tile) for tile in tiles}
     widths = {(int(part.query_stop[tile] - part.query_start[tile]), len(keys[tile])) for tile in tiles}
     scattered = len(widths) > max(8, len(tiles) // 8)
     for tile in tiles:
-        mine, row = keys[tile], (int(part.row[tile]) if part.pattern.rows else None)
-        ragged = part.is_ragged(tile)
+        mine, ragged = keys[tile], part.is_ragged(tile)
+        # A part that tells no rows apart serves them all.
+        batch_rows = [int(part.row[tile])] if part.pattern.rows or rows is None else range(rows)
         for first in range(0, len(mine), LONGEST):
             piece = mine[first : first + LONGEST]
             width = -(-len(piece) // 32) * 32 if scattered else len(piece)
             query = part.queries(tile)
             # Pieces of one tile never share a group: a job would then write the same queries twice at once.
-            shape = (row, len(query), width, ragged or width > len(piece), only and len(mine) <= LONGEST, first)
-            pieces.setdefault(shape, []).append((query, piece))
-    for (row, _, width, ragged, alone, _), members in pieces.items():
-        full = np.stack([np.pad(key, (0, width - len(key)), mode="edge") for _, key in members])
-        real = np.stack([np.arange(width) < len(key) for _, key in members])
+            shape = (len(query), width, ragged or width > len(piece), only and len(mine) <= LONGEST, first)
+            for row in batch_rows:
+                member = (query + row * part.lengths.queries, piece + row * part.lengths.keys, row)
+                pieces.setdefault(shape, []).append(member)
+    for (_, width, ragged, alone, _), members in pieces.items():
+        full = np.stack([np.pad(key, (0, width - len(key)), mode="edge") for _, key, _ in members])
+        real = np.stack([np.arange(width) < len(key) for _, key, _ in members])
         yield Group(
             part=part,
-            row=row,
-            query=torch.from_numpy(np.stack([query for query, _ in members])),
+            row=None if rows is None else torch.tensor([row for _, _, row in members]),
+            query=torch.from_numpy(np.stack([query for query, _, _ in members])),
             key=torch.from_numpy(full),
             real=None if real.all() else torch.from_numpy(real),
             ragged=ragged,

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import PatternError
+from regard.patterns.arguments import whole_number
 from regard.patterns.box import ALL, NONE, SOME, Array, Box, Lengths
 from regard.patterns.draw import Drawing
 from regard.patterns.order import NATURAL, Order
+
+MOST_ALTERNATIVES = 16  # parts that an `&` of unions may fall apart into; beyond that it stays one part
 
 
 class Pattern(ABC):
@@ -142,7 +145,8 @@ class Pattern(ABC):
 
     def lengths(self, queries: int, keys: int | None = None) -> Lengths:
         """The lengths as a value, refused when this pattern does not fit them."""
-        lengths = Lengths(queries, queries if keys is None else keys)
+        queries = whole_number("A sequence", "queries", queries)
+        lengths = Lengths(queries, queries if keys is None else whole_number("A sequence", "keys", keys))
         if lengths.queries < 0 or lengths.keys < 0:
             raise PatternError(
                 "A number of tokens is negative.",
@@ -242,7 +246,7 @@ class And(_Pair):
 
     def _alternatives(self) -> tuple[Pattern, ...]:
         lefts, rights = self.left._alternatives(), self.right._alternatives()
-        if len(lefts) == len(rights) == 1:
+        if len(lefts) == len(rights) == 1 or len(lefts) * len(rights) > MOST_ALTERNATIVES:
             return (self,)
         return tuple(And(left, right) for left in lefts for right in rights)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import PatternError
 from regard.patterns.arguments import at_least, fits_grid, pair_of
 from regard.patterns.base import Not, Pattern
 from regard.patterns.box import Array, Box, Grid, Lengths, residue_verdict, same_class_verdict, verdict
@@ -151,8 +152,6 @@ class Neighborhood(GridPattern):
 
 
 def _check_edges(pattern: Neighborhood) -> None:
-    from regard.errors import PatternError
-
     if pattern.edges not in ("clip", "shift"):
         raise PatternError(
             "Neighborhood knows two kinds of edges.",

@@ -81,13 +81,11 @@ class Random(Pattern):
         first, last = query.first // self.block, query.last // self.block
         low, high = key.first // self.block, key.last // self.block
         universe = max(self._universe(lengths.keys), 1)
-        spans, which = np.unique(np.stack([first, last]), axis=1, return_inverse=True)
-        which = which.reshape(-1)
-        # One sorted list holds the draws of every span of query blocks: number of the span, then key block.
-        width = spans[1] - spans[0] + 1
-        owner = np.repeat(np.arange(width.size), width)
-        member = np.arange(owner.size) - np.repeat(np.cumsum(width) - width, width) + spans[0][owner]
-        draws = np.sort((owner[:, None] * universe + self.drawn(member, lengths.keys)).reshape(-1))
+        reach = np.int64(1) << 30  # two block numbers in one integer
+        spans, which = np.unique((first + reach) * 2 * reach + last + reach, return_inverse=True)
+        low_block, high_block = spans // (2 * reach) - reach, spans % (2 * reach) - reach
+        width = high_block - low_block + 1
+        draws = _sorted_draws(self, lengths, low_block.tobytes(), high_block.tobytes())
         inside = np.searchsorted(draws, which * universe + np.minimum(high, universe - 1), "right")
         inside = inside - np.searchsorted(draws, which * universe + low, "left")
         return verdict(inside > 0, inside == width[which] * (high - low + 1))
@@ -103,13 +101,25 @@ class Random(Pattern):
         return int((width.sum(-1) * held).sum())
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
+def _sorted_draws(pattern: Random, lengths: Lengths, first: bytes, last: bytes) -> Array:
+    """The draws of every span of query blocks in one sorted list: number of the span, then key block."""
+    low, high = np.frombuffer(first, dtype=np.int64), np.frombuffer(last, dtype=np.int64)
+    width = high - low + 1
+    owner = np.repeat(np.arange(width.size), width)
+    member = np.arange(owner.size) - np.repeat(np.cumsum(width) - width, width) + low[owner]
+    universe = max(pattern._universe(lengths.keys), 1)
+    return np.sort((owner[:, None] * universe + pattern.drawn(member, lengths.keys)).reshape(-1))
+
+
+@functools.lru_cache(maxsize=8)
 def _draws(pattern: Random, lengths: Lengths, device: torch.device) -> tuple[tuple[Tensor, ...], int]:
     """The first, second, ... draw of every query block there is, and the number of the first such block."""
     lowest = lengths.offset // pattern.block if lengths.queries else 0
     highest = (lengths.keys - 1) // pattern.block
-    table = torch.from_numpy(pattern.drawn(np.arange(lowest, highest + 1), lengths.keys)).to(device)
-    return tuple(column.contiguous() for column in table.unbind(-1)), lowest
+    with torch.inference_mode(False):  # what is remembered outlives the caller's mode
+        table = torch.from_numpy(pattern.drawn(np.arange(lowest, highest + 1), lengths.keys)).to(device)
+        return tuple(column.contiguous() for column in table.unbind(-1)), lowest
 
 
 def _mix(seed: int, block: Array, step: int) -> Array:

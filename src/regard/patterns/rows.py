@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,8 @@ class Padding(Pattern):
     side: str = "right"
 
     def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
-        listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else list(lengths)
+        listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else lengths
+        listed = list(listed) if isinstance(listed, Iterable) else [listed]
         numbers = tuple(whole_number("Padding", "lengths", length) for length in listed)
         if not numbers or min(numbers) < 0 or side not in ("left", "right"):
             raise PatternError(
@@ -84,7 +85,8 @@ class Padding(Pattern):
 @functools.lru_cache(maxsize=64)
 def _bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
     start, stop = padding._ends(keys)
-    return torch.from_numpy(start).to(device), torch.from_numpy(stop).to(device)
+    with torch.inference_mode(False):  # what is remembered outlives the caller's mode
+        return torch.from_numpy(start).to(device), torch.from_numpy(stop).to(device)
 
 
 class Segments(Pattern):
@@ -96,7 +98,10 @@ class Segments(Pattern):
     """
 
     def __init__(self, ids: Tensor | Array | Sequence) -> None:
-        table = np.array(ids.tolist() if isinstance(ids, Tensor) else ids)
+        try:
+            table = np.array(ids.tolist() if isinstance(ids, Tensor) else ids)
+        except ValueError:  # rows of unequal length
+            table = np.zeros(())
         if table.ndim == 1:
             table = table[None]
         if table.ndim != 2 or table.dtype.kind not in "iu" or not len(table):
@@ -184,11 +189,12 @@ class _Extremes:
         return low, high
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=2)
 def _extremes(segments: Segments) -> _Extremes:
     return _Extremes(segments.ids)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def _segment_ids(segments: Segments, device: torch.device) -> Tensor:
-    return torch.from_numpy(segments.ids.copy()).to(device)
+    with torch.inference_mode(False):
+        return torch.from_numpy(segments.ids.copy()).to(device)

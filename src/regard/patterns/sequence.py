@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import PatternError
 from regard.patterns.arguments import at_least, whole_number
 from regard.patterns.base import Pattern
 from regard.patterns.box import ALL, Array, Box, Lengths, interval_verdict, residue_verdict, same_class_verdict, verdict
@@ -168,14 +169,19 @@ class Selected(Pattern):
     indices: tuple[int, ...]
 
     def __init__(self, indices: Iterable[int]) -> None:
-        chosen = tuple(sorted({whole_number("Selected", "indices", index) for index in indices}))
+        listed = list(indices) if isinstance(indices, Iterable) else [indices]
+        chosen = tuple(sorted({whole_number("Selected", "indices", index) for index in listed}))
+        if chosen and chosen[0] < 0:
+            raise PatternError(
+                "Selected names tokens that do not exist.",
+                asked=f"Selected({list(chosen)})",
+                because="positions count from 0; a negative one is not counted from the end",
+                instead="the positions themselves",
+            )
         object.__setattr__(self, "indices", chosen)
 
     def __repr__(self) -> str:
         return f"Selected({list(self.indices)})"
-
-    def __post_init__(self) -> None:
-        return None
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         chosen = _membership(self.indices, i.device)
@@ -206,10 +212,10 @@ class Selected(Pattern):
 @functools.lru_cache(maxsize=64)
 def _membership(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """A lookup table whose entry `p + 1` says whether position `p` was chosen; both ends are `False`."""
-    kept = [index for index in indices if index >= 0]
-    table = torch.zeros((kept[-1] if kept else 0) + 3, dtype=torch.bool)
-    table[torch.tensor(kept, dtype=torch.long) + 1] = True
-    return table.to(device)
+    table = np.zeros((indices[-1] if indices else 0) + 3, dtype=bool)
+    table[np.asarray(indices, dtype=np.int64) + 1] = True
+    with torch.inference_mode(False):
+        return torch.from_numpy(table).to(device)
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from regard.errors import PatternError
 from regard.patterns.base import Pattern
 from regard.patterns.box import Lengths
+
+
+def _fits(shape: torch.Size, wanted: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, wanted) == wanted
+    except RuntimeError:
+        return False
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,4 +52,16 @@ class Where(Pattern):
         return True
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        return self.predicate(i, j)
+        answer = self.predicate(i, j)
+        answer = torch.as_tensor(answer, device=i.device) if isinstance(answer, bool | np.ndarray) else answer
+        shape = torch.broadcast_shapes(i.shape, j.shape)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool or not _fits(answer.shape, shape):
+            found = f"{answer.dtype} of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else repr(answer)
+            raise PatternError(
+                "A predicate did not answer elementwise.",
+                asked=f"predicate(i, j) for indices that broadcast to {tuple(shape)}",
+                found=found,
+                because="every pair needs its own True or False",
+                instead="comparisons of the index tensors, joined by & | ~",
+            )
+        return answer

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.errors import PatternError
+from regard.patterns.arguments import whole_number
 from regard.patterns.base import Pattern
 from regard.patterns.box import Lengths
 from regard.patterns.order import NATURAL
 from regard.plan.build import build
+from regard.plan.cache import keep
 from regard.plan.part import Part
 
 BLOCK = 128
+PLAN_LIMIT = 128 << 20  # bytes of plans to remember
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +84,7 @@ class Plan:
         return "\n".join(lines)
 
 
-@functools.lru_cache(maxsize=256)
+@keep(PLAN_LIMIT, lambda made: 1024 + sum(part.size for part in made.parts))
 def plan(pattern: Pattern, queries: int, keys: int | None = None, *, block: int = BLOCK, sort: bool = True) -> Plan:
     """The plan of a pattern for these lengths, cached.
 
@@ -90,6 +94,13 @@ def plan(pattern: Pattern, queries: int, keys: int | None = None, *, block: int 
         >>> plan(Window(128, 128), 4096).pairs
         1036160
     """
+    if not isinstance(pattern, Pattern) or whole_number("A plan", "block", block) < 1:
+        raise PatternError(
+            "There is nothing to plan.",
+            asked=f"plan({pattern!r}, ..., block={block})",
+            because="a plan needs a pattern and tiles of at least one query",
+            instead="plan(Causal(), 1024)",
+        )
     lengths = pattern.lengths(queries, keys)
     return Plan(pattern, lengths, block, build(pattern, lengths, block, sort))
 

@@ -50,6 +50,11 @@ class Part:
         return self.row.size
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, np.ndarray))
+
+    @property
     def runs(self) -> int:
         return self.run_start.size
 
