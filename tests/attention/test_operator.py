@@ -239,6 +239,72 @@ def test_hard_attention_does_not_read_the_values_of_losers():
         assert torch.isfinite(attend(query, key, value, beta=math.inf, backend=backend)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window(7, 7), Window(3, 3, step=7) | First(2)], ids=str)
+def test_equal_keys_are_ties_whatever_the_rounding_of_their_products(pattern, dtype):
+    # Copies of one key get products that differ in the last bits, by their place in the matrix.
+    key = random(1, 2, 1, 64).expand(1, 2, 300, 64).contiguous().to(dtype)
+    query, value = random(1, 2, 300, 64, seed=1).to(dtype), random(1, 2, 300, 4, seed=2).to(dtype)
+    mask = pattern.matrix(300).to(F64)
+    expected = mask @ value.double() / mask.sum(-1, keepdim=True)
+    for backend in ("reference", "blocked"):
+        for beta in (math.inf, -math.inf):
+            found = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
+            assert float((found - expected).abs().max()) <= 300 * torch.finfo(dtype).eps * float(value.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("beta", [None, math.inf])
+def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, beta):
+    query, key, value = random(2, 5, 3), random(2, 5, 3, seed=1), random(2, 5, 3, seed=2)
+    query[0, 2] = math.nan
+    for pattern in (Full(), Causal()):
+        try:
+            output = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
+        except BackendError:
+            assert backend == "sdpa"
+            continue
+        assert torch.isnan(output[0, 2]).all()
+        assert torch.isfinite(output[0, [0, 1, 3, 4]]).all()
+        assert torch.isfinite(output[1]).all()
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
+def test_no_kernel_is_chosen_that_cannot_bear_a_beta_of_zero_or_less(beta, dtype):
+    query, key, value = (random(2, 9, 4, seed=seed).to(dtype) for seed in range(3))
+    for pattern in (Full(), Causal()):
+        output = attend(query, key, value, pattern=pattern, beta=beta)
+        truth = attend(query.double(), key.double(), value.double(), pattern=pattern, beta=beta, backend="reference")
+        assert float((output.double() - truth).abs().max()) <= 8 * torch.finfo(dtype).eps * float(truth.abs().max())
+
+
+def test_a_bias_wider_than_the_tensors_is_not_rounded_to_them():
+    inputs = [random(2, 6, 4, seed=seed).half() for seed in range(3)]
+    bias = torch.tensor([2000.0, 2000.4, 2001.0, 2001.5, 1999.0, 2000.7]).expand(6, 6)
+    truth = attend(*(x.double() for x in inputs), bias=bias.double(), backend="reference")
+    assert float((attend(*inputs, bias=bias).double() - truth).abs().max()) <= 4e-3
+    with pytest.raises(BackendError, match="round the bias"):
+        attend(*inputs, bias=bias, backend="sdpa")
+
+
+@pytest.mark.parametrize("beta", [None, 0.0, math.inf])
+def test_what_is_remembered_from_inference_can_be_trained_with(beta):
+    pattern = Window(5, 11) & Padding([29, 31])
+    with torch.inference_mode():
+        attend(*(tensor.detach() for tensor in tensors((31, 31))), pattern=pattern, beta=beta, backend="blocked")
+    inputs = tensors((31, 31))
+    attend(*inputs, pattern=pattern, beta=beta, backend="blocked").sum().backward()
+    assert inputs[2].grad.any()
+
+
+def test_what_is_remembered_does_not_live_on_the_callers_default_device():
+    inputs = [tensor.detach() for tensor in tensors((23, 23))]
+    with torch.device("meta"):
+        attend(*inputs, pattern=Window(3, 8), backend="blocked")
+    assert torch.isfinite(attend(*inputs, pattern=Window(3, 8), backend="blocked")).all()
+
+
 def test_appending_a_token_to_unmasked_attention_equals_starting_over():
     query, key, value = random(5, 3), random(8, 3, seed=1), random(8, 4, seed=2)
     scores = query @ key.T / math.sqrt(3)
@@ -312,6 +378,12 @@ def test_explain_names_the_backend_the_reasons_the_plan_and_the_cost():
         (ShapeError, lambda q, k, v: attend(q, k, v, pattern=Padding([1, 2, 3]))),
         (ShapeError, lambda q, k, v: attend(q, k, v, beta=math.nan)),
         (ShapeError, lambda q, k, v: attend(q, k, v, layout="diagonal")),
+        (ShapeError, lambda q, k, v: attend(q, k, v, Causal())),
+        (ShapeError, lambda q, k, v: attend(q, k, v, beta="1")),
+        (ShapeError, lambda q, k, v: attend(q, k, v, beta=torch.ones(2))),
+        (ShapeError, lambda q, k, v: attend(q.tolist(), k, v)),
+        (ShapeError, lambda q, k, v: attend(q[:, :0], k, v)),
+        (PatternError, lambda q, k, v: attend(q, k, v, pattern="Causal()")),
         (PatternError, lambda q, k, v: attend(q, k, v, pattern=Causal)),
         (PatternError, lambda q, k, v: attend(q, k, v, pattern=torch.ones(35, 35) > 0)),
         (PatternError, lambda q, k, v: attend(q, k, v, pattern=Segments([[0, 1], [0, 1]]))),

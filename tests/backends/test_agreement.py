@@ -22,10 +22,20 @@ def accepts(backend, pattern, *, lengths=(TOKENS, TOKENS), beta=None, bias="none
 
 
 def agree(
-    backend, pattern, *, lengths=(TOKENS, TOKENS), beta=None, bias="none", kv_heads=3, dtype=torch.float64, heads=3
+    backend,
+    pattern,
+    *,
+    lengths=(TOKENS, TOKENS),
+    beta=None,
+    bias="none",
+    kv_heads=3,
+    dtype=torch.float64,
+    heads=3,
+    value_dim=7,
 ):
     """Compare one cell."""
-    shape = dict(heads=heads, kv_heads=kv_heads, batch=ROWS)
+    # torch has one kernel for values as wide as keys and another for the rest
+    shape = dict(heads=heads, kv_heads=kv_heads, batch=ROWS, value_dim=value_dim)
     truth_inputs = tensors(lengths, **shape)
     inputs = tensors(lengths, dtype=dtype, **shape)
     truth_bias, mine_bias = biases(heads, 5)[bias], biases(heads, 5, dtype)[bias]
@@ -63,6 +73,7 @@ def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, 
         lengths=lengths,
         beta=beta,
         kv_heads=(3, 1)[number % 2],
+        value_dim=(5, 7)[number // 4 % 2],
         dtype=(torch.float64, torch.float32)[number // 2 % 2],
     )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from catalog import PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, results, tensors
 
-from regard import Causal, First, Padding, Quadratic, RelativeTable, Window, attend
+from regard import Causal, First, Full, Padding, Quadratic, RelativeTable, Window, attend
 from regard.errors import BackendError
 
 SMALL = [Window(2, 1), Causal(), Window(1, 2, step=2), First(1) | Window(1, 0), ~Causal()]
@@ -22,6 +22,13 @@ def test_gradients_equal_finite_differences(backend, pattern, beta):
         return attend(*inputs, pattern=pattern, beta=beta, backend=backend)
 
     assert torch.autograd.gradcheck(run, (query, key, value))
+
+
+@pytest.mark.parametrize("value_dim", [2, 3])
+@pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
+def test_gradients_of_torchs_kernels_equal_finite_differences(pattern, value_dim):
+    inputs = tensors((5, 5), heads=2, kv_heads=1, dim=3, value_dim=value_dim)
+    assert torch.autograd.gradcheck(lambda *x: attend(*x, pattern=pattern, backend="sdpa"), inputs)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])

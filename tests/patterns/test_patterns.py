@@ -25,6 +25,7 @@ from regard import (
     Where,
     Window,
     layers_to_connect,
+    plan,
     read_pattern,
 )
 from regard.patterns import EVERY
@@ -169,6 +170,11 @@ def test_patterns_that_differ_are_not_equal():
     assert Window(1, 2) != Window(2, 1)
 
 
+def test_a_predicate_may_answer_for_all_at_once():
+    assert Where(lambda i, j: True).pairs(5) == 25
+    assert Where(lambda i, j: j < 2).pairs(5) == 10
+
+
 def test_composition_is_logic():
     a, b = Window(3, 1), Strided(2)
     left, right = a.matrix(11), b.matrix(11)
@@ -261,6 +267,12 @@ def test_a_window_then_a_stride_connect_everything_in_two_layers():
         lambda: Strided(0),
         lambda: First(-2),
         lambda: Selected([1, "a"]),
+        lambda: Selected([-1]),
+        lambda: Segments([[0, 1], [0]]),
+        lambda: Where(lambda i, j: i + j).matrix(3),
+        lambda: Where(lambda i, j: (i < 2).flatten()[:2]).matrix(3),
+        lambda: Full().matrix(2.5),
+        lambda: plan(Full(), 5, block=0),
         lambda: Random(-1, 0),
         lambda: Random(1, 0).allows(0, 0),
         lambda: Random(1, 0, tokens=4).pairs(9),

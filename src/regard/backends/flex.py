@@ -45,6 +45,8 @@ class Flex(Backend):
             return "FlexAttention computes a softmax, and a feature map replaces it"
         if request.hard:
             return "FlexAttention has no hard limit"
+        if isinstance(request.bias, Tensor) and request.bias.dtype.itemsize > request.query.dtype.itemsize:
+            return f"FlexAttention would round the bias from {request.bias.dtype} to {request.query.dtype}"
         if isinstance(request.bias, torch.nn.Module) and request.bias.needs_content:
             return "FlexAttention adds a bias to one score at a time and cannot hand it the query and key"
         if 0 in (*request.lengths, request.batch, query.shape[-1], value.shape[-1]):
