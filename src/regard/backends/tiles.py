@@ -24,7 +24,7 @@ from regard.plan.cache import keep
 PROGRAM_LIMIT = 256 << 20  # bytes of tiles and masks to remember
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
-TILE_BUDGET = 1 << 19  # scores computed at once: small enough for the cache, large enough that threads seldom meet
+TILE_BUDGET = 1 << 18  # scores computed at once: small enough for the cache, large enough that threads seldom meet
 MASK_BUDGET = 1 << 26  # mask entries kept for reuse by one group; beyond that they are computed at each run
 HIDDEN_BUDGET = 1 << 22  # mask entries kept in additive form as well
 LOOK_BUDGET = 1 << 22  # mask entries computed at once
