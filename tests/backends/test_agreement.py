@@ -21,7 +21,7 @@ def accepts(backend, pattern, *, lengths=(TOKENS, TOKENS), beta=None, bias="none
     return find(backend).refuse(request) is None
 
 
-def agree(
+def assert_cell_agrees(
     backend,
     pattern,
     *,
@@ -67,7 +67,7 @@ CELLS = [
 @pytest.mark.parametrize(("backend", "pattern", "lengths", "beta"), CELLS, ids=str)
 def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, lengths, beta):
     number = CELLS.index((backend, pattern, lengths, beta))
-    agree(
+    assert_cell_agrees(
         backend,
         pattern,
         lengths=lengths,
@@ -83,7 +83,7 @@ def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, 
 def test_every_bias_on_every_pattern_agrees(pattern, bias, number):
     beta = BETAS[number % len(BETAS)]
     lengths = LENGTHS[number % len(LENGTHS)]
-    agree(
+    assert_cell_agrees(
         "blocked",
         pattern,
         lengths=lengths if fits(pattern, lengths) else (TOKENS, TOKENS),
@@ -153,8 +153,8 @@ def test_tiles_whose_keys_are_split_agree_whether_they_run_one_by_one_or_at_once
     monkeypatch.setattr("regard.backends.tiles.TILE_BUDGET", together)
     program.cache_clear()
     try:
-        agree("blocked", pattern, beta=beta, bias="table")
-        agree("blocked", pattern, beta=beta, kv_heads=1)
+        assert_cell_agrees("blocked", pattern, beta=beta, bias="table")
+        assert_cell_agrees("blocked", pattern, beta=beta, kv_heads=1)
     finally:
         program.cache_clear()
 

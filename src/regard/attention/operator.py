@@ -35,15 +35,13 @@ def attend(
 ) -> Tensor:
     """Attention of `query` over `key` and `value`.
 
-    Tensors are `(*batch, head, token, dim)`. Key and value may have fewer heads (query head `h` uses key head `h //
-    group`), value
-    another size than key, and lengths may differ: the last query sits on the last key. A query that may see nothing
-    yields zeros; a hidden key or value never touches the output, even if it is NaN. Half-precision inputs are
-    computed in float32.
+    Tensors are `(*batch, head, token, dim)`. Key and value may have fewer heads than query: its head `h` then uses
+    their head `h // group`. Value may have another size than key, and lengths may differ: the last query sits on the
+    last key. A query that may see nothing yields zeros; a hidden key or value never touches the output, even if it is
+    NaN. Half-precision inputs are computed in float32.
 
     The fields of `Attention` may be given as keywords, alone or to override those of `attention`. `backend` is
-    `"auto"` or a name; a named backend never falls back. `layout="columns"` takes and returns `(*batch, head, dim,
-    token)`.
+    `"auto"` or a name; a named backend never falls back. `layout="columns"` has `token` last, going in and coming out.
 
         >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
         >>> attend(query, key, value, pattern=Causal() & Window(2, 0)).shape
