@@ -18,6 +18,7 @@ from regard import (
     GridWindow,
     Neighborhood,
     Padding,
+    PatternError,
     Quadratic,
     Random,
     RelativeTable,
@@ -84,6 +85,15 @@ EXPRESSIONS = [
 PATTERNS = LEAVES + EXPRESSIONS
 LENGTHS = [(TOKENS, TOKENS), (11, TOKENS), (1, TOKENS), (41, TOKENS)]
 BETAS = [None, 0.0, -0.7, 2.3, math.inf, -math.inf]
+
+
+def fits(pattern, lengths):
+    """Whether a pattern accepts these lengths."""
+    try:
+        pattern.lengths(*lengths)
+    except PatternError:
+        return False
+    return True
 
 
 def biases(heads: int, dim: int, dtype=torch.float64) -> dict:

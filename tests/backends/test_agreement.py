@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, results, tensors
+from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, fits, results, tensors
 
 from regard import Causal, First, Full, Padding, Window, attend
 from regard.backends import BACKENDS, find
@@ -43,14 +43,6 @@ def assert_cell_agrees(
     found = results(attend, *inputs, bias=mine_bias, backend=backend, **words)
     expected = results(attend, *truth_inputs, bias=truth_bias, backend="reference", **words)
     assert_agree(found, expected, bounds(*truth_inputs, beta, dtype))
-
-
-def fits(pattern, lengths):
-    try:
-        pattern.lengths(*lengths)
-    except ValueError:
-        return False
-    return True
 
 
 CELLS = [

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from catalog import EXPRESSIONS, GRID, LEAVES, LENGTHS, PATTERNS, TOKENS
+from catalog import EXPRESSIONS, GRID, LEAVES, LENGTHS, PATTERNS, TOKENS, fits
 
 from regard import (
     Axial,
@@ -29,14 +29,6 @@ from regard import (
     read_pattern,
 )
 from regard.patterns import EVERY
-
-
-def fits(pattern, lengths):
-    try:
-        pattern.lengths(*lengths)
-    except PatternError:
-        return False
-    return True
 
 
 def rc(position, grid, start=0):

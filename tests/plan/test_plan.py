@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from catalog import LENGTHS, PATTERNS, TOKENS
+from catalog import LENGTHS, PATTERNS, TOKENS, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard import Causal, First, Full, Neighborhood, PatternError, Random, Strided, Where, Window, attend, plan
+from regard import Causal, First, Full, Neighborhood, Random, Strided, Where, Window, attend, plan
 from regard.patterns import Pattern
 from regard.patterns.box import ALL, NONE, SOME
 
@@ -21,14 +21,6 @@ def assert_plan_is_the_pattern(pattern, queries, keys, **words):
     assert torch.equal(rebuilt, expected if expected.ndim == 3 else expected[None]), (pattern, queries, keys, words)
     assert planned.pairs == int(expected.sum())
     assert planned.area >= planned.pairs
-
-
-def fits(pattern, lengths):
-    try:
-        pattern.lengths(*lengths)
-    except PatternError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("sort", [True, False])

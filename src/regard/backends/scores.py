@@ -29,7 +29,6 @@ class Task:
     group: int  # query heads per key head
     keeps_sums: bool = True  # whether a backward pass will want the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
-
     bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern tells apart
 
     def jobs(self, query: Tensor, key: Tensor) -> Iterator[Job]:

@@ -24,7 +24,7 @@ class Padding(Pattern):
     lengths[b]`. Queries at padded places still get an output; it depends on real keys only and nobody has to read it.
     """
 
-    lengths_: tuple[int, ...] = field(repr=False)
+    counts: tuple[int, ...] = field(repr=False)
     side: str = "right"
 
     def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
@@ -38,34 +38,34 @@ class Padding(Pattern):
                 because="a length is zero or more, at least one row is needed, and the side is 'left' or 'right'",
                 instead='Padding([5, 3, 7]) or Padding([5, 3, 7], side="left")',
             )
-        object.__setattr__(self, "lengths_", numbers)
+        object.__setattr__(self, "counts", numbers)
         object.__setattr__(self, "side", side)
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else f", side={self.side!r}"
-        return f"Padding({list(self.lengths_)}{side})"
+        return f"Padding({list(self.counts)}{side})"
 
     @property
     def rows(self) -> int:
-        return len(self.lengths_)
+        return len(self.counts)
 
     @property
     def _needs_keys(self) -> bool:
         return self.side == "left"
 
     def _check(self, lengths: Lengths) -> None:
-        if max(self.lengths_) > lengths.keys:
+        if max(self.counts) > lengths.keys:
             raise PatternError(
                 "A padded row is longer than the sequence.",
                 asked=repr(self),
                 found=f"{lengths.keys} keys",
-                because=f"a row of {max(self.lengths_)} real tokens cannot lie in {lengths.keys} keys",
+                because=f"a row of {max(self.counts)} real tokens cannot lie in {lengths.keys} keys",
                 instead="lengths of at most the number of keys",
             )
 
     def _ends(self, keys: int) -> tuple[Array, Array]:
         """The first real key of each row, and the first one after it that is not."""
-        count = np.asarray(self.lengths_, dtype=np.int64)
+        count = np.asarray(self.counts, dtype=np.int64)
         return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
@@ -79,7 +79,7 @@ class Padding(Pattern):
         return verdict(some, (key.first >= start[row]) & (key.last < stop[row]))
 
     def _pairs(self, lengths: Lengths) -> int:
-        return lengths.queries * sum(self.lengths_)
+        return lengths.queries * sum(self.counts)
 
 
 @functools.lru_cache(maxsize=64)
