@@ -153,7 +153,7 @@ def _real_keys(paddings: list[Padding], request: Request) -> Tensor:
     j = torch.arange(request.lengths.keys, device=device)
     real = torch.ones_like(j, dtype=torch.bool)[None]
     for padding in paddings:
-        count = torch.tensor(padding.lengths_, device=device)[:, None]
+        count = torch.tensor(padding.counts, device=device)[:, None]
         real = real & (j < count if padding.side == "right" else j >= request.lengths.keys - count)
     return real[:, None, :, None]
 
