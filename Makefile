@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 LOG := $(VENV)/setup.log
+# What the sanitized build is run through; compiling torch graphs under a sanitizer takes forever and shows nothing.
+SANITIZED := tests/kernels tests/backends/test_agreement.py -k "not compile and not export and not memory and (kernels or native)"
 
 # Pyright otherwise asks the network whether a newer version exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -13,7 +15,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check slow bench clean
+.PHONY: help demo test check slow bench sanitize clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -37,7 +39,18 @@ slow: $(READY)  ## the slow tests
 	$(RUN) -m pytest -q -m slow || [ $$? -eq 5 ]
 
 bench: $(READY) ## ours and peers side by side
-	@$(RUN) -m benchmarks.window
+	@$(RUN) -m benchmarks.attention
+	$(RUN) -m benchmarks.window
+
+sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
+	@cmake -S . -B build/sanitize -DREGARD_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug >build/sanitize.log
+	cmake --build build/sanitize -j2 >>build/sanitize.log
+	echo "pytest (kernels, sanitized)"
+	# Python itself leaks on purpose, so leaks are not looked for; threads of torch keep their stacks.
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	REGARD_NATIVE_LIBRARY=build/sanitize/libregard_native.so \
+	$(RUN) -m pytest -q -x -p no:cacheprovider $(SANITIZED)
 
 clean:          ## remove .venv, builds and caches
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
@@ -50,7 +63,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	echo "setting up $(VENV) (the first time downloads PyTorch; progress in $(LOG))"
 	# The variables carry the pins into pip's separate build environment; old pips read the first, new ones the second.
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	$(RUN) -m pip install -v -c constraints.txt -e '.[test,dev]' >$(LOG) 2>&1 || { tail -n 30 $(LOG); exit 1; }
+	$(RUN) -m pip install -v -c constraints.txt -e '.[test,dev,bench]' >$(LOG) 2>&1 || { tail -n 30 $(LOG); exit 1; }
 	# pip hides what the build says; this line tells whether the native backend was built, and if not why
 	sed -n 's/.*-- regard: /regard: /p' $(LOG) | sort -u
 	touch $@

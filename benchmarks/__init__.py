@@ -1,1 +1,1 @@
-"""Ours and peers side by side, in one run. `python -m benchmarks.window` (or `make bench`)."""
+"""Ours and peers side by side, in one run. `python -m benchmarks.attention`, `python -m benchmarks.window`."""

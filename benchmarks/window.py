@@ -6,6 +6,7 @@ python -m benchmarks.window [--rounds N] [--flex] [--out FILE]
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import platform
@@ -19,7 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.peers import chunked_sdpa, masked_sdpa
+from benchmarks.flex import compiled_flex, window
+from benchmarks.peers import Form, chunked_window, masked_sdpa
 from benchmarks.timing import race
 from regard import Window, attend, plan
 
@@ -42,11 +44,14 @@ def versus_peers(rounds: int, with_flex: bool) -> dict:
     """Everyone on the same inputs, checked against each other, then timed in turn."""
     query, key, value = tensors(TOKENS)
     upstream = torch.randn(query.shape)
+    prepared: dict[str, Form] = {
+        "regard blocked": lambda *qkv: attend(*qkv, pattern=PATTERN, backend="blocked"),
+        "chunked SDPA, 64": chunked_window(TOKENS, REACH, 64),
+        "chunked SDPA, 128": chunked_window(TOKENS, REACH, 128),
+        "SDPA, mask": masked_sdpa(PATTERN, TOKENS),
+    }
     forms: dict[str, Callable[[], Tensor]] = {
-        "regard blocked": lambda: attend(query, key, value, pattern=PATTERN, backend="blocked"),
-        "chunked SDPA, 64": lambda: chunked_sdpa(query, key, value, REACH, 64),
-        "chunked SDPA, 128": lambda: chunked_sdpa(query, key, value, REACH, 128),
-        "SDPA, boolean mask": lambda: masked_sdpa(query, key, value, REACH),
+        name: functools.partial(form, query, key, value) for name, form in prepared.items()
     }
     truth = attend(query.double(), key.double(), value.double(), pattern=PATTERN, backend="reference").detach()
     for name, form in forms.items():
@@ -82,15 +87,8 @@ def versus_peers(rounds: int, with_flex: bool) -> dict:
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], object]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def mask_mod(b, h, i, j):
-        return (i - j).abs() <= REACH
-
-    mask = create_block_mask(mask_mod, None, None, TOKENS, TOKENS, device="cpu")
-    compiled = torch.compile(flex_attention)
-    inputs = [tensor.detach() for tensor in (query, key, value)]
-    return lambda: compiled(*inputs, block_mask=mask)
+    form = compiled_flex(TOKENS, window(REACH))
+    return functools.partial(form, *(tensor.detach() for tensor in (query, key, value)))
 
 
 def peak_memory() -> float:

@@ -31,7 +31,10 @@ from regard import (
     Window,
 )
 from regard.backends.base import bias_tensors
+from regard.kernels import library
 
+# The backends that run every soft pattern; without a compiler there is one less.
+TILED = ["blocked"] + (["native"] if library.missing() is None else [])
 TOKENS = 35  # 5 x 7: not a power of two, not square, not a multiple of any tile
 GRID = (5, 7)
 ROWS = 2

@@ -23,13 +23,14 @@ FLOORS: dict[str, set[str]] = {
     "layers": {"layers"},
     "operator": {"attention"},
     "backends": {"backends"},
+    "kernels": {"kernels"},
     "words": {"patterns", "biases", "plan", "calculus", "features"},
-    "ground": {"errors"},
+    "ground": {"errors", "folding"},
 }
 # Floors whose rooms may use each other.
 OPEN_FLOORS = {"words"}
 # What backends share: modules of regard.backends that are not themselves backends.
-SHARED_BY_BACKENDS = {"base", "finite", "folding", "limits", "scores", "tiles"}
+SHARED_BY_BACKENDS = {"base", "finite", "limits", "scores", "tiles"}
 MOST_LINES = 500
 
 

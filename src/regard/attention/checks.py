@@ -52,7 +52,7 @@ def make_request(
     pattern.lengths(query.shape[-2], key.shape[-2])
     features = None if described.feature_map is None else resolve_features(described.feature_map)
     _check_features(features, described)
-    flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
+    flat = [_one_batch_axis(x, batch) for x in (query, key, value)]
     request = Request(
         *flat,
         pattern=pattern,
@@ -61,6 +61,12 @@ def make_request(
         feature_map=features,
     )
     return request, (*batch, heads, query.shape[-2], value.shape[-1])
+
+
+def _one_batch_axis(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    if len(batch) == 1 and x.ndim == 4 and x.shape[0] == batch[0]:
+        return x  # as most tensors come, and a view would cost as much as a small attention
+    return x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:])
 
 
 def _beta(beta: float | None, dim: int, features: FeatureMap | None) -> float:
@@ -121,6 +127,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _common_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    if query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        return tuple(query.shape[:-3])
     try:
         return tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     except RuntimeError:

@@ -16,6 +16,7 @@ class Explanation:
 
     Attributes:
         backend: the name of the backend that `attend` takes.
+        merit: what was measured that puts it first, where something was.
         reasons: for every other backend, why it is not the one.
         macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of
             its sums).
@@ -24,6 +25,7 @@ class Explanation:
 
     asked: str
     backend: str
+    merit: str | None
     reasons: dict[str, str]
     macs: int
     plan: Plan | None
@@ -36,14 +38,16 @@ class Explanation:
             if backend is not chosen:
                 reason = backend.refuse(request) or backend.reluctance(request)
                 reasons[backend.name] = reason or f"could run it, but {chosen.name} comes first"
-        laid_out = None
-        if request.feature_map is None:
+        laid_out = chosen.plan(request)
+        if laid_out is None and request.feature_map is None:
             height = tile_height(request.pattern, request.lengths, request.group)
             laid_out = plan(request.pattern, *request.lengths, block=height)
-        return Explanation(request.describe(), chosen.name, reasons, _macs(request, chosen.name), laid_out)
+        macs = _macs(request, chosen.name)
+        return Explanation(request.describe(), chosen.name, chosen.merit(request), reasons, macs, laid_out)
 
     def __str__(self) -> str:
-        lines = ["asked    " + self.asked.replace("\n", "\n         "), f"runs on  {self.backend}"]
+        chosen = self.backend if self.merit is None else f"{self.backend}: {self.merit}"
+        lines = ["asked    " + self.asked.replace("\n", "\n         "), f"runs on  {chosen}"]
         lines += [f"   not   {name}: {reason}" for name, reason in self.reasons.items()]
         if self.plan is not None:
             lines.append("plan     " + str(self.plan).replace("\n", "\n         "))

@@ -54,8 +54,13 @@ def attend(
     if backend != "auto" and (reason := chosen.refuse(request)) is not None:
         raise _refusal(backend, request, reason)
     # Precision is the operator's business: autocast must not lower the products inside a softmax.
-    with torch.autocast(query.device.type, enabled=False):
-        output = chosen.run(request).reshape(shape)
+    if torch.is_autocast_enabled(query.device.type):
+        with torch.autocast(query.device.type, enabled=False):
+            output = chosen.run(request)
+    else:
+        output = chosen.run(request)
+    if output.shape != shape:
+        output = output.reshape(shape)
     return output.transpose(-1, -2) if layout == "columns" else output
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.biases.base import Bias
 from regard.features import FeatureMap
 from regard.patterns import Full, Lengths, Pattern
+from regard.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +107,14 @@ class Backend(ABC):
 
     def reluctance(self, request: Request) -> str | None:
         """Why `auto` should pass over this backend although it could run the request, or `None`."""
+        return None
+
+    def merit(self, request: Request) -> str | None:
+        """What was measured that puts this backend before the others for such a request, or `None`."""
+        return None
+
+    def plan(self, request: Request) -> Plan | None:
+        """The plan it follows, or `None` if it follows none."""
         return None
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from torch.nn.functional import pad
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.backends.finite import cleaned, known_finite
 from regard.errors import CalculusError, ShapeError
-from regard.features import FeatureMap, scaled_features
+from regard.features import Elu1, FeatureMap, scaled_features
 from regard.features import feature_map as resolve_features
+from regard.kernels.linear import Phi, attempt, attention, chunked, normalised, serves
+from regard.kernels.watched import unwatched
 from regard.patterns import And, Causal, Full, Padding, Pattern
 
 CHUNK = 64  # tokens whose own square is formed; products with the state before them do the rest
@@ -27,9 +30,9 @@ class Linear(Backend):
 
     phi: the feature map, the root of beta given to both of its arguments; j: the visible keys. Without a
     causal pattern both brackets are the same for every query and are computed once (the dense form). With
-    one, chunks of 64 tokens meet the sums of all chunks before them and their own small triangle (the chunked
-    form). `step` is the recurrent form. The two brackets travel as one: a column of ones beside the values
-    makes the normaliser.
+    one, chunks of tokens meet the sums of all chunks before them and their own small triangle (the chunked
+    form): in C++ where that was built and the tensors are on the CPU, else in torch. `step` is the recurrent
+    form. In torch the two brackets travel as one: a column of ones beside the values makes the normaliser.
 
     Source: Katharopoulos et al., Transformers are RNNs (2020), sections 3.2 to 3.4; the chunks are those of
     Hua et al., Transformer Quality in Linear Time (2022).
@@ -58,6 +61,8 @@ class Linear(Backend):
         patterns = _joined(request.pattern)
         causal = any(isinstance(pattern, Causal) for pattern in patterns)
         paddings = [pattern for pattern in patterns if isinstance(pattern, Padding)]
+        if causal and not paddings and (output := _at_once(query, key, value, request)) is not None:
+            return output.to(request.value.dtype)
         real = _real_keys(paddings, request)
         careful = not known_finite(key, value)
         broken = _broken(key, value, request) & real if careful else None
@@ -66,17 +71,32 @@ class Linear(Backend):
         if paddings:
             # Hidden before phi, whose slope may be infinite there, and after it, for phi(0) is rarely 0.
             key = torch.where(real, key, 0)
-        query, key = _features(request, query, key)
+        kernel = causal and serves(query, key, value)
+        query, key, phi = _features(request, query, key, fused=kernel and not paddings)
         if paddings:
             key = torch.where(real, key, 0)
-        columns = _columns(value)
-        summed = _causal(query, key, columns, request) if causal else _dense(query, key, columns)
+        if causal:
+            output = _causal(query, key, value, request, phi, attention if kernel else _in_torch)
+        else:
+            output = normalised(_dense(query, key, _columns(value)))
         # A query without any key has zeros, even if it is itself NaN.
-        output = torch.where(_seen(real, causal, request), _normalised(summed), 0)
+        output = torch.where(_seen(real, causal, request), output, 0)
         if broken is not None:
             touched = _seen(broken, causal, request).repeat_interleave(request.group, dim=1)
             output = torch.where(touched, torch.nan, output)
         return output.to(request.value.dtype)
+
+
+def _at_once(query: Tensor, key: Tensor, value: Tensor, request: Request) -> Tensor | None:
+    """Causal attention by the kernel alone, or `None` if something is not finite and wants more care."""
+    if not serves(query, key, value) or not unwatched(query, key, value):
+        return None
+    read, met, phi = _features(request, query, key, fused=True)
+    # The kernel notices a value that is not finite, but a key only if it makes the features itself.
+    early = key[:, :, : max(request.lengths.keys - request.lengths.queries, 0)]
+    if not request.uniform and not known_finite(early if phi.map else key):
+        return None
+    return _causal(read, met, value, request, phi, attempt)
 
 
 # The two forms over whole sequences: query (batch, head, query, feature), key (batch, kv_head, key, feature),
@@ -89,54 +109,45 @@ def _dense(query: Tensor, key: Tensor, columns: Tensor) -> Tensor:
     return (grouped @ (key.mT @ columns)).reshape(*query.shape[:3], columns.shape[-1])
 
 
-def _causal(query: Tensor, key: Tensor, columns: Tensor, request: Request) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, request: Request, phi: Phi, product: Callable) -> Any:
     """The last query sits on the last key: early keys make the first state, early queries see nothing."""
     queries, keys = request.lengths
-    early = max(keys - queries, 0)
-    state = key[:, :, :early].mT @ columns[:, :, :early]
-    query = query[:, :, max(queries - keys, 0) :]
-    output, _ = _chunked(query, key[:, :, early:], columns[:, :, early:], state)
-    return pad(output, (0, 0, max(queries - keys, 0), 0))
+    early, late = max(keys - queries, 0), max(queries - keys, 0)
+    state = norm = None
+    if early:
+        first = key[:, :, :early]
+        sums = (Elu1()(first * phi.key_scale) if phi.map else first).mT @ _columns(value[:, :, :early])
+        state, norm = sums[..., :-1], sums[..., -1]
+    made = product(query[:, :, late:], key[:, :, early:], value[:, :, early:], state, norm, phi)
+    return made if made is None else pad(made[0], (0, 0, late, 0))
 
 
-def _chunked(query: Tensor, key: Tensor, columns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal sums of equally many queries and keys after a state, and the next state.
+def _in_torch(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor, Tensor]:
+    """What the kernel computes, for features: output, next state and next norm."""
+    past = query.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1] + 1)
+    if state is not None:
+        past = torch.cat((state, norm.unsqueeze(-1)), -1)
+    summed, future = chunked(query, key, _columns(value), past, CHUNK)
+    return normalised(summed), future[..., :-1], future[..., -1]
 
-    A state is `(batch, kv_head, feature, value_dim + 1)`. Costs N C D + 2 N D^2 for chunks of C tokens.
+
+def _features(request: Request, query: Tensor, key: Tensor, fused: bool) -> tuple[Tensor, Tensor, Phi]:
+    """Features of queries and keys; `fused` leaves a map that the kernel knows to it.
+
+    The mean over visible keys is the kernel that is one everywhere.
     """
-    tokens, group = query.shape[2], query.shape[1] // key.shape[1]
-    size = max(min(CHUNK, tokens), 1)
-    short = -tokens % size
-    chunks = (tokens + short) // size
-    query, key, columns = (pad(tensor, (0, 0, 0, short)) for tensor in (query, key, columns))
-    # Grouped heads stand below one another in a chunk: (batch, kv_head, chunk, group * size, feature)
-    query = query.unflatten(2, (chunks, size)).unflatten(1, (-1, group)).transpose(2, 3).flatten(3, 4)
-    key, columns = (tensor.unflatten(2, (chunks, size)) for tensor in (key, columns))
-    # Summed up from the left and never subtracted from: what is zero stays exactly zero.
-    running = torch.cat((state.unsqueeze(2), key.mT @ columns), dim=2).cumsum(2)
-    earlier = torch.ones(size, size, dtype=torch.bool, device=query.device).tril().repeat(group, 1)
-    own = torch.where(earlier, query @ key.mT, 0)
-    output = query @ running[:, :, :-1] + own @ columns
-    output = output.unflatten(3, (group, size)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-    return output[:, :, :tokens], running[:, :, -1]
-
-
-def _features(request: Request, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of queries and keys; the mean over visible keys is the kernel that is one everywhere."""
     if request.uniform:
-        return torch.ones_like(query[..., :1]), torch.ones_like(key[..., :1])
+        return torch.ones_like(query[..., :1]), torch.ones_like(key[..., :1]), Phi()
     assert request.feature_map is not None
-    return scaled_features(request.feature_map, request.beta, query, key)
+    if fused and type(request.feature_map) is Elu1:
+        root = math.sqrt(abs(request.beta))
+        return query, key, Phi(1, math.copysign(root, request.beta), root)
+    return *scaled_features(request.feature_map, request.beta, query, key), Phi()
 
 
 def _columns(value: Tensor) -> Tensor:
     """The values and a column of ones, whose weighted sum is the normaliser."""
     return pad(value, (0, 1), value=1.0)
-
-
-def _normalised(summed: Tensor) -> Tensor:
-    total = summed[..., -1:]
-    return summed[..., :-1] / torch.where(total == 0, 1, total)
 
 
 # Who sees what
@@ -234,19 +245,30 @@ def step(
 def _advance(request: Request, state: LinearState | None, batch: tuple[int, ...]) -> tuple[Tensor, LinearState]:
     dtype = accumulation_dtype(request)
     query, key, value = (tensor.to(dtype) for tensor in (request.query, request.key, request.value))
-    broken = _broken(key, value, request)
-    query, key = _features(request, query, cleaned(key))
-    sums_shape = (*batch, key.shape[1], key.shape[-1], value.shape[-1])
-    past = query.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1] + 1)
+    kernel = serves(query, key, value)
+    read, met, phi = _features(request, query, key, fused=kernel)
+    shape = (*batch, key.shape[1], met.shape[-1], value.shape[-1])
+    past: tuple[Tensor | None, Tensor | None] = (None, None)
     if state is not None:
-        _check_state(state, sums_shape)
-        past = torch.cat((state.sums, state.norm.unsqueeze(-1)), -1).to(dtype).reshape(past.shape)
-    summed, future = _chunked(query, key, _columns(cleaned(value)), past)
+        _check_state(state, shape)
+        past = (
+            state.sums.to(dtype).reshape(len(query), *shape[-3:]),
+            state.norm.to(dtype).reshape(len(query), *shape[-3:-1]),
+        )
+    made = None
+    if kernel and unwatched(query, key, value, *past) and (phi.map or known_finite(key)):
+        made = attempt(read, met, value, *past, phi)
+    if made is not None:
+        output, sums, norm = made
+        return output, LinearState(sums.reshape(shape), norm.reshape(shape[:-1]))
+    broken = _broken(key, value, request)
+    read, met, phi = _features(request, query, cleaned(key), fused=kernel)
+    output, sums, norm = (attention if kernel else _in_torch)(read, met, cleaned(value), *past, phi)
     touched = _seen(broken, True, request)
-    output = torch.where(touched.repeat_interleave(request.group, dim=1), torch.nan, _normalised(summed))
+    output = torch.where(touched.repeat_interleave(request.group, dim=1), torch.nan, output)
     # A state that has seen something not finite stays spoiled, in the channels that saw it.
-    sums = torch.where(touched.any(2)[:, :, None], torch.nan, future[..., :-1])
-    return output, LinearState(sums.reshape(sums_shape), future[..., -1].reshape(sums_shape[:-1]))
+    sums = torch.where(touched.any(2)[:, :, None], torch.nan, sums)
+    return output, LinearState(sums.reshape(shape), norm.reshape(shape[:-1]))
 
 
 def _step_beta(beta: float | None, dim: int, features: FeatureMap) -> float:

@@ -38,6 +38,7 @@ class Alibi(Bias):
     [-1.0, -0.5, -0.0, -0.5]
     """
 
+    relative = True
     slopes: Tensor
 
     def __init__(

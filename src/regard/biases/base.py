@@ -17,6 +17,9 @@ class Bias(nn.Module):
         heads: how many heads the bias knows; `1` fits any number of heads.
         needs_content: whether the scores also depend on the projected queries and keys (`TransformerXL`).
             Such a bias is asked through `content_scores(query_position, key_position, query, key)` instead.
+        relative: whether a score depends only on how far key and query are apart: along a line or, when the bias has
+            a `grid`, in rows and columns from its `start`. Fast kernels tabulate such a bias. It must be claimed by the
+            class that writes `scores`; a subclass with other scores does not inherit the claim.
 
     Positions are integers of any size. Along a line each has its place, also the negative ones that arise
     with more queries than keys. On a grid, a pair with a token that is not on the grid scores 0.
@@ -24,6 +27,12 @@ class Bias(nn.Module):
 
     heads: int = 1
     needs_content: bool = False
+    relative: bool = False
+
+    def __init_subclass__(cls, **words) -> None:
+        super().__init_subclass__(**words)
+        if ("scores" in cls.__dict__ or "forward" in cls.__dict__) and "relative" not in cls.__dict__:
+            cls.relative = False
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """The bias of every pair, `(head, *pairs)`; `pairs` is the broadcast shape of the two indices."""

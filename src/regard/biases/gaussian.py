@@ -42,6 +42,8 @@ class Gaussian(Bias):
     [-0.5, -0.0, -0.5, -2.0]
     """
 
+    relative = True
+
     def __init__(
         self,
         heads: int,

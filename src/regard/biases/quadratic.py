@@ -62,6 +62,7 @@ class Quadratic(Bias):
     [-104.0, -0.0, -104.0, -104.0]
     """
 
+    relative = True
     reference: Tensor
 
     def __init__(

@@ -46,6 +46,8 @@ class RelativeTable(Bias):
     (3, 36, 36)
     """
 
+    relative = True
+
     def __init__(
         self,
         heads: int,

@@ -42,6 +42,8 @@ class RowColumn(Bias):
     (3, 35, 35)
     """
 
+    relative = True
+
     def __init__(
         self,
         heads: int,

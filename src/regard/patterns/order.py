@@ -8,6 +8,7 @@ class only.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,10 @@ class Order:
     def classes(self, position: Array) -> Array:
         """The class of every position; a negative class of a closed order sees nothing."""
         return np.zeros_like(position)
+
+    def fit(self, block: int) -> Order:
+        """The order for tiles of at most `block` queries, where a smaller class would share more keys."""
+        return self
 
     def boxes(self, position: Array, first: Array, last: Array) -> Box:
         """Boxes around the sorted ranges whose first and last members are `position[first]`, `position[last]`."""
@@ -157,6 +162,17 @@ class Tiles(_OnGrid):
     @property
     def preference(self) -> tuple[int, int]:
         return (3 if self.is_closed else 1, -self.height * self.width)
+
+    def fit(self, block: int) -> Order:
+        # An open class that does not fit a tile would be cut into odd pieces. Of all rectangles that do fit, the one
+        # whose neighbourhood (as wide as the class itself) holds the fewest keys for each query.
+        if self.is_closed or self.height * self.width <= block:
+            return self
+        sides = [(height, min(block // height, self.place.columns)) for height in range(1, block + 1)]
+        sides = [(height, width) for height, width in sides if height <= self.place.rows]
+        keys = {(h, w): (h + self.height - 1) * (w + self.width - 1) / (h * w) for h, w in sides}
+        height, width = min(sides, key=keys.__getitem__)
+        return dataclasses.replace(self, height=height, width=width)
 
     def cells(self, row: Array, column: Array) -> Array:
         # A shift leaves a narrow first tile whose quotient is -1; adding one keeps every class number positive.

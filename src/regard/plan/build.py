@@ -42,6 +42,7 @@ def build(pattern: Pattern, lengths: Lengths, block: int, sort: bool) -> tuple[P
 
 
 def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bool) -> Part:
+    order = order.fit(block)
     query_position = np.arange(lengths.offset, lengths.keys)
     query_class = order.classes(query_position)
     if sort and not order.closed:

@@ -14,14 +14,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """What is remembered outlives the caller's modes: no inference tensors, no default device but the CPU."""
-    with torch.inference_mode(False), torch.device("cpu"):
+    """What is remembered outlives the caller's modes: no tracing, no transforms, no inference tensors, only the CPU."""
+    with (
+        torch._C._DisableFuncTorch(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.device("cpu"),
+    ):
         yield
 
 

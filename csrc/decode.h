@@ -1,0 +1,326 @@
+// One or few queries against long rows of keys: as fast as memory can be read.
+//
+// The keys of a row are cut into pieces at fixed places, so that threads can share one long row and the bits depend on
+// nothing but the row. A piece is read once for all queries and all heads that share it: first its keys, which gives
+// the scores, then its values. Numbers of one key lie across the lanes. The pieces of a query are put together in their
+// order by their maxima and sums.
+#pragma once
+
+#include <cstdlib>
+
+#include "tile.h"
+
+namespace regard {
+namespace REGARD_ISA {
+namespace decoding {
+
+constexpr int64_t kPiece = 1024;    // keys
+constexpr int64_t kRowsAtOnce = 32; // values that stay in the first cache while all queries read them
+constexpr int64_t kAhead = 4096;    // bytes that are asked for before they are needed
+constexpr int kPanel = 8;           // vectors of an output in registers
+
+typedef uint16_t Halves __attribute__((vector_size(REGARD_BYTES / 2), aligned(2), may_alias));
+
+// The n-th vector of a row, in the number that is computed with; see half.h for the arithmetic.
+template <class T, Number kKind>
+REGARD_INLINE Vec<T> load_as(const char* row, int64_t n) {
+  if constexpr (kKind == Number::kFloat32 || kKind == Number::kFloat64) {
+    return load<T>(reinterpret_cast<const T*>(row) + n * kLanes<T>);
+  } else {
+    const Halves halves = reinterpret_cast<const Halves*>(row)[n];
+    const IntVec<T> bits = __builtin_convertvector(halves, IntVec<T>);
+    if constexpr (kKind == Number::kBFloat16) return from_bits<T>(bits << 16);
+    const IntVec<T> size = to_bits<T>(from_bits<T>((bits & 0x7fff) << 13) * splat<T>(T(5.192296858534828e33)));
+    const IntVec<T> endless = (bits & 0x7c00) == 0x7c00;
+    return from_bits<T>(size | (endless & 0x7f800000) | ((bits & 0x8000) << 16));
+  }
+}
+
+// The last numbers of a row, which do not fill a vector; the rest is zero.
+template <class T, Number kKind>
+REGARD_INLINE Vec<T> load_rest(const char* row, int64_t first, int64_t count) {
+  T rest[kLanes<T>] = {};
+  convert<T>(row + first * size_of(kKind), kKind, count, rest);
+  return load<T>(rest);
+}
+
+// The hardware sees the next page too late, and several rows at once not at all.
+REGARD_INLINE void fetch(const char* row, int64_t bytes) {
+  for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + kAhead + n);
+}
+
+// query . row for as many rows as a vector has lanes; the query is padded with zeros.
+template <class T, Number kKind>
+REGARD_INLINE Vec<T> dots(const T* query, const char* const (&row)[kLanes<T>], int64_t dim) {
+  constexpr int L = kLanes<T>;
+  Vec<T> sum[L] = {};
+  int64_t d = 0;
+  for (; d + L <= dim; d += L) {
+    const Vec<T> q = load<T>(query + d);
+#pragma GCC unroll 16
+    for (int n = 0; n < L; ++n) sum[n] += q * load_as<T, kKind>(row[n], d / L);
+  }
+  if (d < dim) {
+    const Vec<T> q = load<T>(query + d);
+    for (int n = 0; n < L; ++n) sum[n] += q * load_rest<T, kKind>(row[n], d, dim - d);
+  }
+  transpose<T>(sum);
+#pragma GCC unroll 16
+  for (int n = 1; n < L; ++n) sum[0] += sum[n];
+  return sum[0];
+}
+
+// V vectors of output += sum_j weight[j] row_j for `count` rows.
+template <class T, Number kKind, int V, bool kFetch>
+REGARD_INLINE void add_columns(const T* weight, const char* rows, int64_t stride, int64_t count, T* output) {
+  constexpr int L = kLanes<T>;
+  Vec<T> sum[V];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) sum[v] = load<T>(output + v * L);
+  for (int64_t j = 0; j < count; ++j) {
+    const char* row = rows + j * stride;
+    const Vec<T> one = splat<T>(weight[j]);
+    if constexpr (kFetch) fetch(row, V * L * size_of(kKind));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sum[v] += one * load_as<T, kKind>(row, v);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) store<T>(output + v * L, sum[v]);
+}
+
+template <class T, Number kKind, bool kFetch>
+void add_rows(const T* weight, const char* rows, int64_t stride, int64_t count, int64_t value_dim, T* output) {
+  constexpr int L = kLanes<T>;
+  const int64_t bytes = size_of(kKind);
+  int64_t d = 0;
+  for (; d + kPanel * L <= value_dim; d += kPanel * L)
+    add_columns<T, kKind, kPanel, kFetch>(weight, rows + d * bytes, stride, count, output + d);
+  for (; d + 2 * L <= value_dim; d += 2 * L)
+    add_columns<T, kKind, 2, kFetch>(weight, rows + d * bytes, stride, count, output + d);
+  for (; d + L <= value_dim; d += L)
+    add_columns<T, kKind, 1, kFetch>(weight, rows + d * bytes, stride, count, output + d);
+  if (d == value_dim) return;
+  Vec<T> sum = load<T>(output + d);
+  for (int64_t j = 0; j < count; ++j)
+    sum += splat<T>(weight[j]) * load_rest<T, kKind>(rows + j * stride, d, value_dim - d);
+  store<T>(output + d, sum);
+}
+
+// What a query knows after one piece: the largest score (a power of two), the sum of weights, and the output so far.
+template <class T>
+struct Partial {
+  T *largest, *sum, *output;
+
+  explicit Partial(T* place) : largest(place), sum(place + 1), output(place + kLanes<T>) {}
+  static int64_t size(int64_t value_dim) { return rounded_up(value_dim, kLanes<T>) + kLanes<T>; }
+};
+
+// One piece of one key head, for the query heads of its group and all their queries.
+template <class T, Number kKind>
+class Piece {
+ public:
+  Piece(const Decode& task, int64_t batch, int64_t kv_head, int64_t first)
+      : task_(task),
+        batch_(batch),
+        kv_head_(kv_head),
+        first_(first),
+        group_(task.heads / task.kv_heads),
+        sharers_(group_ * task.queries),
+        wide_(rounded_up(task.dim, kLanes<T>)),
+        key_(task.key, kKind, batch, kv_head, task.dim),
+        value_(task.value, kKind, batch, kv_head, task.value_dim) {}
+
+  // Fills partials, which follow one another with `step` numbers between them: head by head, query by query.
+  bool run(T* partials, int64_t step) {
+    Arena arena;
+    if (!arena.open(Arena::room<T>(sharers_ * wide_) + Arena::room<T>(sharers_ * kPiece) +
+                    2 * Arena::room<int64_t>(sharers_)))
+      return false;
+    queries_ = arena.take<T>(sharers_ * wide_), scores_ = arena.take<T>(sharers_ * kPiece);
+    low_ = arena.take<int64_t>(sharers_), high_ = arena.take<int64_t>(sharers_);
+    for (int64_t n = 0; n < sharers_; ++n) {
+      const int64_t query = batch_ * task_.queries + n % task_.queries;
+      low_[n] = clamped(task_.start[query]), high_[n] = clamped(task_.stop[query]);
+      if (low_[n] < high_[n]) {
+        lowest_ = low_[n] < lowest_ ? low_[n] : lowest_;
+        highest_ = high_[n] > highest_ ? high_[n] : highest_;
+      }
+      const Partial<T> partial(partials + n * step);
+      *partial.largest = -std::numeric_limits<T>::infinity(), *partial.sum = 0;
+      std::memset(partial.output, 0, rounded_up(task_.value_dim, kLanes<T>) * sizeof(T));
+    }
+    if (lowest_ >= highest_) return true;
+    read_queries();
+    score();
+    for (int64_t n = 0; n < sharers_; ++n)
+      if (low_[n] < high_[n]) weigh(scores_ + n * kPiece, low_[n], high_[n], Partial<T>(partials + n * step));
+    add_values(partials, step);
+    return true;
+  }
+
+ private:
+  // A key's place, counted from the first of the piece.
+  int64_t clamped(int64_t key) const { return key < first_ ? 0 : key > first_ + kPiece ? kPiece : key - first_; }
+
+  // Scores are kept as powers of two, which are what the exponential is made of.
+  void read_queries() {
+    const T scale = static_cast<T>(task_.beta * 1.4426950408889634074);
+    for (int64_t n = 0; n < sharers_; ++n) {
+      const Rows<T> rows(task_.query, kKind, batch_, kv_head_ * group_ + n / task_.queries, task_.dim);
+      T* to = queries_ + n * wide_;
+      const T* from = rows.row(n % task_.queries, to);
+      for (int64_t d = 0; d < wide_; ++d) to[d] = d < task_.dim ? from[d] * scale : 0;
+    }
+  }
+
+  void score() {
+    constexpr int L = kLanes<T>;
+    IntVec<T> lane;
+    for (int n = 0; n < L; ++n) lane[n] = n;
+    for (int64_t at = lowest_ / L * L; at < highest_; at += L) {
+      const char* row[L];
+      for (int n = 0; n < L; ++n) {
+        const int64_t place = at + n < lowest_ ? lowest_ : at + n < highest_ ? at + n : highest_ - 1;
+        row[n] = key_.base + (first_ + place) * key_.stride;
+        fetch(row[n], task_.dim * size_of(kKind));
+      }
+      for (int64_t n = 0; n < sharers_; ++n) {
+        const Vec<T> found = dots<T, kKind>(queries_ + n * wide_, row, task_.dim);
+        const auto from = static_cast<typename Kind<T>::Whole>(low_[n] - at);
+        const auto to = static_cast<typename Kind<T>::Whole>(high_[n] - at);
+        store<T>(scores_ + n * kPiece + at, choose<T>((lane >= from) & (lane < to), found, infinity<T>(-1)));
+      }
+    }
+  }
+
+  // Scores become weights.
+  static void weigh(T* scores, int64_t low, int64_t high, const Partial<T>& partial) {
+    constexpr int L = kLanes<T>;
+    Vec<T> top = infinity<T>(-1);
+    // exp2 works on bits and might lose a NaN that carries some of its own, so they are looked for here.
+    IntVec<T> broken{};
+    for (int64_t at = low / L * L; at < high; at += L) {
+      const Vec<T> score = load<T>(scores + at);
+      broken |= score != score;
+      top = larger<T>(top, score);
+    }
+    T lost = 0, lanes[L];
+    store<T>(lanes, choose<T>(broken, splat<T>(std::numeric_limits<T>::quiet_NaN()), Vec<T>{}));
+    for (int n = 0; n < L; ++n) lost += lanes[n];
+    *partial.largest = largest_of<T>(top);
+    const Vec<T> shift = splat<T>(*partial.largest);
+    Vec<T> sum{};
+    for (int64_t at = low / L * L; at < high; at += L) {
+      const Vec<T> weight = exp2<T>(load<T>(scores + at) - shift);
+      store<T>(scores + at, weight);
+      sum += weight;
+    }
+    *partial.sum = sum_of<T>(sum) + lost;
+  }
+
+  void add_values(T* partials, int64_t step) {
+    const int64_t size = sharers_ == 1 ? kPiece : kRowsAtOnce;
+    for (int64_t at = lowest_; at < highest_; at += size) {
+      const int64_t stop = at + size < highest_ ? at + size : highest_;
+      for (int64_t n = 0; n < sharers_; ++n) {
+        const int64_t from = low_[n] > at ? low_[n] : at, to = high_[n] < stop ? high_[n] : stop;
+        if (from >= to) continue;
+        const auto add = n == 0 ? add_rows<T, kKind, true> : add_rows<T, kKind, false>;
+        add(scores_ + n * kPiece + from, value_.base + (first_ + from) * value_.stride, value_.stride, to - from,
+            task_.value_dim, Partial<T>(partials + n * step).output);
+      }
+    }
+  }
+
+  const Decode& task_;
+  const int64_t batch_, kv_head_, first_, group_, sharers_, wide_;
+  const Rows<T> key_, value_;
+  T *queries_ = nullptr, *scores_ = nullptr;
+  int64_t *low_ = nullptr, *high_ = nullptr, lowest_ = kPiece, highest_ = 0;
+};
+
+// Puts the pieces of one query together; false if the output is not finite.
+template <class T>
+bool merge(const Decode& task, int64_t row, T* partials, int64_t pieces, int64_t step) {
+  T largest = -std::numeric_limits<T>::infinity(), total = 0;
+  for (int64_t n = 0; n < pieces; ++n) {
+    const T one = *Partial<T>(partials + n * step).largest;
+    largest = one > largest ? one : largest;
+  }
+  T* output = static_cast<T*>(task.output) + row * task.value_dim;
+  std::memset(output, 0, task.value_dim * sizeof(T));
+  for (int64_t n = 0; n < pieces; ++n) {
+    const Partial<T> partial(partials + n * step);
+    if (*partial.sum == 0) continue;  // nothing was seen; a NaN is something
+    const T weight = exp2<T>(splat<T>(*partial.largest - largest))[0];
+    total += weight * *partial.sum;
+    for (int64_t d = 0; d < task.value_dim; ++d) output[d] += weight * partial.output[d];
+  }
+  if (task.sums)
+    static_cast<T*>(task.sums)[row] =
+        total == 0 ? -std::numeric_limits<T>::infinity()
+                   : static_cast<T>((largest + __builtin_log2(static_cast<double>(total))) * 0.69314718055994530942);
+  if (total == 0) return true;
+  T bad = total * 0;
+  for (int64_t d = 0; d < task.value_dim; ++d) {
+    output[d] /= total;
+    bad += output[d] * 0;
+  }
+  return bad == 0;
+}
+
+struct Memory {
+  void* at;
+  explicit Memory(int64_t bytes) : at(std::malloc(bytes)) {}
+  ~Memory() { std::free(at); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+template <class T, Number kKind>
+int32_t run(const Decode& task) {
+  const int64_t rows = task.batch * task.heads * task.queries, group = task.heads / task.kv_heads;
+  int64_t begin = task.keys, end = 0;
+  for (int64_t n = 0; n < task.batch * task.queries; ++n) {
+    if (task.start[n] >= task.stop[n]) continue;
+    begin = task.start[n] < begin ? task.start[n] : begin;
+    end = task.stop[n] > end ? task.stop[n] : end;
+  }
+  begin = begin < end ? begin / kPiece * kPiece : end;
+  const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
+  // A partial result for each (batch, kv_head, piece, head of the group, query).
+  const int64_t size = Partial<T>::size(task.value_dim), sharers = group * task.queries;
+  Memory memory(rows * pieces * size * static_cast<int64_t>(sizeof(T)) + 64);
+  if (!memory.at) return kNoMemory;
+  T* partials = static_cast<T*>(memory.at);
+  int32_t broken = 0, hungry = 0;
+  auto work = [&](int64_t item) {
+    const int64_t head = item / pieces;
+    Piece<T, kKind> piece(task, head / task.kv_heads, head % task.kv_heads, begin + item % pieces * kPiece);
+    if (!piece.run(partials + item * sharers * size, size)) raise(hungry);
+  };
+  parallel(task.threads, task.batch * task.kv_heads * pieces, work);
+  if (hungry) return kNoMemory;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t head = row / sharers;  // of the keys: the query heads of a group are neighbours
+    T* first = partials + (head * pieces * sharers + row % sharers) * size;
+    if (!merge<T>(task, row, first, pieces, sharers * size)) broken = 1;
+  }
+  return broken ? kNotFinite : kFine;
+}
+
+}  // namespace decoding
+
+template <class T>
+int32_t run_decode(const Decode& task) {
+  if constexpr (sizeof(T) == 8) {
+    return decoding::run<T, Number::kFloat64>(task);
+  } else {
+    if (task.kind == Number::kBFloat16) return decoding::run<T, Number::kBFloat16>(task);
+    if (task.kind == Number::kFloat16) return decoding::run<T, Number::kFloat16>(task);
+    return decoding::run<T, Number::kFloat32>(task);
+  }
+}
+
+}  // namespace REGARD_ISA
+}  // namespace regard

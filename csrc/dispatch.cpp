@@ -1,0 +1,99 @@
+// The C interface, and the choice of instruction set when the library is loaded.
+#include <atomic>
+#include <cstring>
+
+#include "interface.h"
+
+namespace regard {
+namespace scalar {
+extern const Kernels kernels;
+}
+namespace plain {
+extern const Kernels kernels;
+}
+#ifdef REGARD_X86
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+namespace {
+
+bool runs_here(const Kernels& some) {
+#ifdef REGARD_X86
+  __builtin_cpu_init();
+  if (&some == &avx512::kernels)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+  if (&some == &avx2::kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  (void)some;
+  return true;
+}
+
+// Best first.
+const Kernels* const kAll[] = {
+#ifdef REGARD_X86
+    &avx512::kernels,
+    &avx2::kernels,
+#endif
+    &plain::kernels,
+    &scalar::kernels,
+};
+
+const Kernels* best() {
+  for (const Kernels* some : kAll)
+    if (runs_here(*some)) return some;
+  return &plain::kernels;
+}
+
+std::atomic<const Kernels*> used{best()};
+
+const Kernels& now() { return *used.load(std::memory_order_relaxed); }
+
+}  // namespace
+}  // namespace regard
+
+#define REGARD_EXPORT extern "C" __attribute__((visibility("default")))
+
+REGARD_EXPORT int32_t regard_attention(const void* words) {
+  return regard::now().attention(*static_cast<const regard::Attention*>(words));
+}
+REGARD_EXPORT int32_t regard_attention_backward(const void* words) {
+  return regard::now().attention_backward(*static_cast<const regard::Attention*>(words));
+}
+REGARD_EXPORT int32_t regard_decode(const void* words) {
+  return regard::now().decode(*static_cast<const regard::Decode*>(words));
+}
+REGARD_EXPORT int32_t regard_linear(const void* words) {
+  return regard::now().linear(*static_cast<const regard::Linear*>(words));
+}
+REGARD_EXPORT int32_t regard_linear_backward(const void* words) {
+  return regard::now().linear_backward(*static_cast<const regard::Linear*>(words));
+}
+REGARD_EXPORT void regard_exp2(int64_t kind, const void* from, void* to, int64_t count) {
+  regard::now().exp2(static_cast<regard::Number>(kind), from, to, count);
+}
+REGARD_EXPORT double regard_peak(int64_t threads, double seconds) { return regard::now().peak(threads, seconds); }
+REGARD_EXPORT const char* regard_name() { return regard::now().name; }
+REGARD_EXPORT int32_t regard_lanes() { return regard::now().lanes; }
+// Uses the named kernels from now on; 0 if they exist and run here.
+REGARD_EXPORT int32_t regard_use(const char* name) {
+  for (const regard::Kernels* some : regard::kAll)
+    if (std::strcmp(some->name, name) == 0 && regard::runs_here(*some)) {
+      regard::used.store(some);
+      return 0;
+    }
+  return 1;
+}
+// Fields of eight bytes in each struct, so that the other side can notice that it packs something else.
+REGARD_EXPORT int32_t regard_fields(int32_t which) {
+  switch (which) {
+    case 0: return sizeof(regard::Attention) / 8;
+    case 1: return sizeof(regard::Decode) / 8;
+    default: return sizeof(regard::Linear) / 8;
+  }
+}

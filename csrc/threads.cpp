@@ -1,0 +1,63 @@
+// OpenMP where the compiler has it (on Linux the very runtime, and so the very pool of threads, that torch uses), else
+// threads of the standard library.
+#include "threads.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+namespace regard {
+
+void run_items(int64_t threads, int64_t items, void (*work)(void*, int64_t), void* context) {
+  if (threads > items) threads = items;
+  if (threads <= 1) {
+    for (int64_t item = 0; item < items; ++item) work(context, item);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  auto run = [&] {
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) work(context, item);
+  };
+#ifdef _OPENMP
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  run();
+#else
+  std::vector<std::thread> others;
+  for (int64_t n = 1; n < threads; ++n) others.emplace_back(run);
+  run();
+  for (auto& other : others) other.join();
+#endif
+}
+
+using Counts = std::vector<std::atomic<int64_t>>;
+
+Turns::Turns(int64_t places) : done_(new Counts(places)) {}
+Turns::~Turns() { delete static_cast<Counts*>(done_); }
+
+void Turns::wait(int64_t place, int64_t turn) const {
+  while ((*static_cast<Counts*>(done_))[place].load(std::memory_order_acquire) != turn) std::this_thread::yield();
+}
+
+void Turns::pass(int64_t place) { (*static_cast<Counts*>(done_))[place].fetch_add(1, std::memory_order_release); }
+
+namespace {
+struct Kept {
+  void* memory = nullptr;
+  int64_t bytes = 0;
+  ~Kept() { std::free(memory); }
+};
+thread_local Kept kept;
+}  // namespace
+
+void* scratch(int64_t bytes) {
+  if (bytes > kept.bytes) {
+    std::free(kept.memory);
+    const int64_t wanted = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    kept.memory = std::aligned_alloc(64, wanted);
+    kept.bytes = kept.memory ? wanted : 0;
+  }
+  return kept.memory;
+}
+
+}  // namespace regard

@@ -1,0 +1,37 @@
+// Work shared between threads. The code behind it is compiled once, for every machine: templates of the standard
+// library must not be instantiated by the files that are compiled for one instruction set, for the linker keeps one
+// copy of each, whichever it likes.
+#pragma once
+
+#include <cstdint>
+
+namespace regard {
+
+// Calls work(context, item) for every item below `items`, in increasing order of start, on up to `threads` threads.
+void run_items(int64_t threads, int64_t items, void (*work)(void* context, int64_t item), void* context);
+
+template <class Work>
+inline __attribute__((always_inline)) void parallel(int64_t threads, int64_t items, Work& work) {
+  run_items(threads, items, [](void* context, int64_t item) { (*static_cast<Work*>(context))(item); }, &work);
+}
+
+// Lets several items add to one place in a fixed order, whoever runs them: the item with turn `n` waits until `n`
+// others have passed. Items must be started in order, as `parallel` does, or the wait might never end.
+class Turns {
+ public:
+  explicit Turns(int64_t places);
+  ~Turns();
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+  void wait(int64_t place, int64_t turn) const;
+  void pass(int64_t place);
+
+ private:
+  void* done_;
+};
+
+// Memory of this thread that is kept between calls: at least `bytes`, aligned for every vector. What it held is lost.
+// Returns null when there is none.
+void* scratch(int64_t bytes);
+
+}  // namespace regard

@@ -1,0 +1,113 @@
+"""The C++ kernels of `csrc/`: softmax attention over a plan, forward and backward, on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Request, accumulation_dtype
+from regard.kernels import library
+from regard.kernels.decode import run_decode
+from regard.kernels.intervals import intervals
+from regard.kernels.positions import table_of
+from regard.kernels.program import best_plan
+from regard.kernels.softmax import Score, attention
+from regard.kernels.traced import words_of
+from regard.kernels.watched import watched_closely
+from regard.patterns import Causal
+from regard.plan import Plan
+
+FEW = 4  # queries for which keys are better read row by row than in tiles
+
+# What benchmarks/attention.py measured on two cores with AVX2, in float32 without a bias; it is named where it applies.
+MERITS = {
+    "decode": "measured to read a long cache at about the speed of memory",
+    "dense": "measured 1.1 to 1.4 times as fast as torch's SDPA",
+    "causal": "measured about twice as fast as torch's SDPA up to 512 tokens",
+    "sparse": "measured 2 to 3 times as fast as SDPA on hand-made chunks of a window",
+}
+
+
+class Native(Backend):
+    """Block-sparse flash attention in C++: the fast path on a CPU, and the one that trains sparse patterns there."""
+
+    name = "native"
+
+    def refuse(self, request: Request) -> str | None:
+        if (missing := library.missing()) is not None:
+            return missing
+        if request.feature_map is not None:
+            return "its tiles compute a softmax, and a feature map replaces it; causal features run inside 'linear'"
+        if request.query.device.type != "cpu":
+            return f"its kernels run on the CPU, and the tensors are on {request.query.device.type}"
+        if not {request.query.dtype, request.key.dtype, request.value.dtype} <= library.NUMBERS.keys():
+            return f"its kernels read float64, float32, bfloat16 and float16, not {request.query.dtype}"
+        if request.hard:
+            return "its softmax is soft: hard attention is a search, which 'blocked' does"
+        if request.bias is not None and not isinstance(request.bias, Tensor) and not request.bias.relative:
+            return f"its kernels tabulate a bias by relative position, and {type(request.bias).__name__} needs more"
+        return None
+
+    def reluctance(self, request: Request) -> str | None:
+        if request.uniform:
+            return "it would compute a softmax of equal scores; 'blocked' takes the mean by running sums"
+        return None
+
+    def merit(self, request: Request) -> str | None:
+        case = _case(request)
+        return None if case is None else MERITS[case]
+
+    def plan(self, request: Request) -> Plan | None:
+        return best_plan(request.pattern, request.lengths, library.lanes(accumulation_dtype(request)))
+
+    def run(self, request: Request) -> Tensor:
+        query, key, value = _one_dtype(request)
+        dtype = accumulation_dtype(request)
+        if 0 in (*request.lengths, request.batch) or not value.shape[-1]:
+            return _nothing(request)
+        if request.lengths.queries <= FEW and (seen := _intervals(request)) is not None:
+            return run_decode(query, key, value, *seen, request.beta)[0].to(request.value.dtype)
+        table = query_code = key_code = bias = None
+        if isinstance(request.bias, Tensor):
+            bias = request.bias.to(dtype)
+        elif request.bias is not None:
+            table, query_code, key_code = table_of(request.bias, request.lengths)
+            table = table.to(dtype)
+        words, masks = words_of(request.pattern, request.lengths, library.lanes(dtype))
+        score = Score(table, query_code, key_code, bias, words, masks, request.beta)
+        return attention(query, key, value, score)[0].to(request.value.dtype)
+
+
+def _case(request: Request) -> str | None:
+    """Which measurement speaks about a request, if one does."""
+    if request.query.dtype != torch.float32 or request.bias is not None:
+        return None
+    if request.lengths.queries <= FEW:
+        return "decode" if _intervals(request) is not None else None
+    if request.dense:
+        return "dense"
+    return "causal" if isinstance(request.pattern, Causal) else "sparse"
+
+
+def _intervals(request: Request) -> tuple[Tensor, Tensor] | None:
+    """What few queries see of a cache, if that is one interval each and nobody wants more than the output."""
+    if request.bias is not None or request.needs_gradient or watched_closely():
+        return None
+    return intervals(request.pattern, request.lengths)
+
+
+def _one_dtype(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value as they are, unless autocast made their dtypes differ."""
+    tensors = (request.query, request.key, request.value)
+    if tensors[0].dtype == tensors[1].dtype == tensors[2].dtype:
+        return tensors
+    dtype = accumulation_dtype(request)
+    return tensors[0].to(dtype), tensors[1].to(dtype), tensors[2].to(dtype)
+
+
+def _nothing(request: Request) -> Tensor:
+    """Zeros, which still belong to the graph of the inputs."""
+    zeros = request.query.new_zeros(*request.query.shape[:3], request.value.shape[3], dtype=request.value.dtype)
+    if not request.needs_gradient:
+        return zeros
+    return zeros + 0 * (request.query.sum() + request.key.sum() + request.value.sum()).to(zeros.dtype)

@@ -1,0 +1,1 @@
+"""Native kernels: what the C++ library computes, as torch operators."""

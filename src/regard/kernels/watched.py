@@ -1,0 +1,31 @@
+"""Whether somebody looks on: then a kernel must be an operator that torch knows, otherwise a plain call is enough.
+
+An operator costs some ten microseconds more than the call itself, which is as much as a small attention takes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def unwatched(*tensors: Tensor | None) -> bool:
+    """Whether these are plain tensors, and nothing traces, counts, fakes or transforms what is done to them."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and all(tensor is None or type(tensor) is Tensor or type(tensor) is torch.nn.Parameter for tensor in tensors)
+    )
+
+
+def watched_closely() -> bool:
+    """Whether what is done may have to be traced or differentiated in ways that only full operators know."""
+    return (
+        torch.compiler.is_compiling()
+        or bool(torch._C._len_torch_dispatch_stack())
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )

@@ -1,0 +1,82 @@
+"""Every test here needs the compiled library, except those of a library that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from regard.kernels import library
+from regard.kernels.program import best_plan, program
+
+
+@pytest.fixture(autouse=True)
+def compiled(request: pytest.FixtureRequest) -> None:
+    if request.path.name != "test_missing.py" and (reason := library.missing()) is not None:
+        pytest.skip(f"there are no native kernels: {reason}")
+
+
+@contextmanager
+def _using(name: str) -> Iterator[str]:
+    best = library.name()
+    try:
+        library.use(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+    try:
+        yield name
+    finally:
+        library.use(best)
+
+
+@pytest.fixture
+def using() -> Callable:
+    """`with using(name):` runs the kernels of one instruction set, then returns to the best of this machine."""
+    return _using
+
+
+@pytest.fixture(params=["avx512", "avx2", "plain"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each set of vector kernels that runs on this machine."""
+    with _using(request.param) as name:
+        yield name
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads, and puts the old one back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def _small_segments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.kernels.program.SEGMENT_AREA", 64)
+        patch.setattr("regard.kernels.program.SEGMENT_DEPTH", 0)
+        program.cache_clear()
+        best_plan.cache_clear()
+        try:
+            yield
+        finally:
+            program.cache_clear()
+            best_plan.cache_clear()
+
+
+@pytest.fixture
+def small_segments() -> Callable:
+    """`with small_segments():` cuts the way back into many segments, as only very long sequences have them."""
+    return _small_segments
+
+
+@pytest.fixture(params=["one segment", "many segments"])
+def segments(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The way back in one segment for each head, then in many."""
+    if request.param == "one segment":
+        yield request.param
+    else:
+        with _small_segments():
+            yield request.param

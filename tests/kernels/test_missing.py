@@ -1,0 +1,85 @@
+"""Without the library everything still runs, and says what is missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from regard.kernels import library
+
+ATTEND = """
+import torch
+from regard import Window, attend, explain
+from regard.errors import BackendError
+
+query, key, value = torch.randn(3, 1, 2, 40, 8)
+words = dict(pattern=Window(3, 3))
+output = attend(query, key, value, **words)
+torch.testing.assert_close(output, attend(query, key, value, backend="reference", **words))
+told = explain(query, key, value, **words)
+print("runs on", told.backend)
+print("reason:", told.reasons["native"])
+try:
+    attend(query, key, value, backend="native", **words)
+except BackendError as error:
+    print(error)
+"""
+
+
+def told_reason(file: str) -> str:
+    """What is said where this file is the library: the same by `explain` and by the error, and the rest works."""
+    environment = {**os.environ, "REGARD_NATIVE_LIBRARY": file}
+    command = [sys.executable, "-W", "error", "-c", ATTEND]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "runs on blocked" in done.stdout
+    assert "'native' cannot run this attention." in done.stdout
+    assert 'instead  backend="' in done.stdout
+    (reason,) = [line.removeprefix("reason: ") for line in done.stdout.splitlines() if line.startswith("reason: ")]
+    assert f"because  {reason}" in done.stdout
+    return reason
+
+
+def test_without_a_library_another_backend_runs_and_the_reason_is_told():
+    assert "/nonexistent/library.so" in told_reason("/nonexistent/library.so")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a library of another version takes a compiler to make")
+def test_a_library_of_another_version_is_a_reason_and_no_failed_import(tmp_path):
+    """Its structs have other fields: calling it would read and write anywhere."""
+    functions = ["attention", "attention_backward", "decode", "linear", "linear_backward", "exp2", "peak", "use"]
+    source = "".join(f"int regard_{name}(void) {{ return 0; }}\n" for name in functions)
+    source += 'int regard_lanes(void) { return 4; }\nconst char* regard_name(void) { return "old"; }\n'
+    source += "int regard_fields(int which) { return 1; }\n"
+    (tmp_path / "old.c").write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", tmp_path / "old.c"], check=True)
+    assert "version" in told_reason(str(tmp_path / "old.so"))
+
+
+def reason_for(monkeypatch: pytest.MonkeyPatch, file: str) -> str:
+    """Why this file does not serve as the library."""
+    monkeypatch.setenv("REGARD_NATIVE_LIBRARY", file)
+    found, reason = library._load()
+    assert found is None
+    assert reason is not None
+    return reason
+
+
+def test_a_file_that_is_no_library_is_told_as_such(monkeypatch, tmp_path):
+    text = tmp_path / "text.so"
+    text.write_text("this is no library")
+    reason = reason_for(monkeypatch, str(text))
+    for part in ("does not load", str(text), "install regard again"):
+        assert part in reason
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the name of another library is known on Linux only")
+def test_a_library_of_somebody_else_is_told_as_such(monkeypatch):
+    """It loads, and has none of our functions."""
+    with open("/proc/self/maps") as maps:
+        libc = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    reason = reason_for(monkeypatch, libc)
+    for part in ("does not load", "regard_attention", "install regard again"):
+        assert part in reason
