@@ -107,6 +107,10 @@ struct Backward {
       row[lane] = rows + q * dim;
       slope[lane] = slope_rows + q * value_dim;
     }
+    // An output that is not finite shows here, even where its slope is not asked for.
+    Vec<T> check = Vec<T>{};
+    for (int v = 0; v < V; ++v) check += delta[v] - delta[v];
+    finite &= sum_of<T>(check) == T(0);
     pack<T>(row, W, task.dim, packed);
     pack<T>(slope, W, task.value_dim, packed_slope);
     for (int64_t n = 0; n < task.dim * W; n += L) store<T>(output + n, Vec<T>{});
@@ -138,7 +142,9 @@ struct Backward {
 #pragma GCC unroll 3
         for (int n = 0; n < N; ++n) {
           const int64_t here = j * W + n * L;
-          const Vec<T> weight = exp2<T>(load<T>(weights + here) - sums[strip.low + n]);
+          // A weight is at most one, however far huge scores are rounded.
+          const Vec<T> less = load<T>(weights + here) - sums[strip.low + n];
+          const Vec<T> weight = exp2<T>(choose<T>(less > Vec<T>{}, Vec<T>{}, less));
           const Vec<T> slope = weight * (load<T>(slopes + here) - delta[strip.low + n]);
           store<T>(weights + here, weight);
           store<T>(slopes + here, slope);

@@ -8,6 +8,10 @@
 
 #include <cstdlib>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "tile.h"
 
 namespace regard {
@@ -19,7 +23,19 @@ constexpr int64_t kRowsAtOnce = 32; // values that stay in the first cache while
 constexpr int64_t kAhead = 4096;    // bytes that are asked for before they are needed
 constexpr int kPanel = 8;           // vectors of an output in registers
 
-typedef uint16_t Halves __attribute__((vector_size(REGARD_BYTES / 2), aligned(2), may_alias));
+// Sixteen bits become the lower half of thirty-two. Compilers find the one instruction for it only if it is named.
+template <class T>
+REGARD_INLINE IntVec<T> widened(const char* halves) {
+#if REGARD_BYTES == 64 && defined(__AVX512F__)
+  // With a mask that keeps all: GCC warns about the plain form of its own header.
+  return (IntVec<T>)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#elif REGARD_BYTES == 32 && defined(__AVX2__)
+  return (IntVec<T>)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(REGARD_BYTES / 2), aligned(2), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const Halves*>(halves), IntVec<T>);
+#endif
+}
 
 // The n-th vector of a row, in the number that is computed with; see half.h for the arithmetic.
 template <class T, Number kKind>
@@ -27,8 +43,7 @@ REGARD_INLINE Vec<T> load_as(const char* row, int64_t n) {
   if constexpr (kKind == Number::kFloat32 || kKind == Number::kFloat64) {
     return load<T>(reinterpret_cast<const T*>(row) + n * kLanes<T>);
   } else {
-    const Halves halves = reinterpret_cast<const Halves*>(row)[n];
-    const IntVec<T> bits = __builtin_convertvector(halves, IntVec<T>);
+    const IntVec<T> bits = widened<T>(row + n * (REGARD_BYTES / 2));
     if constexpr (kKind == Number::kBFloat16) return from_bits<T>(bits << 16);
     const IntVec<T> size = to_bits<T>(from_bits<T>((bits & 0x7fff) << 13) * splat<T>(T(5.192296858534828e33)));
     const IntVec<T> endless = (bits & 0x7c00) == 0x7c00;
@@ -36,17 +51,23 @@ REGARD_INLINE Vec<T> load_as(const char* row, int64_t n) {
   }
 }
 
-// The last numbers of a row, which do not fill a vector; the rest is zero.
-template <class T, Number kKind>
-REGARD_INLINE Vec<T> load_rest(const char* row, int64_t first, int64_t count) {
-  T rest[kLanes<T>] = {};
-  convert<T>(row + first * size_of(kKind), kKind, count, rest);
-  return load<T>(rest);
-}
-
 // The hardware sees the next page too late, and several rows at once not at all.
 REGARD_INLINE void fetch(const char* row, int64_t bytes) {
   for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + kAhead + n);
+}
+
+// The sum of the lanes of vector n, in lane n: vectors are interleaved and added until one is left.
+template <class T>
+REGARD_INLINE Vec<T> sums_of(Vec<T> (&square)[kLanes<T>]) {
+#pragma GCC unroll 8
+  for (int left = kLanes<T> / 2; left; left /= 2)
+#pragma GCC unroll 16
+    for (int n = 0; n < left; ++n) {
+      Vec<T> low, high;
+      interleave(square[n], square[n + left], low, high);
+      square[n] = low + high;
+    }
+  return square[0];
 }
 
 // query . row for as many rows as a vector has lanes; the query is padded with zeros.
@@ -61,13 +82,13 @@ REGARD_INLINE Vec<T> dots(const T* query, const char* const (&row)[kLanes<T>], i
     for (int n = 0; n < L; ++n) sum[n] += q * load_as<T, kKind>(row[n], d / L);
   }
   if (d < dim) {
+    T rest[L][L] = {};
+    for (int n = 0; n < L; ++n) convert<T>(row[n] + d * size_of(kKind), kKind, dim - d, rest[n]);
     const Vec<T> q = load<T>(query + d);
-    for (int n = 0; n < L; ++n) sum[n] += q * load_rest<T, kKind>(row[n], d, dim - d);
-  }
-  transpose<T>(sum);
 #pragma GCC unroll 16
-  for (int n = 1; n < L; ++n) sum[0] += sum[n];
-  return sum[0];
+    for (int n = 0; n < L; ++n) sum[n] += q * load<T>(rest[n]);
+  }
+  return sums_of<T>(sum);
 }
 
 // V vectors of output += sum_j weight[j] row_j for `count` rows.
@@ -101,8 +122,11 @@ void add_rows(const T* weight, const char* rows, int64_t stride, int64_t count, 
     add_columns<T, kKind, 1, kFetch>(weight, rows + d * bytes, stride, count, output + d);
   if (d == value_dim) return;
   Vec<T> sum = load<T>(output + d);
-  for (int64_t j = 0; j < count; ++j)
-    sum += splat<T>(weight[j]) * load_rest<T, kKind>(rows + j * stride, d, value_dim - d);
+  for (int64_t j = 0; j < count; ++j) {
+    T rest[L] = {};
+    convert<T>(rows + j * stride + d * bytes, kKind, value_dim - d, rest);
+    sum += splat<T>(weight[j]) * load<T>(rest);
+  }
   store<T>(output + d, sum);
 }
 
@@ -197,16 +221,7 @@ class Piece {
   static void weigh(T* scores, int64_t low, int64_t high, const Partial<T>& partial) {
     constexpr int L = kLanes<T>;
     Vec<T> top = infinity<T>(-1);
-    // exp2 works on bits and might lose a NaN that carries some of its own, so they are looked for here.
-    IntVec<T> broken{};
-    for (int64_t at = low / L * L; at < high; at += L) {
-      const Vec<T> score = load<T>(scores + at);
-      broken |= score != score;
-      top = larger<T>(top, score);
-    }
-    T lost = 0, lanes[L];
-    store<T>(lanes, choose<T>(broken, splat<T>(std::numeric_limits<T>::quiet_NaN()), Vec<T>{}));
-    for (int n = 0; n < L; ++n) lost += lanes[n];
+    for (int64_t at = low / L * L; at < high; at += L) top = larger<T>(top, load<T>(scores + at));
     *partial.largest = largest_of<T>(top);
     const Vec<T> shift = splat<T>(*partial.largest);
     Vec<T> sum{};
@@ -215,7 +230,7 @@ class Piece {
       store<T>(scores + at, weight);
       sum += weight;
     }
-    *partial.sum = sum_of<T>(sum) + lost;
+    *partial.sum = sum_of<T>(sum);
   }
 
   void add_values(T* partials, int64_t step) {
@@ -299,7 +314,11 @@ int32_t run(const Decode& task) {
     Piece<T, kKind> piece(task, head / task.kv_heads, head % task.kv_heads, begin + item % pieces * kPiece);
     if (!piece.run(partials + item * sharers * size, size)) raise(hungry);
   };
-  parallel(task.threads, task.batch * task.kv_heads * pieces, work);
+  // A thread is worth waking for what takes longer to read than the waking.
+  const double numbers = static_cast<double>(task.batch * task.kv_heads * (end - begin)) * (task.dim + task.value_dim);
+  const double worth = numbers * static_cast<double>(sharers) / 1e5;
+  const int64_t threads = worth < static_cast<double>(task.threads) ? static_cast<int64_t>(worth) + 1 : task.threads;
+  parallel(threads, task.batch * task.kv_heads * pieces, work);
   if (hungry) return kNoMemory;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t head = row / sharers;  // of the keys: the query heads of a group are neighbours

@@ -36,6 +36,7 @@ template <class T>
 struct Bits;
 template <>
 struct Bits<float> {
+  typedef uint32_t Words __attribute__((vector_size(REGARD_BYTES)));
   static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest whole number
   static constexpr float kHigh = 0.693359375f, kLow = -2.12194440e-4f;  // ln 2; the high part times n is exact
   static constexpr float kTiny = -86.0f, kLowest = -104.0f;  // e^x is a normal number above, zero below
@@ -43,6 +44,7 @@ struct Bits<float> {
 };
 template <>
 struct Bits<double> {
+  typedef uint64_t Words __attribute__((vector_size(REGARD_BYTES)));
   static constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kHigh = 6.93145751953125e-1, kLow = 1.42860682030941723212e-6;
   static constexpr double kTiny = -707.0, kLowest = -746.0;
@@ -58,21 +60,23 @@ REGARD_INLINE Vec<T> reduced(Vec<T> x, Vec<T>& shifted) {
   return polynomial((x - n * splat<T>(B::kHigh)) - n * splat<T>(B::kLow));
 }
 
-// The map of numbers above kTiny; `tiny` becomes all ones where a number is not.
+// x 2^n for a whole number n, given with the magic number added, by adding n to the exponent: right for normal numbers.
+template <class T>
+REGARD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> shifted) {
+  typedef typename Bits<T>::Words Words;
+  const Words sum = (Words)to_bits<T>(x) + ((Words)to_bits<T>(shifted) << Bits<T>::kShift);
+  return from_bits<T>((IntVec<T>)sum);
+}
+
+// The map of numbers above kTiny; `tiny` becomes all ones where a number is not, or is no number.
 template <class T>
 REGARD_INLINE Vec<T> map(Vec<T> x, IntVec<T>& tiny) {
   const Vec<T> zero{};
-  tiny |= x < splat<T>(Bits<T>::kTiny);
+  tiny |= ~(x >= splat<T>(Bits<T>::kTiny));
   const IntVec<T> above = x > zero;
   Vec<T> shifted;
   const Vec<T> p = reduced<T>(choose<T>(above, zero, x), shifted);
-  return choose<T>(above, x, zero) + from_bits<T>(to_bits<T>(p) + (to_bits<T>(shifted) << Bits<T>::kShift));
-}
-
-// 2^n for a whole number n, given with the magic number added.
-template <class T>
-REGARD_INLINE Vec<T> power(Vec<T> shifted) {
-  return from_bits<T>((to_bits<T>(shifted) << Bits<T>::kShift) + to_bits<T>(splat<T>(1)));
+  return choose<T>(above, x, zero) + times_power<T>(p, shifted);
 }
 
 // The map of any number, subnormal results included: a tiny feature is not zero, and a mean over tiny features exists.
@@ -85,8 +89,9 @@ REGARD_INLINE Vec<T> map_any(Vec<T> x) {
   Vec<T> shifted;
   const Vec<T> p = reduced<T>(below, shifted);
   // Half the exponent at a time, for 2^n itself may be too small for a normal number.
-  const Vec<T> n = shifted - magic, half = n * splat<T>(T(0.5)) + magic;
-  return choose<T>(above, x, zero) + p * power<T>(half) * power<T>((n - (half - magic)) + magic);
+  const Vec<T> one = splat<T>(1), n = shifted - magic, half = n * splat<T>(T(0.5)) + magic;
+  const Vec<T> rest = (n - (half - magic)) + magic;
+  return choose<T>(above, x, zero) + p * times_power<T>(one, half) * times_power<T>(one, rest);
 }
 
 // The slope at x, from phi = map(x): one above zero, and e^x = phi below.

@@ -4,8 +4,8 @@
 //   d key_j   = sum_{i >= j} (u_i . v_j - e_i) phi(q_i)
 //   d value_j = sum_{i >= j} (phi(q_i) . phi(k_j)) u_i
 //
-// are three causal products (linear_sweep.h), the last two from the last token to the first. A column of ones beside the
-// values and one of -e beside u makes the gradient of the normaliser a part of them.
+// are three causal products (linear_sweep.h), the last two from the last token to the first. A column of ones beside
+// the values and one of -e beside u make the gradient of the normaliser a part of them.
 #pragma once
 
 #include "linear_sweep.h"
@@ -199,10 +199,12 @@ struct Backward {
 template <class T>
 int32_t run_linear_backward(const Linear& task) {
   const int64_t heads = task.batch * task.kv_heads;
+  const double products = 6.0 * task.batch * task.heads * task.tokens * task.dim * task.value_dim;
+  const int64_t threads = sweep::worthwhile(task.threads, products);
   // Keys and values together read everything once; apart they keep more threads busy.
-  const bool together = heads >= task.threads;
-  const sweep::Pieces by_key = sweep::cut<T>(task.dim, 3 * heads, together ? 1 : 3 * task.threads);
-  const sweep::Pieces by_value = sweep::cut<T>(task.value_dim, 3 * heads, together ? 1 : 3 * task.threads);
+  const bool together = heads >= threads;
+  const sweep::Pieces by_key = sweep::cut<T>(task.dim, 3 * heads, together ? 1 : threads);
+  const sweep::Pieces by_value = sweep::cut<T>(task.value_dim, 3 * heads, together ? 1 : threads);
   const int64_t for_values = together ? 0 : by_value.count, for_keys = together ? 1 : by_key.count;
   const int64_t each = for_values + for_keys + by_key.count;
   int32_t broken = 0, hungry = 0;
@@ -226,7 +228,7 @@ int32_t run_linear_backward(const Linear& task) {
     else if (sweep::is_bad<T>(backward.bad))
       raise(broken);
   };
-  parallel(task.threads, heads * each, work);
+  parallel(threads, heads * each, work);
   return hungry ? kNoMemory : broken ? kNotFinite : kFine;
 }
 

@@ -91,26 +91,27 @@ struct Forward {
     return true;
   }
 
+  // A state without columns is no address, and still has a norm.
   void read_state(const Panel<T>& state, T* norm) const {
-    if (!task.state) return;
     const int64_t head = batch * task.kv_heads + kv_head;
     const T* from = static_cast<const T*>(task.state) + head * task.dim * task.value_dim + first;
-    for (int64_t f = 0; f < task.dim; ++f)
+    for (int64_t f = 0; task.state && f < task.dim; ++f)
       std::memcpy(state.at + f * state.step, from + f * task.value_dim, columns * sizeof(T));
-    std::memcpy(norm, static_cast<const T*>(task.norm) + head * task.dim, task.dim * sizeof(T));
+    if (task.norm) std::memcpy(norm, static_cast<const T*>(task.norm) + head * task.dim, task.dim * sizeof(T));
   }
 
   void write_state(const Panel<T>& state, const T* norm) {
-    if (!task.next_state) return;
     const int64_t head = batch * task.kv_heads + kv_head;
     T* to = static_cast<T*>(task.next_state) + head * task.dim * task.value_dim + first;
-    for (int64_t f = 0; f < task.dim; ++f) {
+    Vec<T> unseen{};
+    for (int64_t f = 0; task.next_state && f < task.dim; ++f)
       change_row(state.at + f * state.step, to + f * task.value_dim, columns, [&](int64_t, Vec<T> x) {
-        bad += x * Vec<T>{};
+        unseen += x * Vec<T>{};
         return x;
       });
-    }
-    if (first == 0) std::memcpy(static_cast<T*>(task.next_norm) + head * task.dim, norm, task.dim * sizeof(T));
+    bad += unseen;
+    if (task.next_norm && first == 0)
+      std::memcpy(static_cast<T*>(task.next_norm) + head * task.dim, norm, task.dim * sizeof(T));
   }
 
   void write(int64_t h, const Tokens& tokens, const Panel<T>& query, const T* norm, const Causal<T>& sums) {
@@ -137,7 +138,9 @@ struct Forward {
 template <class T>
 int32_t run_linear(const Linear& task) {
   const int64_t heads = task.batch * task.kv_heads;
-  const sweep::Pieces pieces = sweep::cut<T>(task.value_dim, heads, task.threads);
+  const double products = 2.0 * task.batch * task.heads * task.tokens * task.dim * task.value_dim;
+  const int64_t threads = sweep::worthwhile(task.threads, products);
+  const sweep::Pieces pieces = sweep::cut<T>(task.value_dim, heads, threads);
   int32_t broken = 0, hungry = 0;
   auto work = [&](int64_t item) {
     const int64_t head = item / pieces.count, first = item % pieces.count * pieces.size;
@@ -149,7 +152,7 @@ int32_t run_linear(const Linear& task) {
     else if (sweep::is_bad<T>(forward.bad))
       raise(broken);
   };
-  parallel(task.threads, heads * pieces.count, work);
+  parallel(threads, heads * pieces.count, work);
   return hungry ? kNoMemory : broken ? kNotFinite : kFine;
 }
 

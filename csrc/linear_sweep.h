@@ -326,8 +326,9 @@ class Causal {
 #pragma GCC unroll 16
         for (int n = 0; n < L; ++n) square[n] = load<T>(other.state.at + (column + n) * other.state.step + row);
         transpose<T>(square);
-        for (int n = 0; n < L && row + n < inner - 1; ++n)
-          store<T>(state.at + (row + n) * state.step + column, square[n]);
+#pragma GCC unroll 16
+        for (int n = 0; n < L; ++n)
+          if (row + n < inner - 1) store<T>(state.at + (row + n) * state.step + column, square[n]);
       }
   }
   const T* scores() const { return scores_; }
@@ -338,19 +339,34 @@ class Causal {
   T *turned_, *scores_;
 };
 
-// Columns one thread computes; enough pieces for all threads, whatever they are the bits are the same.
+// A thread is worth waking for a good many products; for less the others would only wait for one another.
+inline int64_t worthwhile(int64_t threads, double products) {
+  const double worth = products / 3e5;
+  return worth < static_cast<double>(threads) ? static_cast<int64_t>(worth) + 1 : threads;
+}
+
+// Columns that are computed together, and how many such pieces there are.
 struct Pieces {
   int64_t size, count;
 };
 
+// Cuts columns so that all threads are busy to the end; the bits are the same whatever the cut. A piece alone still pays
+// for all scores and features, about a seventh of the whole.
 template <class T>
 Pieces cut(int64_t columns, int64_t items, int64_t threads) {
   constexpr int64_t kUnit = 2 * kLanes<T>;
   const int64_t units = columns > kUnit ? (columns + kUnit - 1) / kUnit : 1;
-  int64_t wanted = items >= threads || items == 0 ? 1 : (threads + items - 1) / items;
-  wanted = wanted < units ? wanted : units;
-  const int64_t size = (units + wanted - 1) / wanted * kUnit;
-  return {size, (units * kUnit + size - 1) / size};
+  Pieces best{units * kUnit, 1};
+  double least = 0;
+  for (int64_t count = 1; count <= units; ++count) {
+    const int64_t rounds = (items * count + threads - 1) / threads;
+    const double cost = static_cast<double>(rounds) * (0.15 + 0.85 / static_cast<double>(count));
+    if (count > 1 && cost >= least) continue;
+    least = cost;
+    best.size = (units + count - 1) / count * kUnit;
+    best.count = (units * kUnit + best.size - 1) / best.size;
+  }
+  return best;
 }
 
 }  // namespace sweep

@@ -73,7 +73,7 @@ int32_t linear_as(const Linear& task) {
       for (int64_t d = 0; d < value_dim; ++d)
         finite &= keep<T>(sum[d] / (total == 0 ? 1 : total), task.output, (all * task.tokens + i) * value_dim + d);
     }
-    if (!task.next_state || head % group) continue;
+    if (head % group) continue;
     for (int64_t f = 0; f < dim; ++f) {
       double norm = entry<T>(task.norm, held * dim + f);
       for (int64_t j = 0; j < task.tokens; ++j) norm += key.phi[j * dim + f];
@@ -82,7 +82,7 @@ int32_t linear_as(const Linear& task) {
         double sum = entry<T>(task.state, (held * dim + f) * value_dim + d);
         for (int64_t j = 0; j < task.tokens; ++j)
           sum += key.phi[j * dim + f] * number_at(task.value, task.kind, batch, kv_head, j, d);
-        finite &= keep<T>(sum, task.next_state, (held * dim + f) * value_dim + d);
+        if (task.next_state) finite &= keep<T>(sum, task.next_state, (held * dim + f) * value_dim + d);
       }
     }
   }

@@ -85,6 +85,11 @@ void pack(const T* const* rows, int64_t width, int64_t dim, T* packed) {
   }
 }
 
+template <class T, bool kAdd>
+REGARD_INLINE void put(T* to, Vec<T> x) {
+  store<T>(to, kAdd ? load<T>(to) + x : x);
+}
+
 // rows[q][d] (+)= packed[d][q] * factor[q] for `count` rows.
 template <class T, bool kAdd>
 void unpack(const T* packed, int64_t count, int64_t width, int64_t dim, const T* factor, T* const* rows) {
@@ -98,12 +103,12 @@ void unpack(const T* packed, int64_t count, int64_t width, int64_t dim, const T*
 #pragma GCC unroll 16
       for (int n = 0; n < L; ++n) square[n] = load<T>(packed + (d + n) * width + first) * scale;
       transpose<T>(square);
+      if (lanes == L) {
 #pragma GCC unroll 16
-      for (int lane = 0; lane < L; ++lane)
-        if (lane < lanes) {
-          T* to = rows[first + lane] + d;
-          store<T>(to, kAdd ? load<T>(to) + square[lane] : square[lane]);
-        }
+        for (int lane = 0; lane < L; ++lane) put<T, kAdd>(rows[first + lane] + d, square[lane]);
+      } else {
+        for (int lane = 0; lane < lanes; ++lane) put<T, kAdd>(rows[first + lane] + d, square[lane]);
+      }
     }
     for (; d < dim; ++d)
       for (int64_t lane = 0; lane < lanes; ++lane) {

@@ -25,12 +25,12 @@ FLOORS: dict[str, set[str]] = {
     "backends": {"backends"},
     "kernels": {"kernels"},
     "words": {"patterns", "biases", "plan", "calculus", "features"},
-    "ground": {"errors", "folding"},
+    "ground": {"errors", "finite", "folding"},
 }
 # Floors whose rooms may use each other.
 OPEN_FLOORS = {"words"}
 # What backends share: modules of regard.backends that are not themselves backends.
-SHARED_BY_BACKENDS = {"base", "finite", "limits", "scores", "tiles"}
+SHARED_BY_BACKENDS = {"base", "limits", "scores", "tiles"}
 MOST_LINES = 500
 
 

@@ -1,11 +1,15 @@
-"""The vector `2^x`: right to two units in the last place wherever a softmax asks, and quiet about NaN nowhere."""
+"""The vector `2^x` and `log2`: right to the last places wherever a softmax asks, and no NaN is lost."""
 
 import mpmath
 import numpy as np
 import pytest
 import torch
 
+from regard import Causal
 from regard.kernels import library
+from regard.kernels.program import program
+from regard.kernels.softmax import Score, attention
+from regard.patterns import Lengths
 
 DTYPES = {"float32": (np.float32, torch.float32, -126), "float64": (np.float64, torch.float64, -1022)}
 ULPS = 2
@@ -112,3 +116,16 @@ def test_any_count_is_filled_and_nothing_beyond_it(kernels, dtype):
         library.native.regard_exp2(library.NUMBERS[tensor_dtype], x.ctypes.data, answer.ctypes.data, count)
         assert np.allclose(answer[:count], np.exp2(x[:count]))
         assert answer[count] == 7
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_logarithm_of_a_sum_is_right_to_the_last_places(kernels, dtype):
+    """Where all scores are zero, the log-sum-exp of query n is log(n + 1)."""
+    _, number, _ = DTYPES[dtype]
+    tokens = 3000
+    zeros = torch.zeros(1, 1, tokens, 1, dtype=number)
+    made = program(Causal(), Lengths(tokens, tokens), library.lanes(number))
+    _, sums = attention(zeros, zeros, zeros, Score(None, None, None, None, made.words, made.masks, 1.0))
+    exact = torch.arange(1, tokens + 1, dtype=torch.float64).log()
+    off = (sums.double().flatten() - exact).abs() / (torch.finfo(number).eps * exact.clamp(min=1))
+    assert float(off.max()) <= 2

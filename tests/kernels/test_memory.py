@@ -105,25 +105,41 @@ GUARDED = (
     GUARD
     + """
 import torch
-from regard import Causal, First, RelativeTable, Window, attend
+from regard import Causal, First, RelativeTable, Window
+from regard.kernels import library
+from regard.kernels.positions import table_of
+from regard.kernels.program import program
+from regard.kernels.softmax import Score, attention
+from regard.patterns import Lengths
 
 def placed(tensor, at_end):
     memory, start = guarded(tensor.numel() * tensor.element_size(), at_end)
     inside = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).reshape(tensor.shape)
-    return inside.copy_(tensor)
+    return inside.copy_(tensor.detach())
 
-for tokens, dim, value_dim in [(1, 1, 1), (3, 5, 2), (25, 7, 9), (33, 8, 16), (70, 33, 3)]:
+def attend(tokens, dim, value_dim, dtype, pattern, at_end):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    lengths = Lengths(tokens, tokens)
+    shapes = (2, 2, tokens, dim), (2, 1, tokens, dim), (2, 1, tokens, value_dim)
+    inputs = [placed(torch.randn(shape).to(dtype), at_end).requires_grad_() for shape in shapes]
+    bias = placed(torch.randn(1, 2, tokens, tokens, dtype=wide), at_end).requires_grad_()
+    table, *codes = (placed(part, at_end) for part in table_of(RelativeTable(2, distance=2, dtype=wide), lengths))
+    made = program(pattern, lengths, library.lanes(wide))
+    words, masks = placed(made.words, at_end), placed(made.masks, at_end)
+    for score in (
+        Score(None, None, None, None, words, masks, 0.5),
+        Score(None, None, None, bias, words, masks, 0.5),
+        Score(table.requires_grad_(), *codes, None, words, masks, 0.5),
+    ):
+        output, _ = attention(*inputs, score)
+        output.backward(placed(torch.ones_like(output), at_end))
+        assert output.isfinite().all()
+
+for shape in [(1, 1, 1), (3, 5, 2), (25, 7, 9), (33, 8, 16), (70, 33, 3)]:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        for at_end in (False, True):
-            shapes = (2, 2, tokens, dim), (2, 1, tokens, dim), (2, 1, tokens, value_dim)
-            inputs = [placed(torch.randn(shape).to(dtype), at_end).requires_grad_() for shape in shapes]
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            bias = placed(torch.randn(1, 2, tokens, tokens, dtype=wide), at_end).requires_grad_()
-            for pattern in (Causal(), Window(2, 2, step=3) | First(1)):
-                for chosen in (None, bias, RelativeTable(2, distance=2, dtype=wide)):
-                    output = attend(*inputs, pattern=pattern, bias=chosen, backend="native")
-                    output.backward(placed(torch.ones_like(output), at_end))
-                    assert output.isfinite().all()
+        for pattern in (Causal(), Window(2, 2, step=3) | First(1)):
+            for at_end in (False, True):
+                attend(*shape, dtype, pattern, at_end)
 print("read nothing else")
 """
 )

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype, bias_tensors
-from regard.backends.finite import cleaned, known_finite
 from regard.backends.limits import uniform, winners
 from regard.backends.scores import Task, Tile
 from regard.backends.tiles import Job, lay_out, stand_up, tile_height
 from regard.errors import BackendError
+from regard.finite import cleaned, known_finite
 from regard.folding import fold, one_by_one, unfold
 
 

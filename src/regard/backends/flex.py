@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.backends.base import Backend, Request
-from regard.backends.finite import cleaned, known_finite
+from regard.finite import cleaned, known_finite
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
 from regard.plan import plan

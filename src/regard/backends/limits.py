@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Request, accumulation_dtype
-from regard.backends.finite import cleaned, known_finite
 from regard.backends.scores import Task, Tile
 from regard.backends.tiles import lay_out, stand_up
+from regard.finite import cleaned, known_finite
 from regard.folding import fold, one_by_one, unfold
 from regard.patterns import Lengths, Pattern
 from regard.plan import Part, plan

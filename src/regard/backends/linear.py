@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.base import Backend, Request, accumulation_dtype
-from regard.backends.finite import cleaned, known_finite
 from regard.errors import CalculusError, ShapeError
 from regard.features import Elu1, FeatureMap, scaled_features
 from regard.features import feature_map as resolve_features
+from regard.finite import cleaned, known_finite
 from regard.kernels.linear import Phi, attempt, attention, chunked, normalised, serves
 from regard.kernels.watched import unwatched
 from regard.patterns import And, Causal, Full, Padding, Pattern

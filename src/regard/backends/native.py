@@ -110,4 +110,5 @@ def _nothing(request: Request) -> Tensor:
     zeros = request.query.new_zeros(*request.query.shape[:3], request.value.shape[3], dtype=request.value.dtype)
     if not request.needs_gradient:
         return zeros
-    return zeros + 0 * (request.query.sum() + request.key.sum() + request.value.sum()).to(zeros.dtype)
+    nothing = torch.cat([tensor.flatten()[:0] for tensor in (request.query, request.key, request.value)])
+    return zeros + nothing.sum().to(zeros.dtype)

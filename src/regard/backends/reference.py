@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
-from regard.backends.finite import cleaned
 from regard.features import scaled_features
+from regard.finite import cleaned
 
 
 class Reference(Backend):

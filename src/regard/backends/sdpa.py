@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Backend, Request
-from regard.backends.finite import cleaned, known_finite
+from regard.finite import cleaned, known_finite
 from regard.patterns import Causal
 
 

@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.errors import BackendError
+from regard.finite import cleaned
 from regard.folding import fold, one_by_one, unfold
-from regard.kernels.library import NO_MEMORY, NOT_FINITE, NUMBERS, Fields, last_axis_dense, native, placed
+from regard.kernels.library import DECODE, NO_MEMORY, NOT_FINITE, NUMBERS, last_axis_dense, native, placed
 from regard.kernels.watched import unwatched
-
-FIELDS = Fields(1, "=9qd12q4q")
 
 
 def run_decode(
     query: Tensor, key: Tensor, value: Tensor, start: Tensor, stop: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
     """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query)`, float32 for half precision."""
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(t).tangent is not None for t in (query, key, value)
+    ):
+        _no_gradient(None)
     learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if not learns and unwatched(query, key, value, start, stop):
         return _decode(query, key, value, start, stop, beta)
@@ -39,10 +43,12 @@ def _decode(query, key, value, start, stop, beta) -> tuple[Tensor, Tensor]:
     output, sums, finite = _run(query, key, value, start, stop, beta)
     if finite:
         return output, sums
-    broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
-    if not bool(broken.any()):
+    broken = ~torch.isfinite(value)
+    if beta != 0:  # the plain mean reads no key
+        broken = broken | ~torch.isfinite(key).all(-1, keepdim=True)
+    if beta != 0 and not bool(broken.any()):
         return output, sums
-    output, sums, _ = _run(query, _cleaned(key), _cleaned(value), start, stop, beta)
+    output, sums, _ = _run(query, cleaned(key), cleaned(value), start, stop, beta)
     # Who sees something broken? The plain mean of marks is positive for those who do.
     mean, _, _ = _run(torch.zeros_like(query), torch.zeros_like(key), broken.to(value.dtype), start, stop, 0.0)
     return torch.where(mean > 0, torch.nan, output), sums
@@ -52,21 +58,17 @@ def _run(query, key, value, start, stop, beta) -> tuple[Tensor, Tensor, bool]:
     assert native is not None
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     batch, heads, queries, dim = query.shape
-    output = torch.empty(batch, heads, queries, value.shape[3], dtype=dtype)
-    sums = torch.empty(batch, heads, queries, dtype=dtype)
+    output = torch.empty(batch, heads, queries, value.shape[3], dtype=dtype, device="cpu")
+    sums = torch.empty(batch, heads, queries, dtype=dtype, device="cpu")
     shape = (batch, heads, key.shape[1], queries, key.shape[2], dim, value.shape[3])
     places = (*placed(query), *placed(key), *placed(value))
     addresses = [tensor.data_ptr() for tensor in (output, sums, start, stop)]
     answer = native.regard_decode(
-        FIELDS.pack(NUMBERS[query.dtype], torch.get_num_threads(), *shape, beta, *places, *addresses)
+        DECODE.pack(NUMBERS[query.dtype], torch.get_num_threads(), *shape, beta, *places, *addresses)
     )
     if answer == NO_MEMORY:
         raise MemoryError("the native kernels found no memory to decode with")
     return output, sums, answer != NOT_FINITE
-
-
-def _cleaned(tensor: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(tensor), tensor, 0)
 
 
 _library = torch.library.Library("regard", "FRAGMENT")

@@ -70,7 +70,7 @@ def _by_formula(pattern: Pattern, lengths: Lengths) -> tuple[Array, Array] | Non
 
 
 def _scattered(pattern: Pattern) -> bool:
-    """Whether a pattern is made of pieces: planning at each step only to find that out would cost more than it gives."""
+    """Whether a pattern is made of pieces: planning at each step only to find that out would cost too much."""
     if isinstance(pattern, And):
         return _scattered(pattern.left) or _scattered(pattern.right)
     return isinstance(pattern, Or | Strided | Random | Selected) or (isinstance(pattern, Window) and pattern.step > 1)

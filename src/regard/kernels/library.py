@@ -18,6 +18,10 @@ from torch import Tensor
 
 NUMBERS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FINE, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
+# The fields of the structs of csrc/interface.h: `q` for whole numbers and addresses, `d` for numbers.
+ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
+DECODE = struct.Struct("=9qd12q4q")
+LINEAR = struct.Struct("=9q2d12q6q8q")
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
 
@@ -41,6 +45,8 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
             return _declared(ctypes.CDLL(str(place))), None
         except (OSError, AttributeError) as error:
             return None, f"its library does not load ({error}); install regard again to build it anew"
+    if os.environ.get(_OVERRIDE):
+        return None, f"{_OVERRIDE} names {os.environ[_OVERRIDE]}, and there is no such file"
     return None, (
         f"it was not built for this {platform.machine()} machine: there was no C++ compiler when regard was installed; "
         "install g++ or clang, then regard again"
@@ -57,6 +63,9 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_name.argtypes, found.regard_name.restype = [], ctypes.c_char_p
     found.regard_use.argtypes, found.regard_use.restype = [ctypes.c_char_p], ctypes.c_int32
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
+    for number, fields in enumerate((ATTENTION, DECODE, LINEAR)):
+        if 8 * found.regard_fields(number) != fields.size:
+            raise AttributeError(f"{found._name} belongs to another version of regard")
     return found
 
 
@@ -94,16 +103,6 @@ def machine_peak(threads: int | None = None, seconds: float = 0.2) -> float:
     """Operations a second, in 1e9, of nothing but float32 multiply-adds: no kernel can be faster."""
     assert native is not None, _missing
     return native.regard_peak(threads or torch.get_num_threads(), seconds) / 1e9
-
-
-class Fields:
-    """The fields of one struct of `csrc/interface.h`: `q` for whole numbers and addresses, `d` for numbers."""
-
-    def __init__(self, which: int, pattern: str) -> None:
-        self.pack = struct.Struct(pattern).pack
-        count = struct.calcsize(pattern) // 8
-        if native is not None and native.regard_fields(which) != count:
-            raise ImportError(f"the native library belongs to another version of regard: install it again ({count})")
 
 
 def placed(tensor: Tensor) -> tuple[int, int, int, int]:

@@ -22,10 +22,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from regard.features import Elu1
 from regard.folding import fold, unfold
-from regard.kernels.library import NO_MEMORY, NOT_FINITE, NUMBERS, Fields, last_axis_dense, missing, native, placed
+from regard.kernels.library import LINEAR, NO_MEMORY, NOT_FINITE, NUMBERS, last_axis_dense, missing, native, placed
 from regard.kernels.watched import unwatched
 
-FIELDS = Fields(2, "=9q2d12q6q8q")
 CHUNK = 64
 
 
@@ -83,7 +82,7 @@ def _run(query, key, value, state, norm, phi: Phi) -> tuple[tuple[Tensor, ...], 
         query.new_empty(*key.shape[:2], key.shape[3]),
     )
     addresses = [tensor.data_ptr() for tensor in made]
-    fields = FIELDS.pack(*_common(query, key, value, state, norm, phi), *addresses, 0, 0, 0, 0, 0, 0, 0, 0)
+    fields = LINEAR.pack(*_common(query, key, value, state, norm, phi), *addresses, 0, 0, 0, 0, 0, 0, 0, 0)
     return made, _is_finite(native.regard_linear(fields))
 
 
@@ -99,7 +98,7 @@ def _backward(
     phi = Phi(map, query_scale, key_scale)
     rows = [last_axis_dense(tensor) for tensor in (query, key, value)]
     past, above = (_dense(state), _dense(norm)), [_dense(t) for t in (upstream, state_above, norm_above)]
-    slopes = [torch.empty(tensor.shape, dtype=query.dtype) for tensor in (query, key, value)]
+    slopes = [torch.empty(tensor.shape, dtype=query.dtype, device="cpu") for tensor in (query, key, value)]
     slopes += [query.new_empty(0 if tensor is None else tensor.shape) for tensor in (state, norm)]
     output, total = output.contiguous(), total.contiguous()
     addresses = [output.data_ptr(), total.data_ptr(), 0, 0, _address(above[0])]
@@ -107,7 +106,7 @@ def _backward(
     addresses += [0, 0] if state is None else [slope.data_ptr() for slope in slopes[3:]]
     if _is_finite(
         native.regard_linear_backward(
-            FIELDS.pack(*_common(rows[0], rows[1], rows[2], past[0], past[1], phi), *addresses)
+            LINEAR.pack(*_common(rows[0], rows[1], rows[2], past[0], past[1], phi), *addresses)
         )
     ):
         return tuple(slopes)
@@ -324,7 +323,8 @@ class Gradient(torch.autograd.Function):
 def attention(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor, Tensor]:
     """Output, next state `(batch, kv_head, dim, value_dim)` and next norm `(batch, kv_head, dim)`, differentiable."""
     arguments = (query, key, value, state, norm, *phi)
-    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed and not torch.compiler.is_compiling():
         output, _, next_state, next_norm = LinearAttention.apply(*arguments, None)
     elif not unwatched(*arguments[:5]):
         output, _, next_state, next_norm = torch.ops.regard.linear_attention(*arguments)

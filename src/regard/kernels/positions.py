@@ -22,7 +22,9 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     """Table `(head, entry)`, differentiable, and the codes of queries and keys."""
     grid = getattr(bias, "grid", None)
     place = None if grid is None else (*grid, getattr(bias, "start", 0))
-    query_code, key_code, query_position, key_position = _codes(place, lengths)
+    # What traces looks at the sums themselves; remembering is for those who come again.
+    make = _make if torch.compiler.is_compiling() else _codes
+    query_code, key_code, query_position, key_position = make(place, lengths)
     return bias.scores(query_position, key_position), query_code, key_code
 
 
@@ -30,7 +32,11 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
 def _codes(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes of queries and keys, and for each entry positions of a query and a key that have it."""
     with plainly():
-        return _on_a_line(lengths) if place is None else _on_a_grid(*place, lengths)
+        return _make(place, lengths)
+
+
+def _make(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _on_a_line(lengths) if place is None else _on_a_grid(*place, lengths)
 
 
 def _on_a_line(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:

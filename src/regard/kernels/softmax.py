@@ -14,20 +14,20 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.errors import BackendError
+from regard.finite import cleaned
 from regard.folding import fold, one_by_one, unfold
 from regard.kernels.library import (
+    ATTENTION,
     NO_MEMORY,
     NOT_FINITE,
     NUMBERS,
     TOO_TALL,
-    Fields,
     last_axis_dense,
     native,
     placed,
 )
 from regard.kernels.watched import unwatched
 
-FIELDS = Fields(0, "=9qd12q4q5q5q6q")
 _NOTHING = (0, 0, 0, 0, 0)
 
 
@@ -114,7 +114,7 @@ def _run(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tuple[Tenso
     batch, heads, queries, _ = query.shape
     output = torch.empty((batch, heads, queries, value.shape[3]), dtype=dtype, device="cpu")
     sums = torch.empty((batch, heads, queries), dtype=dtype, device="cpu")
-    fields = FIELDS.pack(*_common(query, key, value, output, sums, score), 0, 0, 0, 0, 0, 0)
+    fields = ATTENTION.pack(*_common(query, key, value, output, sums, score), 0, 0, 0, 0, 0, 0)
     return output, sums, _check(native.regard_attention(fields))
 
 
@@ -127,18 +127,26 @@ def forward(query, key, value, table, query_code, key_code, bias, words, masks, 
     output, sums, finite = _run(query, key, value, score)
     if finite:
         return output, sums
-    broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
-    if not bool(broken.any()):
+    broken = ~torch.isfinite(value)
+    if beta != 0 or table is not None or bias is not None:  # the plain mean reads no key
+        broken = broken | ~torch.isfinite(key).all(-1, keepdim=True)
+    if beta == 0:
+        query = cleaned(query)  # nor does it read a query; it may only come out as 0 * nan
+    elif not bool(broken.any()):
         return output, sums
-    output, sums, _ = _run(query, _cleaned(key), _cleaned(value), score)
+    output, sums, _ = _run(query, cleaned(key), cleaned(value), score)
     # Who sees something broken? The mean of marks is positive for those who do.
-    plain = Score(None, None, None, None, words, masks, 0.0)
-    mean, _, _ = _run(torch.zeros_like(query), torch.zeros_like(key), broken.to(value.dtype), plain)
+    mean, _, _ = _run(*_equal_scores(query, key), broken.to(value.dtype), _plain(score))
     return torch.where(mean > 0, torch.nan, output), sums
 
 
-def _cleaned(tensor: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(tensor), tensor, 0)
+def _plain(score: Score) -> Score:
+    """The same pairs, all with the same score."""
+    return Score(None, None, None, None, score.words, score.masks, 0.0)
+
+
+def _equal_scores(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return query.new_zeros(*query.shape[:3], 1), key.new_zeros(*key.shape[:3], 1)
 
 
 # Backward
@@ -148,7 +156,7 @@ def _run_back(upstream, query, key, value, score: Score, output, sums, learn_tab
     assert native is not None
     dtype = _wide(query.dtype)
     slopes = [torch.empty(tensor.shape, dtype=dtype, device="cpu") for tensor in (query, key, value)]
-    table_slope = bias_slope = torch.empty(0, dtype=dtype, device="cpu")
+    table_slope, bias_slope = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
     if learn_table:
         assert score.table is not None
         table_slope = torch.zeros(query.shape[0], query.shape[1], score.table.shape[1], dtype=dtype, device="cpu")
@@ -159,7 +167,7 @@ def _run_back(upstream, query, key, value, score: Score, output, sums, learn_tab
     common = _common(query, key, value, output, sums, score)
     addresses = [upstream.data_ptr(), *(slope.data_ptr() for slope in slopes)]
     addresses += [table_slope.data_ptr() if learn_table else 0, bias_slope.data_ptr() if learn_bias else 0]
-    finite = _check(native.regard_attention_backward(FIELDS.pack(*common, *addresses)))
+    finite = _check(native.regard_attention_backward(ATTENTION.pack(*common, *addresses)))
     if learn_table and score.table is not None:
         # One table for all heads has learned from all of them, in their order.
         table_slope = table_slope[0] if len(score.table) > 1 else _summed(table_slope[0])
@@ -196,13 +204,44 @@ def backward(
     score = _dense(Score(table, query_code, key_code, bias, words, masks, beta), _wide(query.dtype))
     upstream, output, sums = upstream.contiguous(), output.contiguous(), sums.contiguous()
     slopes, finite = _run_back(upstream, query, key, value, score, output, sums, learn_table, learn_bias)
-    if not finite:
-        # Outputs that were spoiled by something not finite carry no gradient.
-        spoiled = torch.isnan(output)
-        upstream, output = torch.where(spoiled, 0, upstream), torch.where(spoiled, 0, output)
-        key, value = _cleaned(key), _cleaned(value)
-        slopes, _ = _run_back(upstream, query, key, value, score, output, sums, learn_table, learn_bias)
-    return slopes
+    if finite:
+        return slopes
+    # Outputs that were spoiled by something not finite carry no gradient.
+    spoiled = torch.isnan(output)
+    upstream, output = torch.where(spoiled, 0, upstream), torch.where(spoiled, 0, output)
+    key, value = cleaned(key), cleaned(value)
+    query = cleaned(query) if beta == 0 else query
+    broken = ~torch.isfinite(upstream)
+    wanted = (learn_table, learn_bias)
+    slopes, _ = _run_back(cleaned(upstream), query, key, value, score, output, sums, *wanted)
+    if not bool(broken.any()):
+        return slopes
+    return _spoil(slopes, _touched(broken.to(output.dtype), query, key, value, score, *wanted), broken)
+
+
+def _touched(marks, query, key, value, score: Score, learn_table, learn_bias) -> tuple[Tensor, ...]:
+    """Gradients that are positive where a marked entry of the output's gradient arrives."""
+    ones, equal = torch.ones_like(value), _equal_scores(query, key)
+    output, sums, _ = _run(*equal, ones, _plain(score))
+    # A bias of zeros, so that its gradient is asked for; with an output of zero every slope is positive.
+    table, bias = (None if tensor is None else torch.zeros_like(tensor) for tensor in (score.table, score.bias))
+    plain = score._replace(table=table, bias=bias, beta=0.0)
+    touched, _ = _run_back(marks, *equal, ones, plain, torch.zeros_like(output), sums, learn_table, learn_bias)
+    return (sums, *touched[1:])
+
+
+def _spoil(slopes: tuple[Tensor, ...], touched: tuple[Tensor, ...], broken: Tensor) -> tuple[Tensor, ...]:
+    """NaN where a broken gradient arrives: its query, and all keys, values and biases which that query saw."""
+    query, key, value, table, bias = slopes
+    sums, _, value_touched, table_touched, bias_touched = touched
+    asked = broken.any(-1, keepdim=True) & (sums > -torch.inf).unsqueeze(-1)
+    return (
+        torch.where(asked, torch.nan, query),
+        torch.where((value_touched > 0).any(-1, keepdim=True), torch.nan, key),
+        torch.where(value_touched > 0, torch.nan, value),
+        torch.where(table_touched > 0, torch.nan, table),
+        torch.where(bias_touched > 0, torch.nan, bias),
+    )
 
 
 # Operators
@@ -261,7 +300,17 @@ def _registered_backward(ctx, upstream, _):
     return _slopes(ctx, torch.ops.regard.attention_backward, upstream)
 
 
+def _once(*_):
+    raise BackendError(
+        "'native' differentiates once, not twice.",
+        asked="a gradient of a gradient",
+        because="its scores are gone after the first backward pass",
+        instead='backend="reference" for second derivatives',
+    )
+
+
 torch.library.register_autograd("regard::attention", _registered_backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::attention_backward", _once, lib=_library)
 
 
 def _by_folding(call, mapped: int, info, dims, arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -306,12 +355,7 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise BackendError(
-            "'native' differentiates once, not twice.",
-            asked="a gradient of a gradient",
-            because="its scores are gone after the first backward pass",
-            instead='backend="reference" for second derivatives',
-        )
+        return _once()
 
     @staticmethod
     def vmap(info, in_dims, *arguments):

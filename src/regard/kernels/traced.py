@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,9 @@ from regard.patterns import Lengths, Pattern
 def words_of(pattern: Pattern, lengths: Lengths, lanes: int) -> tuple[Tensor, Tensor]:
     """Words and masks of the program."""
     if torch.compiler.is_compiling():
-        return _constant_words(pattern, *lengths, lanes), _constant_masks(pattern, *lengths, lanes)
+        # A program belongs to its lengths, so a graph does too: `index` asks the tracer for the very numbers.
+        queries, keys = operator.index(lengths.queries), operator.index(lengths.keys)
+        return _constant_words(pattern, queries, keys, lanes), _constant_masks(pattern, queries, keys, lanes)
     made = program(pattern, lengths, lanes)
     return made.words, made.masks
 
