@@ -10,7 +10,7 @@
 namespace regard {
 namespace REGARD_ISA {
 
-constexpr int64_t kForwardKeys = 128;  // in a block: its scores and the packed queries fill most of the first cache
+constexpr int64_t kForwardKeys = 208;  // in a block: its scores, queries and output just about fit the first cache
 
 template <class T>
 struct Forward {
