@@ -263,7 +263,7 @@ bool merge(const Decode& task, int64_t row, T* partials, int64_t pieces, int64_t
     largest = one > largest ? one : largest;
   }
   T* output = static_cast<T*>(task.output) + row * task.value_dim;
-  std::memset(output, 0, task.value_dim * sizeof(T));
+  for (int64_t d = 0; d < task.value_dim; ++d) output[d] = T(0);
   for (int64_t n = 0; n < pieces; ++n) {
     const Partial<T> partial(partials + n * step);
     if (*partial.sum == 0) continue;  // nothing was seen; a NaN is something

@@ -15,6 +15,8 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
+#endif
+#ifdef REGARD_AVX512
 namespace avx512 {
 extern const Kernels kernels;
 }
@@ -25,9 +27,11 @@ namespace {
 bool runs_here(const Kernels& some) {
 #ifdef REGARD_X86
   __builtin_cpu_init();
+#ifdef REGARD_AVX512
   if (&some == &avx512::kernels)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#endif
   if (&some == &avx2::kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
   (void)some;
@@ -36,8 +40,10 @@ bool runs_here(const Kernels& some) {
 
 // Best first.
 const Kernels* const kAll[] = {
-#ifdef REGARD_X86
+#ifdef REGARD_AVX512
     &avx512::kernels,
+#endif
+#ifdef REGARD_X86
     &avx2::kernels,
 #endif
     &plain::kernels,

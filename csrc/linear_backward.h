@@ -208,9 +208,9 @@ int32_t run_linear_backward(const Linear& task) {
   const int64_t for_values = together ? 0 : by_value.count, for_keys = together ? 1 : by_key.count;
   const int64_t each = for_values + for_keys + by_key.count;
   int32_t broken = 0, hungry = 0;
-  // The longest first: keys (and values) of all heads, then the rest.
+  // All of a head before the next: what the first sweep has read is then still near for the second.
   auto work = [&](int64_t item) {
-    const int64_t head = item % heads, part = item / heads;
+    const int64_t head = item / each, part = item % each;
     sweep::Backward<T> backward{task, head / task.kv_heads, head % task.kv_heads, sweep::kQuery, 0, 0};
     int64_t piece = part, width = task.dim, size = by_key.size;
     if (part < for_keys) {

@@ -350,8 +350,8 @@ struct Pieces {
   int64_t size, count;
 };
 
-// Cuts columns so that all threads are busy to the end; the bits are the same whatever the cut. A piece alone still pays
-// for all scores and features, about a seventh of the whole.
+// Cuts columns so that all threads are busy to the end; the bits are the same whatever the cut. A piece alone still
+// pays for all scores and features, about a seventh of the whole.
 template <class T>
 Pieces cut(int64_t columns, int64_t items, int64_t threads) {
   constexpr int64_t kUnit = 2 * kLanes<T>;

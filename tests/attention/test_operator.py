@@ -424,7 +424,7 @@ def test_a_named_backend_never_falls_back():
     query, key, value = (tensor.detach() for tensor in tensors((7, TOKENS)))
     with pytest.raises(BackendError, match="aligns its causal mask") as refusal:
         attend(query, key, value, pattern=Causal(), backend="sdpa")
-    assert f'backend="auto" would choose {TILED[-1]}' in str(refusal.value)
+    assert f'backend="auto", which would choose {TILED[-1]}' in str(refusal.value)
 
 
 def test_importing_regard_changes_nothing_global():

@@ -162,7 +162,9 @@ def test_a_broken_upstream_gradient_reaches_those_its_query_saw(pattern):
     for dtype, bad in product(DTYPES, BAD):
         inputs = tensors((TOKENS, TOKENS), dtype=dtype)
         upstream = spoil(torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype), (1, 2, 11), bad)
-        assert_spares_what_the_reference_spares(inputs, upstream, pattern=pattern)
+        square = torch.zeros(ROWS, 1, TOKENS, TOKENS, dtype=dtype).requires_grad_()
+        for bias in (None, biases(3, 5, dtype)["table"], square):
+            assert_spares_what_the_reference_spares(inputs, upstream, pattern=pattern, bias=bias)
         _, query, key, value = run("native", inputs, upstream, pattern=pattern)
         assert bool((~query[1, 2, 11].isfinite()).any()) == bool(seen.any())
         assert not value[1, 2, seen].isfinite().any()

@@ -201,6 +201,7 @@ def test_samples_can_be_mapped():
     assert torch.equal(found[1], run_decode(query, key, value, edges[0][1], edges[1][1], BETA)[0])
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_there_is_no_gradient_and_it_says_so():
     query, key, value, start, stop = problem((1, 1, 1, 1, 9, 3, 2))
     output, _ = run_decode(query.requires_grad_(), key, value, start, stop, BETA)

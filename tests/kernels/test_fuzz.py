@@ -170,13 +170,13 @@ quietly = settings(
 )
 
 
-@settings(quietly, max_examples=40)
+@settings(quietly, max_examples=80)
 @given(cases())
 def test_any_attention_agrees(case):
     assert_case_agrees(case)
 
 
-@settings(quietly, max_examples=25)
+@settings(quietly, max_examples=40)
 @given(cases(widest=20))
 def narrow_cases_agree(case):
     assert_case_agrees(case)
@@ -187,7 +187,7 @@ def test_any_attention_agrees_in_many_segments(small_segments):
         narrow_cases_agree()
 
 
-@settings(quietly, max_examples=10)
+@settings(quietly, max_examples=15)
 @given(cases(shortest=200, longest=700, widest=20))
 def test_any_attention_agrees_over_several_blocks_of_keys(case):
     assert_case_agrees(case)

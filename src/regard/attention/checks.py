@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from typing import Literal
 
 import torch
@@ -74,7 +75,8 @@ def _beta(beta: float | None, dim: int, features: FeatureMap | None) -> float:
         return float(beta)
     if features is not None and not features.approximates_exp:
         return 1.0
-    return 1 / math.sqrt(dim) if dim else 1.0
+    # The size of a head is a constant, also for what traces with sizes that vary.
+    return 1 / math.sqrt(operator.index(dim)) if dim else 1.0
 
 
 def _shapes(*tensors: Tensor) -> str:

@@ -116,5 +116,5 @@ def _refusal(name: str, request: Request, reason: str) -> BackendError:
         f"{name!r} cannot run this attention.",
         asked=request.describe(),
         because=reason,
-        instead=f'backend="{able[0]}"; backend="auto" would choose {choose(request).name}',
+        instead=f'backend="auto", which would choose {choose(request).name}; able are ' + ", ".join(able),
     )
