@@ -267,11 +267,13 @@ class Way {
       }
       Turns turns(task_.batch * task_.kv_heads);
       if (!task_.bias_slope) {
+        // The first segments of all heads, then the second ones: neighbours in this order do not wait for each other.
+        const int64_t pairs = task_.batch * task_.kv_heads;
         auto work = [&](int64_t item) {
-          const int64_t pair = item / most;
-          segment(part, pair / task_.kv_heads, pair % task_.kv_heads, item % most, turns);
+          const int64_t pair = item % pairs;
+          segment(part, pair / task_.kv_heads, pair % task_.kv_heads, item / pairs, turns);
         };
-        parallel(threads_, task_.batch * task_.kv_heads * most, work);
+        parallel(threads_, pairs * most, work);
         continue;
       }
       // The gradient of a bias that several rows or heads share is summed by one thread, in order.

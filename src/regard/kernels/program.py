@@ -217,13 +217,16 @@ class _Writer:
 
 def _segments(tiles: list[_Tile]) -> list[tuple[int, int, int, int]]:
     """First and last tile, lowest and highest key of each segment. Neither the batch nor the threads decide."""
+    # Equal shares, so that the last one is no crumb for which others wait.
+    total = sum(tile.area for tile in tiles)
+    share = max(SEGMENT_AREA, -(-total // max(1, round(total / SEGMENT_AREA))))
     segments: list[tuple[int, int, int, int]] = []
     first, area, low, high = 0, 0, 0, 0
     for number, tile in enumerate(tiles):
         if tile.runs:
             low, high = (min(low, tile.low), max(high, tile.high)) if area else (tile.low, tile.high)
             area += tile.area
-        if area >= max(SEGMENT_AREA, SEGMENT_DEPTH * (high - low)):
+        if area >= max(share, SEGMENT_DEPTH * (high - low)):
             segments.append((first, number + 1, low, high))
             first, area, low, high = number + 1, 0, 0, 0
     if first < len(tiles) or not segments:
