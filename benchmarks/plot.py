@@ -61,8 +61,10 @@ def draw(repeats: list[list[Result]], title: str, file: Path) -> str | None:
     axes.set_xlabel(
         "peer's time over ours, or the share or exponent named; thick mark: the bar; thin line: all repeats"
     )
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, loc="left")
     kinds = {"holds in every repeat": HOLDS, "loses in a repeat": LOSES, "no bar": UNBARRED}
-    axes.legend(handles=[Patch(color=colour, label=word) for word, colour in kinds.items()], loc="lower right")
+    words = [Patch(color=colour, label=word) for word, colour in kinds.items()]
+    # Above the bars: inside, it would hide the longest of them.
+    axes.legend(handles=words, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(words), frameon=False)
     figure.savefig(file, dpi=110)
     return None

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "interface.h"
+#include "threads.h"
 
 namespace regard {
 namespace scalar {
@@ -83,6 +84,7 @@ REGARD_EXPORT int32_t regard_linear_backward(const void* words) {
 REGARD_EXPORT void regard_exp2(int64_t kind, const void* from, void* to, int64_t count) {
   regard::now().exp2(static_cast<regard::Number>(kind), from, to, count);
 }
+REGARD_EXPORT void regard_expect(void* memory, int64_t bytes) { regard::expect(memory, bytes); }
 REGARD_EXPORT double regard_peak(int64_t threads, double seconds) { return regard::now().peak(threads, seconds); }
 REGARD_EXPORT const char* regard_name() { return regard::now().name; }
 REGARD_EXPORT int32_t regard_lanes() { return regard::now().lanes; }

@@ -7,6 +7,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace regard {
 
 void run_items(int64_t threads, int64_t items, void (*work)(void*, int64_t), void* context) {
@@ -58,6 +62,19 @@ void* scratch(int64_t bytes) {
     kept.bytes = kept.memory ? wanted : 0;
   }
   return kept.memory;
+}
+
+void expect(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  // Whole pages inside the block only; a system without large pages says no, which is no harm.
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)memory;
+  (void)bytes;
+#endif
 }
 
 }  // namespace regard

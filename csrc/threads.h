@@ -34,4 +34,8 @@ class Turns {
 // Returns null when there is none.
 void* scratch(int64_t bytes);
 
+// Asks the system for large pages under memory that is about to be written for the first time. A block of tens of megabytes is
+// new at every call (the allocator hands it back each time), and 4 KB pages would cost more than a light attention.
+void expect(void* memory, int64_t bytes);
+
 }  // namespace regard

@@ -22,6 +22,7 @@ FINE, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
 ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
 LINEAR = struct.Struct("=9q2d12q6q8q")
+LARGE = 1 << 25  # bytes from which the C library's allocator asks the system for every block, and gives it back
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
 
@@ -59,6 +60,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
     found.regard_exp2.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     found.regard_exp2.restype = None
+    found.regard_expect.argtypes, found.regard_expect.restype = [ctypes.c_void_p, ctypes.c_int64], None
     found.regard_peak.argtypes, found.regard_peak.restype = [ctypes.c_int64, ctypes.c_double], ctypes.c_double
     found.regard_name.argtypes, found.regard_name.restype = [], ctypes.c_char_p
     found.regard_use.argtypes, found.regard_use.restype = [ctypes.c_char_p], ctypes.c_int32
@@ -103,6 +105,14 @@ def machine_peak(threads: int | None = None, seconds: float = 0.2) -> float:
     """Operations a second, in 1e9, of nothing but float32 multiply-adds: no kernel can be faster."""
     assert native is not None, _missing
     return native.regard_peak(threads or torch.get_num_threads(), seconds) / 1e9
+
+
+def fresh(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A tensor that a kernel will fill. A large one gets large pages: its memory is new to the process each time."""
+    made = torch.empty(shape, dtype=dtype, device="cpu")
+    if made.nbytes >= LARGE and native is not None:
+        native.regard_expect(made.data_ptr(), made.nbytes)
+    return made
 
 
 def placed(tensor: Tensor) -> tuple[int, int, int, int]:

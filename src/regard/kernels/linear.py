@@ -22,7 +22,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from regard.features import Elu1
 from regard.folding import fold, unfold
-from regard.kernels.library import LINEAR, NO_MEMORY, NOT_FINITE, NUMBERS, last_axis_dense, missing, native, placed
+from regard.kernels.library import (
+    LINEAR,
+    NO_MEMORY,
+    NOT_FINITE,
+    NUMBERS,
+    fresh,
+    last_axis_dense,
+    missing,
+    native,
+    placed,
+)
 from regard.kernels.watched import unwatched
 
 CHUNK = 64
@@ -76,8 +86,8 @@ def _run(query, key, value, state, norm, phi: Phi) -> tuple[tuple[Tensor, ...], 
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
     state, norm = _dense(state), _dense(norm)
     made = (
-        query.new_empty(*query.shape[:3], value.shape[3]),
-        query.new_empty(query.shape[:3]),
+        fresh(*query.shape[:3], value.shape[3], dtype=query.dtype),
+        fresh(*query.shape[:3], dtype=query.dtype),
         query.new_empty(*key.shape[:2], key.shape[3], value.shape[3]),
         query.new_empty(*key.shape[:2], key.shape[3]),
     )
@@ -98,7 +108,7 @@ def _backward(
     phi = Phi(map, query_scale, key_scale)
     rows = [last_axis_dense(tensor) for tensor in (query, key, value)]
     past, above = (_dense(state), _dense(norm)), [_dense(t) for t in (upstream, state_above, norm_above)]
-    slopes = [torch.empty(tensor.shape, dtype=query.dtype, device="cpu") for tensor in (query, key, value)]
+    slopes = [fresh(*tensor.shape, dtype=query.dtype) for tensor in (query, key, value)]
     slopes += [query.new_empty(0 if tensor is None else tensor.shape) for tensor in (state, norm)]
     output, total = output.contiguous(), total.contiguous()
     addresses = [output.data_ptr(), total.data_ptr(), 0, 0, _address(above[0])]

@@ -22,6 +22,7 @@ from regard.kernels.library import (
     NOT_FINITE,
     NUMBERS,
     TOO_TALL,
+    fresh,
     last_axis_dense,
     native,
     placed,
@@ -112,8 +113,8 @@ def _run(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tuple[Tenso
     assert native is not None
     dtype = _wide(query.dtype)
     batch, heads, queries, _ = query.shape
-    output = torch.empty((batch, heads, queries, value.shape[3]), dtype=dtype, device="cpu")
-    sums = torch.empty((batch, heads, queries), dtype=dtype, device="cpu")
+    output = fresh(batch, heads, queries, value.shape[3], dtype=dtype)
+    sums = fresh(batch, heads, queries, dtype=dtype)
     fields = ATTENTION.pack(*_common(query, key, value, output, sums, score), 0, 0, 0, 0, 0, 0)
     return output, sums, _check(native.regard_attention(fields))
 
@@ -155,7 +156,7 @@ def _equal_scores(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 def _run_back(upstream, query, key, value, score: Score, output, sums, learn_table, learn_bias) -> tuple:
     assert native is not None
     dtype = _wide(query.dtype)
-    slopes = [torch.empty(tensor.shape, dtype=dtype, device="cpu") for tensor in (query, key, value)]
+    slopes = [fresh(*tensor.shape, dtype=dtype) for tensor in (query, key, value)]
     table_slope, bias_slope = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
     if learn_table:
         assert score.table is not None
