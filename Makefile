@@ -53,7 +53,7 @@ sanitize: $(READY) ## the tests of the kernels, on a build that watches every ad
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	REGARD_NATIVE_LIBRARY=build/sanitize/libregard_native.so \
-	$(RUN) -m pytest -q -x -p no:cacheprovider $(SANITIZED)
+	$(RUN) -m pytest -q -x -p no:cacheprovider --capture=sys $(SANITIZED)
 
 clean:          ## remove .venv, builds and caches
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

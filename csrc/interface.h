@@ -83,7 +83,7 @@ struct Linear {
 // One set of kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
-  int32_t lanes;  // float32 numbers in a vector; 1 for the scalar twins
+  int32_t lanes;  // float32 numbers in a vector; for the scalar twins, of the programs they are given
   int32_t (*attention)(const Attention&);
   int32_t (*attention_backward)(const Attention&);
   int32_t (*decode)(const Decode&);

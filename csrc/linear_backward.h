@@ -147,8 +147,8 @@ struct Backward {
       const T* output = static_cast<const T*>(task.output) + row * value_dim;
       T* to = above.at + r * above.step;
       const int64_t ahead = tokens.direction * kChunk<T> * value_dim;
-      fetch_ahead(from + ahead, value_dim);
-      fetch_ahead(output + ahead, value_dim);
+      fetch_ahead(from, ahead, value_dim);
+      fetch_ahead(output, ahead, value_dim);
       const T total = static_cast<const T*>(task.total)[row];
       const Vec<T> inverse = splat<T>(total == 0 ? T(1) : 1 / total);
       Vec<T> sum{};

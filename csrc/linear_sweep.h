@@ -237,9 +237,13 @@ REGARD_INLINE void change_row(const T* from, T* to, int64_t width, const Change&
   std::memcpy(to + n, some, (width - n) * sizeof(T));
 }
 
+// Asks for the row that lies `ahead` numbers further. That may be beyond the tensor, where no pointer may point: the address
+// is counted as a number.
 template <class T>
-REGARD_INLINE void fetch_ahead(const T* row, int64_t width) {
-  for (int64_t n = 0; n < width; n += static_cast<int64_t>(64 / sizeof(T))) __builtin_prefetch(row + n);
+REGARD_INLINE void fetch_ahead(const T* row, int64_t ahead, int64_t width) {
+  const uintptr_t place = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(ahead) * sizeof(T);
+  const uintptr_t bytes = static_cast<uintptr_t>(width) * sizeof(T);
+  for (uintptr_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(reinterpret_cast<const void*>(place + byte));
 }
 
 template <class T>
@@ -259,7 +263,7 @@ void read_rows(const Source<T>& source, const Tokens& tokens, const Panel<T>& ro
     const T* from = source.base + tokens[r] * source.step;
     T* to = rows.at + r * rows.step;
     // The same row of the next chunk; beyond the last token nothing is lost but the request.
-    fetch_ahead(from + tokens.direction * kChunk<T> * source.step, source.width);
+    fetch_ahead(from, tokens.direction * kChunk<T> * source.step, source.width);
     if (source.mapped)
       change_row(from, to, source.width, [&](int64_t, Vec<T> x) { return elu1::map<T>(x * scale, tiny); });
     else

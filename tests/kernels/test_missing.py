@@ -64,7 +64,7 @@ def test_a_library_of_somebody_else_is_told_as_such(monkeypatch):
     with open("/proc/self/maps") as maps:
         libc = next(line.split()[-1] for line in maps if "/libc.so" in line)
     reason = reason_for(monkeypatch, libc)
-    for part in ("does not load", "regard_attention", "install regard again"):
+    for part in ("does not load", "regard_fields", "install regard again"):
         assert part in reason
 
 

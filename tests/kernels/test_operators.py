@@ -462,3 +462,29 @@ def test_a_learned_bias_of_every_kind_trains_through_the_operator():
             losses.append(loss.item())
         assert losses[1] < losses[0]
         assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("queries", [TOKENS, 1])
+def test_what_torch_jit_traces_holds_the_kernel_and_not_its_memory(queries):
+    first, second = ([x.detach() for x in tensors((queries, TOKENS), seed=seed)] for seed in (1, 2))
+    traced = torch.jit.trace(lambda *x: attend(*x, pattern=Causal(), backend="native"), first, check_trace=False)
+    expected = attend(*second, pattern=Causal(), backend="native")
+    assert torch.allclose(traced(*second), expected, rtol=0, atol=1e-12)
+
+
+def test_a_sign_that_torch_only_noted_down_is_read():
+    query, key, value = (x.detach() for x in tensors((TOKENS, TOKENS)))
+    bias = torch.randn(TOKENS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected = attend(-query, key, value, bias=-bias, backend="native")
+    found = attend(torch._neg_view(query), key, value, bias=torch._neg_view(bias), backend="native")
+    assert torch.equal(found, expected)
+
+
+def test_a_mapped_attention_can_be_compiled():
+    torch._dynamo.reset()
+    stacked = [torch.stack([tensors((TOKENS, TOKENS), seed=seed)[n].detach() for seed in range(3)]) for n in range(3)]
+    mapped = torch.func.vmap(lambda q, k, v: attend(q, k, v, pattern=Causal(), backend="native"))
+    compiled = torch.compile(mapped, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(*stacked), mapped(*stacked), rtol=0, atol=1e-12)

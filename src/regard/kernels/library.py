@@ -55,6 +55,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
+    for number, fields in enumerate((ATTENTION, DECODE, LINEAR)):
+        if 8 * found.regard_fields(number) != fields.size:
+            raise AttributeError(f"{found._name} belongs to another version of regard")
     for name in ("attention", "attention_backward", "decode", "linear", "linear_backward"):
         function = getattr(found, f"regard_{name}")
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
@@ -64,10 +68,6 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_peak.argtypes, found.regard_peak.restype = [ctypes.c_int64, ctypes.c_double], ctypes.c_double
     found.regard_name.argtypes, found.regard_name.restype = [], ctypes.c_char_p
     found.regard_use.argtypes, found.regard_use.restype = [ctypes.c_char_p], ctypes.c_int32
-    found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
-    for number, fields in enumerate((ATTENTION, DECODE, LINEAR)):
-        if 8 * found.regard_fields(number) != fields.size:
-            raise AttributeError(f"{found._name} belongs to another version of regard")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from regard.patterns import Lengths, Pattern
 from regard.plan import Part, Plan, plan
 from regard.plan.cache import keep
 
-PROGRAM_LIMIT = 256 << 20  # bytes of programs to remember
+PLAN_LIMIT, PROGRAM_LIMIT = 64 << 20, 256 << 20  # bytes of plans and of programs to remember
 PAIRS_AT_ONCE = 1 << 22  # of masks
 SEGMENT_AREA = 1 << 20  # pairs after which the way back begins a new segment ...
 SEGMENT_DEPTH = 128  # ... once they are so many for each key it touches: a segment's keys are cleared and added up
@@ -35,10 +34,14 @@ class Program:
 
     @property
     def size(self) -> int:
-        return 1024 + self.words.nbytes + self.masks.nbytes
+        return _weight(self.plan) + self.words.nbytes + self.masks.nbytes
 
 
-@functools.lru_cache(maxsize=256)
+def _weight(made: Plan) -> int:
+    return 1024 + sum(part.size for part in made.parts)
+
+
+@keep(PLAN_LIMIT, _weight)
 def best_plan(pattern: Pattern, lengths: Lengths, lanes: int) -> Plan:
     """The plan whose tiles cost the least on vectors of so many lanes."""
     heights = [vectors * lanes for vectors in (VECTORS[:1] if pattern._opaque else VECTORS)]

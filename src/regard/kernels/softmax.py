@@ -360,19 +360,31 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        # One sample's gradient of the bias must not meet another's.
-        if arguments[-2] or arguments[-1] or any(dim is not None for dim in in_dims[4:11]):
-            results = one_by_one(info.batch_size, in_dims, arguments, Gradient.apply)
-            return results, (0,) * len(results)
-        if arguments[7] is not None and len(arguments[7]) > 1:
-            results = one_by_one(info.batch_size, in_dims, arguments, Gradient.apply)
-            return results, (0,) * len(results)
-        size = info.batch_size
-        first = fold(size, in_dims[:4], arguments[:4])
-        last = fold(size, in_dims[11:13], arguments[11:13])
-        slopes = Gradient.apply(*first, *arguments[4:11], *last, False, False)
-        nothing = [slope.new_empty(size, 0) for slope in slopes[3:]]
-        return (*unfold(size, slopes[:3]), *nothing), (0,) * 5
+        return _gradients_by_folding(Gradient.apply, info, in_dims, arguments)
+
+
+def _gradients_by_folding(call, info, dims, arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    size, bias = info.batch_size, arguments[7]
+    alone = arguments[-2] or arguments[-1]  # one sample's gradient of the bias must not meet another's
+    if alone or any(dim is not None for dim in dims[4:11]) or (bias is not None and len(bias) > 1):
+        results = one_by_one(size, dims, arguments, call)
+        return results, (0,) * len(results)
+    first, last = fold(size, dims[:4], arguments[:4]), fold(size, dims[11:13], arguments[11:13])
+    slopes = call(*first, *arguments[4:11], *last, False, False)
+    nothing = [slope.new_empty(size, 0) for slope in slopes[3:]]
+    return (*unfold(size, slopes[:3]), *nothing), (0,) * 5
+
+
+def _vmap(info, in_dims, *arguments):
+    return _by_folding(torch.ops.regard.attention, 3, info, in_dims, arguments)
+
+
+def _vmap_backward(info, in_dims, *arguments):
+    return _gradients_by_folding(torch.ops.regard.attention_backward, info, in_dims, arguments)
+
+
+torch.library.register_vmap("regard::attention", _vmap, lib=_library)
+torch.library.register_vmap("regard::attention_backward", _vmap_backward, lib=_library)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tuple[Tensor, Tensor]:
