@@ -263,3 +263,10 @@ def test_many_queries_have_no_intervals_and_wrong_lengths_are_refused():
     assert intervals(Causal(), Lengths(9, 20)) is None
     with pytest.raises(PatternError):
         intervals(Padding([30]), Lengths(1, 20))
+
+
+def test_an_interval_beyond_the_cache_ends_with_it():
+    query, key, value, _, _ = problem((1, 2, 1, 1, 9, 3, 2))
+    beyond, whole = (torch.tensor([[-5]]), torch.tensor([[10**6]])), (torch.tensor([[0]]), torch.tensor([[9]]))
+    found, expected = (run_decode(query, key, value, *edges, BETA)[0] for edges in (beyond, whole))
+    assert torch.equal(found, expected)

@@ -39,7 +39,8 @@ def run_decode(
 def _decode(query, key, value, start, stop, beta) -> tuple[Tensor, Tensor]:
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
     rows = (query.shape[0], query.shape[2])
-    start, stop = start.expand(rows).contiguous(), stop.expand(rows).contiguous()
+    # Clamped here, for the kernel believes its intervals and would read beyond the cache.
+    start, stop = (edge.clamp(0, key.shape[2]).expand(rows).contiguous() for edge in (start, stop))
     output, sums, finite = _run(query, key, value, start, stop, beta)
     if finite:
         return output, sums
