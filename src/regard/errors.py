@@ -49,3 +49,19 @@ class BackendError(RegardError, RuntimeError):
 
 class CalculusError(RegardError, ValueError):
     """An argument outside the domain of a formula."""
+
+
+class ConfigError(RegardError, ValueError):
+    """A configuration that names something unknown, or whose sizes do not belong together."""
+
+
+class CheckpointError(RegardError, ValueError):
+    """Files or tensors that do not make the model they were asked to make."""
+
+
+class InputError(RegardError, ValueError):
+    """Tokens, images or lengths that a model cannot read."""
+
+
+class CacheError(RegardError, ValueError):
+    """A cache that is asked for what it does not hold."""

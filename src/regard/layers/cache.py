@@ -1,0 +1,394 @@
+"""What decoders remember: keys and values of the past, of a window of it, of another text, or only their sums."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.backends.linear import LinearState, step
+from regard.errors import CacheError
+from regard.features import FeatureMap
+from regard.patterns import Padding
+
+FIRST_ROOM = 64  # tokens that a cache without a fixed capacity makes room for at first; it doubles from there
+
+Lengths = Sequence[int] | Tensor
+
+
+class KVCache:
+    """Keys and values of all tokens so far, `(batch, kv_head, token, dim)`, in storage that is made once.
+
+    Rows end together: the last token of every row lies in the last column, which is where the next query sits. A row
+    with fewer tokens than others begins later; `padding` hides what lies before it.
+
+    `capacity` is the largest number of tokens; without one the storage doubles when it is full. With `window`, only
+    the last `window` tokens before the newest are kept, which is all that a pattern of that reach can see: memory
+    then depends on the window and not on the text. The first tokens may be padded on the left (`lengths`).
+
+        >>> from regard.layers import KVCache
+        >>> cache = KVCache(capacity=8)
+        >>> key, value = cache.append(torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 7))
+        >>> cache.append(torch.randn(1, 2, 1, 5), torch.randn(1, 2, 1, 7))[1].shape
+        torch.Size([1, 2, 4, 7])
+        >>> cache.crop(2)
+        >>> cache
+        KVCache(2 tokens, capacity=8)
+    """
+
+    def __init__(self, capacity: int | None = None, *, window: int | None = None) -> None:
+        if (capacity is not None and capacity < 1) or (window is not None and window < 0):
+            raise CacheError(
+                "A cache holds tokens.",
+                asked=f"KVCache(capacity={capacity}, window={window})",
+                because="the capacity is at least one token and the window at least none",
+                instead="KVCache(capacity=1024), or KVCache(window=128)",
+            )
+        self.capacity, self.window = capacity, window
+        self.length = 0  # tokens of the longest row so far, dropped ones included
+        self.lengths: list[int] | None = None  # the same for each row, where they differ
+        self._real: list[int] | None = (
+            None  # tokens of each row that lie side by side before the end, where they differ
+        )
+        self._held = 0  # columns in use
+        self._seen = 0  # columns that the last append returned
+        self._storage: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def batch(self) -> int | None:
+        return None if self._storage is None else len(self._storage[0])
+
+    @property
+    def held(self) -> int:
+        """Columns in use: all tokens, or those that the window still needs."""
+        return self._held
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the storage."""
+        return 0 if self._storage is None else sum(tensor.nbytes for tensor in self._storage)
+
+    @property
+    def padding(self) -> Padding | None:
+        """What hides the columns before each row's first token; `None` when all rows are full."""
+        if self._real is None or min(self._real) >= self._seen:
+            return None
+        return _padding(tuple(min(real, self._seen) for real in self._real))
+
+    def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
+        """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
+        if lengths is not None:
+            first = torch.tensor([length - count for length in _listed(lengths)])[:, None]
+            return (first + torch.arange(count)).clamp(min=0)
+        if self.lengths is None:
+            return torch.arange(self.length, self.length + count)
+        return torch.tensor(self.lengths)[:, None] + torch.arange(count)
+
+    def append(self, key: Tensor, value: Tensor, lengths: Lengths | None = None) -> tuple[Tensor, Tensor]:
+        """Remember the next tokens; returns every key and value that their queries can see.
+
+        `lengths` says how many of the first tokens of each row are real, counted from the right.
+        """
+        self._check(key, value, lengths)
+        count = key.shape[-2]
+        if lengths is not None:
+            self.lengths = _listed(lengths)
+            self._real = list(self.lengths)
+        elif self.lengths is not None and self._real is not None:
+            self.lengths = [length + count for length in self.lengths]
+            self._real = [real + count for real in self._real]
+        self.length += count
+        if self.window is not None:
+            seen = self._roll(key, value)
+        else:
+            self._make_room(key, value, self._held + count)
+            seen = self._write(key, value)
+        self._seen = seen[0].shape[-2]
+        return seen
+
+    def reorder(self, index: Tensor) -> None:
+        """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
+        if self._storage is None:
+            return
+        same = len(index) == self.batch
+        fresh = []
+        for stored in self._storage:
+            chosen = stored[:, :, : self._held].index_select(0, index)
+            if not same:
+                stored = stored.new_empty(len(index), *stored.shape[1:])
+            stored[:, :, : self._held] = chosen
+            fresh.append(stored)
+        self._storage = fresh[0], fresh[1]
+        rows = index.tolist()
+        self.lengths = None if self.lengths is None else [self.lengths[row] for row in rows]
+        self._real = None if self._real is None else [self._real[row] for row in rows]
+
+    def crop(self, lengths: int | Lengths) -> None:
+        """Forget all but the first tokens: as many for every row, or a number for each."""
+        if self._storage is None:
+            return
+        batch = len(self._storage[0])
+        totals = self.lengths or [self.length] * batch
+        reals = [min(real, self._held) for real in self._real or [self._held] * batch]
+        if isinstance(lengths, int):
+            wanted = [min(lengths, total) for total in totals]
+            if lengths > self.length:
+                wanted = [lengths] * batch
+        else:
+            wanted = _listed(lengths)
+        self._check_crop(wanted, totals, reals)
+        kept = [real - (total - keep) for keep, total, real in zip(wanted, totals, reals, strict=True)]
+        held = max(kept)
+        for stored in self._storage:
+            for row in range(batch):
+                start = self._held - reals[row]
+                if start != held - kept[row]:  # rows that keep less move right, so that all end together
+                    moved = stored[row, :, start : start + kept[row]].clone()
+                    stored[row, :, held - kept[row] : held] = moved
+        self._held, self._seen, self.length = held, held, max(wanted)
+        uneven = len(set(wanted)) > 1 or len(set(kept)) > 1
+        self.lengths, self._real = (wanted, kept) if uneven else (None, None)
+
+    def __repr__(self) -> str:
+        size = f", capacity={self.capacity}" if self.capacity else ""
+        window = "" if self.window is None else f", window={self.window}"
+        return f"KVCache({self.length} tokens{size}{window})"
+
+    # Storage
+
+    def _room(self) -> int:
+        return 0 if self._storage is None else self._storage[0].shape[-2]
+
+    def _make_room(self, key: Tensor, value: Tensor, wanted: int) -> None:
+        if self._storage is not None and wanted <= self._room():
+            return
+        if self.capacity is not None and self.window is None:
+            room = self.capacity
+        else:
+            room = max(wanted, 2 * self._room(), FIRST_ROOM if self.window is None else 2 * self.window + 1)
+        made = []
+        for index, tensor in enumerate((key, value)):
+            stored = tensor.new_empty(*tensor.shape[:-2], room, tensor.shape[-1])
+            if self._storage is not None:
+                stored[:, :, : self._held] = self._storage[index][:, :, : self._held]
+            made.append(stored)
+        self._storage = made[0], made[1]
+
+    def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._storage is not None
+        start, stop = self._held, self._held + key.shape[-2]
+        self._held = stop
+        for stored, fresh in zip(self._storage, (key, value), strict=True):
+            stored[:, :, start:stop] = fresh
+        return self._storage[0][:, :, :stop], self._storage[1][:, :, :stop]
+
+    def _roll(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append, dropping what no later query can see; a long chunk passes through without being stored whole."""
+        assert self.window is not None
+        count, window = key.shape[-2], self.window
+        past = min(self._held, window)
+        if count > window + 1:
+            seen = [key, value]
+            if self._storage is not None and past:
+                held = slice(self._held - past, self._held)
+                seen = [torch.cat((s[:, :, held], new), -2) for s, new in zip(self._storage, seen, strict=True)]
+            self._held = 0
+            self._make_room(key, value, window + 1)
+            last = slice(count - window - 1, None)
+            self._write(key[:, :, last], value[:, :, last])
+            return seen[0], seen[1]
+        if self._storage is not None and self._held + count > self._room():
+            for stored in self._storage:  # the window moves to the front, once in `window` tokens
+                stored[:, :, :past] = stored[:, :, self._held - past : self._held].clone()
+            self._held = past
+        self._make_room(key, value, self._held + count)
+        seen = self._write(key, value)
+        first = max(self._held - count - window, 0)  # the oldest of these queries sees no further
+        return seen[0][:, :, first:], seen[1][:, :, first:]
+
+    # Checks
+
+    def _check(self, key: Tensor, value: Tensor, lengths: Lengths | None) -> None:
+        because = instead = ""
+        if key.ndim != 4 or key.shape[:3] != value.shape[:3]:
+            because, instead = "a token brings one key and one value for each head", "(batch, kv_head, token, dim)"
+        elif torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            because = "what is stored would be overwritten before a gradient could use it"
+            instead = "torch.no_grad() while decoding; leave the cache away while training"
+        elif lengths is not None and self.length:
+            because = "only the first tokens may be padded; later ones would leave holes between tokens"
+            instead = "lengths with the first append, and then the same number of tokens for all rows"
+        elif lengths is not None and not _fitting(_listed(lengths), len(key), key.shape[2]):
+            because = f"there are {len(key)} rows of {key.shape[2]} tokens"
+            instead = "one length for each row, at most the number of tokens"
+        elif self._storage is not None and _unlike(self._storage, key, value):
+            stored = self._storage[0]
+            because = f"it holds keys {tuple(stored.shape)} of {stored.dtype}"
+            instead = "the same rows, heads, sizes and dtype at each step; a new cache for another batch"
+        elif self.capacity is not None and self.window is None and self._held + key.shape[2] > self.capacity:
+            because = f"it has room for {self.capacity} tokens and holds {self._held}"
+            instead = f"KVCache(capacity={self._held + key.shape[2]}), or KVCache() which grows"
+        if because:
+            raise CacheError(
+                "These tokens cannot be appended to the cache.",
+                asked=f"key {tuple(key.shape)}  value {tuple(value.shape)}"
+                + ("" if lengths is None else f"  lengths {_listed(lengths)}"),
+                because=because,
+                instead=instead,
+            )
+
+    def _check_crop(self, wanted: list[int], totals: list[int], reals: list[int]) -> None:
+        because = ""
+        if len(wanted) != len(totals):
+            because = f"the cache has {len(totals)} rows"
+        elif any(keep < 0 or keep > total for keep, total in zip(wanted, totals, strict=True)):
+            because = f"its rows have {sorted(set(totals))} tokens, and cropping only forgets"
+        elif self.window is not None:
+            for keep, total, real in zip(wanted, totals, reals, strict=True):
+                first = total - real  # the oldest token that is still here
+                if first > max(0, keep - self.window):
+                    because = f"the window has dropped tokens before {first}, which the next query would have to see"
+        if because:
+            raise CacheError(
+                "The cache cannot be cropped so.",
+                asked=f"crop({wanted[0] if len(set(wanted)) == 1 else wanted})",
+                because=because,
+                instead="lengths between nothing and what is there; a cache without a window forgets nothing early",
+            )
+
+
+class CrossCache:
+    """Keys and values of the other text, projected once for all steps of a decoder."""
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+
+    def fill(self, key: Tensor, value: Tensor) -> None:
+        self.key, self.value = key, value
+
+    def reorder(self, index: Tensor) -> None:
+        if self.key is not None and self.value is not None:
+            self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
+
+    def crop(self, lengths: int | Lengths) -> None:
+        """The other text does not get shorter."""
+
+
+class StateCache:
+    """The sums of causal linear attention: as large after a million tokens as after one.
+
+    `crop` cannot be had: what was added to a sum cannot be told apart any more.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.lengths: list[int] | None = None
+        self.state: LinearState | None = None
+
+    padding = None
+    positions = KVCache.positions
+
+    def advance(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        feature_map: str | FeatureMap | Callable,
+        beta: float | None,
+        lengths: Lengths | None = None,
+    ) -> Tensor:
+        """The output of the next tokens; `lengths` as in `KVCache.append`."""
+        count = key.shape[-2]
+        if lengths is not None and min(_listed(lengths)) < count:
+            if self.length:
+                raise CacheError(
+                    "Only the first tokens may be padded.",
+                    asked=f"lengths {lengths} after {self.length} tokens",
+                    because="later padding would leave holes between tokens",
+                    instead="lengths with the first tokens only",
+                )
+            output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+            states = []
+            for row, length in enumerate(_listed(lengths)):  # each row by itself: a sum has no place to hide padding
+                real = [tensor[row : row + 1, :, count - length :] for tensor in (query, key, value)]
+                output[row : row + 1, :, count - length :], state = step(*real, feature_map=feature_map, beta=beta)
+                states.append(state)
+            self.state = LinearState(torch.cat([s.sums for s in states]), torch.cat([s.norm for s in states]))
+            self.lengths = _listed(lengths)
+        else:
+            output, self.state = step(query, key, value, self.state, feature_map=feature_map, beta=beta)
+            self.lengths = None if self.lengths is None else [length + count for length in self.lengths]
+        self.length += count
+        return output
+
+    def reorder(self, index: Tensor) -> None:
+        self.state = None if self.state is None else self.state.reorder(index)
+        self.lengths = None if self.lengths is None else [self.lengths[row] for row in index.tolist()]
+
+    def crop(self, lengths: int | Lengths) -> None:
+        if not isinstance(lengths, int) or lengths != self.length:
+            raise CacheError(
+                "A sum cannot be cropped.",
+                asked=f"crop({lengths}) of {self.length} tokens",
+                because="linear attention keeps sums over its past, and a token cannot be taken out of them exactly",
+                instead="start again from the tokens, or keep copies of `cache.state` to return to",
+            )
+
+
+class Memory:
+    """The caches of all layers of a model, which grow, turn and shrink together."""
+
+    def __init__(self, caches: Sequence[KVCache | StateCache], crosses: Sequence[CrossCache] = ()) -> None:
+        self.caches, self.crosses = list(caches), list(crosses)
+        self.context_pattern: Padding | None = None  # what the other text's padding hides, in an encoder-decoder
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row."""
+        return self.caches[0].length if self.caches else 0
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """Tokens of each row, where they differ."""
+        return self.caches[0].lengths if self.caches else None
+
+    def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
+        return self.caches[0].positions(count, lengths) if self.caches else torch.arange(count)
+
+    def reorder(self, index: Tensor) -> None:
+        """Continue other rows: row `b` becomes what row `index[b]` was."""
+        for cache in (*self.caches, *self.crosses):
+            cache.reorder(index)
+        if self.context_pattern is not None:
+            counts = self.context_pattern.counts
+            self.context_pattern = Padding([counts[row] for row in index.tolist()], self.context_pattern.side)
+
+    def crop(self, lengths: int | Lengths) -> None:
+        """Forget all but the first tokens of each row."""
+        for cache in self.caches:
+            cache.crop(lengths)
+
+
+def _listed(lengths: Lengths) -> list[int]:
+    return lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
+
+
+def _fitting(lengths: list[int], rows: int, tokens: int) -> bool:
+    return len(lengths) == rows and all(0 <= length <= tokens for length in lengths)
+
+
+def _unlike(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
+    return any(
+        (*stored.shape[:2], stored.shape[3], stored.dtype) != (*fresh.shape[:2], fresh.shape[3], fresh.dtype)
+        for stored, fresh in zip(storage, (key, value), strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _padding(real: tuple[int, ...]) -> Padding:
+    """The same value for all layers, whose intervals are then computed once."""
+    return Padding(real, side="left")

@@ -1,0 +1,99 @@
+"""The part of a block that looks at one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.errors import ConfigError
+from regard.layers.linear import Linear
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": functional.silu,
+}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+    "reglu": functional.relu,
+}
+
+
+class FeedForward(nn.Module):
+    """Two linear layers and a bend between them, the same for every token.
+
+        output = bend(x W1 + b1) W2 + b2                     relu, gelu, gelu_tanh, silu
+        output = (bend(x Wg + bg) * (x Wu + bu)) W2 + b2     swiglu, geglu, reglu
+
+    `gelu` is exact, `gelu_tanh` GPT-2's approximation. The two matrices of a gated one lie in one, gate first.
+
+    Sources: Vaswani et al. (2017), section 3.3; Shazeer, GLU Variants Improve Transformer (2020), equation 6.
+
+        >>> from regard.layers import FeedForward
+        >>> FeedForward(4, 16)(torch.randn(2, 3, 4)).shape
+        torch.Size([2, 3, 4])
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, activation: str = "gelu", *, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if activation not in PLAIN and activation not in GATED:
+            raise ConfigError(
+                f"There is no activation {activation!r}.",
+                asked=f"FeedForward(activation={activation!r})",
+                because=f"known are {', '.join(PLAIN)} and, gated, {', '.join(GATED)}",
+                instead='activation="gelu"',
+            )
+        self.activation, self.gated = activation, activation in GATED
+        self.bend = GATED[activation] if self.gated else PLAIN[activation]
+        self.inner = Linear(dim, hidden * 2 if self.gated else hidden, bias=bias)
+        self.outer = Linear(hidden, dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(x)
+        if self.gated:
+            gate, up = inner.chunk(2, -1)
+            return self.outer(self.dropout(self.bend(gate) * up))
+        return self.outer(self.dropout(self.bend(inner)))
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+def layer_norm(dim: int, eps: float) -> nn.Module:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, over channels (Ba et al., 2016)."""
+    return nn.LayerNorm(dim, eps=eps)
+
+
+def rms_norm(dim: int, eps: float) -> nn.Module:
+    """`x / sqrt(mean(x^2) + eps) * weight`, over channels (Zhang and Sennrich, 2019)."""
+    return nn.RMSNorm(dim, eps=eps)
+
+
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}
+
+
+def normalisation(kind: str, dim: int, eps: float) -> nn.Module:
+    """The norm of this name."""
+    if kind not in NORMS:
+        raise ConfigError(
+            f"There is no norm {kind!r}.",
+            asked=f"norm={kind!r}",
+            because=f"known are {', '.join(NORMS)}",
+            instead='norm="layer"',
+        )
+    return NORMS[kind](dim, eps)
+
+
+__all__ = ["GATED", "NORMS", "PLAIN", "FeedForward", "normalisation"]

@@ -1,0 +1,123 @@
+"""Absolute positions that are added to tokens: computed ones, and learned ones on a line or a grid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from regard.calculus import sinusoidal
+from regard.errors import ConfigError, InputError
+
+
+class SinusoidalPositions(nn.Module):
+    """The table of `regard.calculus.sinusoidal`, as far as anybody has asked for it.
+
+        PE(p)_{2i} = sin(w_i p),   PE(p)_{2i+1} = cos(w_i p),   w_i = base^(-2i / dim)
+
+    Source: Vaswani et al., Attention Is All You Need (2017), section 3.5.
+
+    Where we differ: there is no longest text; the table is computed in float64 where it is needed and cast last.
+
+        >>> from regard.layers import SinusoidalPositions
+        >>> SinusoidalPositions(4)(torch.arange(2))
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+
+    def __init__(self, dim: int, *, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+        sinusoidal(0, dim, base=base)  # refuses what has no table
+
+    def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Positions of any shape; `(*positions, dim)`."""
+        return sinusoidal(positions, self.dim, base=self.base, dtype=dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, base={self.base}"
+
+
+class LearnedPositions(nn.Module):
+    """One learned vector for each place on a line.
+
+    >>> positions = LearnedPositions(7, 4)
+    >>> positions(torch.arange(3)).shape, positions.resized(11).weight.shape
+    (torch.Size([3, 4]), torch.Size([11, 4]))
+    """
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return nn.functional.embedding(positions, self.weight)
+
+    def resized(self, count: int) -> LearnedPositions:
+        """The same curve with another number of places, by linear interpolation; the ends stay where they are."""
+        other = LearnedPositions(count, self.weight.shape[1]).to(self.weight)
+        with torch.no_grad():
+            other.weight.copy_(_stretched(self.weight, count))
+        return other
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
+
+
+def _stretched(weight: Tensor, count: int) -> Tensor:
+    if count == len(weight):
+        return weight
+    return interpolate(weight.T[None], size=count, mode="linear", align_corners=True)[0].T
+
+
+class GridPositions(nn.Module):
+    """One learned vector for each place on a grid, read row by row, after those of `first` tokens that lie on none.
+
+    The weight is `(first + rows * columns, dim)`: one table, as ViT's checkpoints have it.
+
+    Source: Dosovitskiy et al., An Image is Worth 16x16 Words (2021), section 3.2 for the interpolation.
+
+        >>> from regard.layers import GridPositions
+        >>> positions = GridPositions((2, 3), 4, first=1)
+        >>> positions().shape, positions((4, 5)).shape
+        (torch.Size([7, 4]), torch.Size([21, 4]))
+    """
+
+    def __init__(self, grid: tuple[int, int], dim: int, *, first: int = 0) -> None:
+        super().__init__()
+        if min(grid) < 1 or first < 0:
+            raise ConfigError(
+                "A grid of positions has rows and columns.",
+                asked=f"GridPositions(grid={grid}, first={first})",
+                because="there is at least one row and one column, and no negative number of tokens before them",
+                instead="GridPositions((14, 14), dim, first=1)",
+            )
+        self.grid, self.first = grid, first
+        self.weight = nn.Parameter(torch.empty(first + grid[0] * grid[1], dim))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, grid: tuple[int, int] | None = None) -> Tensor:
+        """The table for a grid: the learned one for the grid that was learned, exactly; else a bicubic one."""
+        if grid is None or tuple(grid) == self.grid:
+            return self.weight
+        if min(grid) < 1:
+            raise InputError(
+                "There is no such grid.",
+                asked=f"positions for a grid of {grid[0]} x {grid[1]}",
+                because="a grid has at least one row and one column",
+                instead="an image of at least one patch",
+            )
+        places = self.weight[self.first :].T.reshape(1, -1, *self.grid)
+        resized = interpolate(places, size=tuple(grid), mode="bicubic", antialias=True, align_corners=False)
+        return torch.cat((self.weight[: self.first], resized[0].flatten(1).T))
+
+    def resized(self, grid: tuple[int, int]) -> GridPositions:
+        """A module that has learned the interpolated table."""
+        other = GridPositions(grid, self.weight.shape[1], first=self.first).to(self.weight)
+        with torch.no_grad():
+            other.weight.copy_(self(grid))
+        return other
+
+    def extra_repr(self) -> str:
+        return f"{self.grid}, {self.weight.shape[1]}, first={self.first}"
