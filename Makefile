@@ -69,4 +69,6 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	$(RUN) -m pip install -v -c constraints.txt -e '.[test,dev,bench]' >$(LOG) 2>&1 || { tail -n 30 $(LOG); exit 1; }
 	# pip hides what the build says; this line tells whether the native backend was built, and if not why
 	sed -n 's/.*-- regard: /regard: /p' $(LOG) | sort -u
+	# Real weights, for tests and examples; what cannot be had is said in one line and skipped.
+	$(RUN) -m regard.models.files.fetch | tee -a $(LOG) || true
 	touch $@

@@ -56,20 +56,6 @@ REGARD_INLINE void fetch(const char* row, int64_t bytes) {
   for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(row + kAhead + n);
 }
 
-// The sum of the lanes of vector n, in lane n: vectors are interleaved and added until one is left.
-template <class T>
-REGARD_INLINE Vec<T> sums_of(Vec<T> (&square)[kLanes<T>]) {
-#pragma GCC unroll 8
-  for (int left = kLanes<T> / 2; left; left /= 2)
-#pragma GCC unroll 16
-    for (int n = 0; n < left; ++n) {
-      Vec<T> low, high;
-      interleave(square[n], square[n + left], low, high);
-      square[n] = low + high;
-    }
-  return square[0];
-}
-
 // query . row for as many rows as a vector has lanes; the query is padded with zeros.
 template <class T, Number kKind>
 REGARD_INLINE Vec<T> dots(const T* query, const char* const (&row)[kLanes<T>], int64_t dim) {

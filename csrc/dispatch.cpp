@@ -81,6 +81,9 @@ REGARD_EXPORT int32_t regard_linear(const void* words) {
 REGARD_EXPORT int32_t regard_linear_backward(const void* words) {
   return regard::now().linear_backward(*static_cast<const regard::Linear*>(words));
 }
+REGARD_EXPORT int32_t regard_few(const void* words) {
+  return regard::now().few(*static_cast<const regard::Few*>(words));
+}
 REGARD_EXPORT void regard_exp2(int64_t kind, const void* from, void* to, int64_t count) {
   regard::now().exp2(static_cast<regard::Number>(kind), from, to, count);
 }
@@ -102,6 +105,7 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
   switch (which) {
     case 0: return sizeof(regard::Attention) / 8;
     case 1: return sizeof(regard::Decode) / 8;
-    default: return sizeof(regard::Linear) / 8;
+    case 2: return sizeof(regard::Linear) / 8;
+    default: return sizeof(regard::Few) / 8;
   }
 }

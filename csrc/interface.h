@@ -80,6 +80,19 @@ struct Linear {
   void *state_slope, *norm_slope;   // gradients of the state before them, or null
 };
 
+// A linear layer for few rows: output[m][n] = bias[n] + sum_k x[m][k] weight[n][k].
+struct Few {
+  Number kind;  // kFloat32 or kFloat64, of everything
+  int64_t threads;
+  int64_t rows, in, out;
+  const void* x;       // (rows, in)
+  int64_t x_row;       // stride of its rows
+  const void* weight;  // (out, in)
+  int64_t weight_row;
+  const void* bias;    // (out), contiguous, or null
+  void* output;        // (rows, out), contiguous
+};
+
 // One set of kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -89,6 +102,7 @@ struct Kernels {
   int32_t (*decode)(const Decode&);
   int32_t (*linear)(const Linear&);
   int32_t (*linear_backward)(const Linear&);
+  int32_t (*few)(const Few&);
   void (*exp2)(Number kind, const void* from, void* to, int64_t count);
   double (*peak)(int64_t threads, double seconds);  // operations a second of nothing but multiply-adds
 };

@@ -1,6 +1,7 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with REGARD_ISA and REGARD_BYTES set.
 #include "backward.h"
 #include "decode.h"
+#include "few.h"
 #include "forward.h"
 #include "linear.h"
 #include "peak.h"
@@ -27,6 +28,8 @@ int32_t linear_backward(const Linear& task) {
   return is_double(task.kind) ? run_linear_backward<double>(task) : run_linear_backward<float>(task);
 }
 
+int32_t few_rows(const Few& task) { return is_double(task.kind) ? run_few<double>(task) : run_few<float>(task); }
+
 template <class T>
 void exp2_all(const T* from, T* to, int64_t count) {
   for (int64_t n = 0; n < count; n += kLanes<T>) {
@@ -52,8 +55,8 @@ void exp2_any(Number kind, const void* from, void* to, int64_t count) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    REGARD_TEXT(REGARD_ISA), kLanes<float>,   attention, attention_backward, decode, linear, linear_backward,
-    exp2_any,                measure_peak,
+    REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear, linear_backward,
+    few_rows,                exp2_any,      measure_peak,
 };
 
 }  // namespace REGARD_ISA

@@ -9,6 +9,7 @@
 
 #include "plan.h"
 #include "scalar_decode.h"
+#include "scalar_few.h"
 #include "scalar_linear.h"
 #include "tile.h"
 
@@ -163,7 +164,9 @@ double no_peak(int64_t, double) { return 0; }
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {"scalar", 4, attention, attention_backward, decode, linear, linear_backward, exp2_any, no_peak};
+const Kernels kernels = {
+    "scalar", 4, attention, attention_backward, decode, linear, linear_backward, few, exp2_any, no_peak,
+};
 
 }  // namespace scalar
 }  // namespace regard

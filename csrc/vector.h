@@ -250,5 +250,20 @@ REGARD_INLINE void transpose(Vec<T> (&square)[kLanes<T>]) {
   }
 }
 
+// The sum of the lanes of vector n, in lane n: vectors are interleaved and added until one is left.
+// Each sum is made in the order of sum_of.
+template <class T>
+REGARD_INLINE Vec<T> sums_of(Vec<T> (&square)[kLanes<T>]) {
+#pragma GCC unroll 8
+  for (int left = kLanes<T> / 2; left; left /= 2)
+#pragma GCC unroll 16
+    for (int n = 0; n < left; ++n) {
+      Vec<T> low, high;
+      interleave(square[n], square[n + left], low, high);
+      square[n] = low + high;
+    }
+  return square[0];
+}
+
 }  // namespace REGARD_ISA
 }  // namespace regard

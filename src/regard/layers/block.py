@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
 from regard.layers.linear import Linear
@@ -54,6 +54,13 @@ class Block(nn.Module):
                 because="there are two places for a norm",
                 instead='order="pre" or order="post"',
             )
+        if shortcut not in ("same", "project"):
+            raise ConfigError(
+                "There are two ways past a part.",
+                asked=f"shortcut={shortcut!r}",
+                because="what came in is added as it is, or multiplied by a matrix where the sizes differ",
+                instead='shortcut="same" or shortcut="project"',
+            )
         if sizes.output != sizes.input and shortcut != "project":
             raise ConfigError(
                 "What a block adds must be as large as what came in.",
@@ -61,6 +68,7 @@ class Block(nn.Module):
                 because=f"x + attention(x) is not defined for {sizes.input} and {sizes.output} channels",
                 instead=f'an output of {sizes.input} channels, or shortcut="project" for a matrix on the way past it',
             )
+        _check_parts(sizes.output, cross, feed_forward)
         self.order: Literal["pre", "post"] = order
         outer = sizes.output
         before = order == "pre"
@@ -90,6 +98,13 @@ class Block(nn.Module):
         x = past + self.dropout(made)
         x = x if before else self.attention_norm(x)
         if self.cross is not None and self.cross_norm is not None:
+            if context is None and (cross_cache is None or cross_cache.key is None):
+                raise InputError(
+                    "This block reads a second text.",
+                    asked="a block with attention to a context, without one",
+                    because="without a context it would look at its own tokens, future ones included",
+                    instead="block(x, context=...), or a cross_cache that was filled before",
+                )
             made = self.cross(self.cross_norm(x) if before else x, context, pattern=context_pattern, cache=cross_cache)
             x = x + self.dropout(made)
             x = x if before else self.cross_norm(x)
@@ -99,3 +114,28 @@ class Block(nn.Module):
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"
+
+
+def _check_parts(channels: int, cross: MultiHeadAttention | None, feed_forward: nn.Module) -> None:
+    """Every later part reads and writes the channels that leave the first."""
+    found = []
+    if cross is not None:
+        found.append(("the attention to the context", cross.sizes.input, cross.sizes.output))
+    if isinstance(feed_forward, FeedForward):
+        found.append(("the feed-forward part", feed_forward.inner.in_features, feed_forward.outer.out_features))
+    for name, read, written in found:
+        if (read, written) != (channels, channels):
+            raise ConfigError(
+                "The parts of a block do not fit together.",
+                asked=f"{name} from {read} to {written} channels",
+                found=f"{channels} channels that leave the attention",
+                because="each part is added to what the one before it made",
+                instead=f"{name} from {channels} to {channels} channels",
+            )
+
+
+class Blocks(nn.ModuleList):
+    """Blocks, one after the other."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return super().__iter__()  # type: ignore[return-value]

@@ -99,7 +99,7 @@ class KVCache:
         elif self.lengths is not None and self._real is not None:
             self.lengths = [length + count for length in self.lengths]
             self._real = [real + count for real in self._real]
-        self.length += count
+        self.length = self.length + count if self.lengths is None else max(self.lengths)
         if self.window is not None:
             seen = self._roll(key, value)
         else:
@@ -112,18 +112,21 @@ class KVCache:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
         if self._storage is None:
             return
-        same = len(index) == self.batch
+        rows = index.tolist()
+        _check_rows(rows, len(self._storage[0]))
+        same = len(rows) == self.batch
         fresh = []
         for stored in self._storage:
             chosen = stored[:, :, : self._held].index_select(0, index)
             if not same:
-                stored = stored.new_empty(len(index), *stored.shape[1:])
+                stored = stored.new_empty(len(rows), *stored.shape[1:])
             stored[:, :, : self._held] = chosen
             fresh.append(stored)
         self._storage = fresh[0], fresh[1]
-        rows = index.tolist()
-        self.lengths = None if self.lengths is None else [self.lengths[row] for row in rows]
-        self._real = None if self._real is None else [self._real[row] for row in rows]
+        if self.lengths is not None and self._real is not None:
+            self.lengths = [self.lengths[row] for row in rows]
+            self._real = [self._real[row] for row in rows]
+            self.length = max(self.lengths)
 
     def crop(self, lengths: int | Lengths) -> None:
         """Forget all but the first tokens: as many for every row, or a number for each."""
@@ -217,7 +220,7 @@ class KVCache:
         elif torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             because = "what is stored would be overwritten before a gradient could use it"
             instead = "torch.no_grad() while decoding; leave the cache away while training"
-        elif lengths is not None and self.length:
+        elif lengths is not None and self._held:
             because = "only the first tokens may be padded; later ones would leave holes between tokens"
             instead = "lengths with the first append, and then the same number of tokens for all rows"
         elif lengths is not None and not _fitting(_listed(lengths), len(key), key.shape[2]):
@@ -303,31 +306,39 @@ class StateCache:
     ) -> Tensor:
         """The output of the next tokens; `lengths` as in `KVCache.append`."""
         count = key.shape[-2]
+        if lengths is not None and (self.state is not None or not _fitting(_listed(lengths), len(key), count)):
+            raise CacheError(
+                "Only the first tokens may be padded.",
+                asked=f"lengths {_listed(lengths)} of {len(key)} rows of {count} tokens, after {self.length} tokens",
+                because="later padding would leave holes between tokens"
+                if self.state is not None
+                else "every row has a length, and that is at most the number of tokens",
+                instead="lengths with the first tokens only, one for each row",
+            )
         if lengths is not None and min(_listed(lengths)) < count:
-            if self.length:
-                raise CacheError(
-                    "Only the first tokens may be padded.",
-                    asked=f"lengths {lengths} after {self.length} tokens",
-                    because="later padding would leave holes between tokens",
-                    instead="lengths with the first tokens only",
-                )
             output = query.new_zeros(*query.shape[:-1], value.shape[-1])
             states = []
             for row, length in enumerate(_listed(lengths)):  # each row by itself: a sum has no place to hide padding
-                real = [tensor[row : row + 1, :, count - length :] for tensor in (query, key, value)]
-                output[row : row + 1, :, count - length :], state = step(*real, feature_map=feature_map, beta=beta)
+                real = slice(row, row + 1), slice(None), slice(count - length, None)
+                output[real], state = step(query[real], key[real], value[real], feature_map=feature_map, beta=beta)
                 states.append(state)
             self.state = LinearState(torch.cat([s.sums for s in states]), torch.cat([s.norm for s in states]))
             self.lengths = _listed(lengths)
         else:
             output, self.state = step(query, key, value, self.state, feature_map=feature_map, beta=beta)
             self.lengths = None if self.lengths is None else [length + count for length in self.lengths]
-        self.length += count
+        self.length = self.length + count if self.lengths is None else max(self.lengths)
         return output
 
     def reorder(self, index: Tensor) -> None:
-        self.state = None if self.state is None else self.state.reorder(index)
-        self.lengths = None if self.lengths is None else [self.lengths[row] for row in index.tolist()]
+        if self.state is None:
+            return
+        rows = index.tolist()
+        _check_rows(rows, len(self.state.norm))
+        self.state = self.state.reorder(index)
+        if self.lengths is not None:
+            self.lengths = [self.lengths[row] for row in rows]
+            self.length = max(self.lengths)
 
     def crop(self, lengths: int | Lengths) -> None:
         if not isinstance(lengths, int) or lengths != self.length:
@@ -375,6 +386,17 @@ class Memory:
 
 def _listed(lengths: Lengths) -> list[int]:
     return lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
+
+
+def _check_rows(rows: list[int], batch: int) -> None:
+    if not rows or min(rows) < 0 or max(rows) >= batch:
+        raise CacheError(
+            "There are no such rows.",
+            asked=f"reorder({rows})",
+            found=f"{batch} rows, counted from 0",
+            because="a row continues another one, which must be there",
+            instead=f"numbers from 0 to {batch - 1}",
+        )
 
 
 def _fitting(lengths: list[int], rows: int, tokens: int) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
-from regard.errors import CacheError, ConfigError
+from regard.biases import TransformerXL
+from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import surgery
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.linear import Linear
 from regard.layers.projections import Projections, Sizes, bias_letters
 from regard.layers.rotary import Rotary, Rotation
-from regard.patterns import Pattern
+from regard.patterns import Causal, Padding, Pattern
 from regard.patterns.past import has_past, reach, shiftable
 
 
@@ -63,6 +63,15 @@ class MultiHeadAttention(nn.Module):
                 because="Sizes has its own heads",
                 instead="MultiHeadAttention(Sizes(...)) or MultiHeadAttention(channels, heads)",
             )
+        if not 0 <= dropout <= 1 or (rotary is not None and rotary.dim > sizes.key):
+            raise ConfigError(
+                "This attention cannot be built.",
+                asked=f"dropout={dropout}, rotary={rotary}, {sizes}",
+                because="dropout is a probability"
+                if rotary is None or rotary.dim <= sizes.key
+                else f"rotary positions turn {rotary.dim} channels of a head, and a key has {sizes.key}",
+                instead="0 <= dropout <= 1, and a Rotary of at most the channels of a key",
+            )
         self.sizes = sizes
         self.attention = Attention() if attention is None else attention
         self.letters = bias_letters(bias)
@@ -87,8 +96,8 @@ class MultiHeadAttention(nn.Module):
         """Attention of tokens `(*batch, token, channel)` over themselves, or over a context.
 
         `pattern` is joined to the description's by `&`: the padding or the segments of this batch. With a cache, `x`
-        are the next tokens; `lengths` is for a first chunk that is padded on the left. `rotation` may be handed in
-        by a model that makes it once for all its layers.
+        are the next tokens. `lengths` says how many tokens of each row are real, for a first chunk, or a whole text,
+        that is padded on the left. `rotation` may be handed in by a model that makes it once for all its layers.
         """
         mixed = self._mixed(x, context, values, pattern, cache, lengths, rotation)
         return self.output(mixed.transpose(-2, -3).flatten(-2))
@@ -102,17 +111,25 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None = None,
     ) -> Tensor:
         """What every head looks at, `(*batch, head, query, key)`: this builds the square."""
-        query, key, _ = self._queries_keys_values(x, context, None, rotation, None, None)
+        query, key = self.projections.query(x), self.projections.key(x if context is None else context)
+        query, key = self._turned(query, key, x, context, rotation, None, None)
         return attention_weights(query, key, self._described(pattern))
 
-    def head_contributions(self, x: Tensor, context: Tensor | None = None, *, pattern: Pattern | None = None) -> Tensor:
+    def head_contributions(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        pattern: Pattern | None = None,
+    ) -> Tensor:
         """What each head adds to the output, `(head, *batch, token, output)`: they sum to it, but for the bias.
 
             output = sum_h A_h X W^(h) + b^o,    W^(h) = W_h^v W_h^o
 
         Source: Bishop and Bishop, Deep Learning (2024), exercise 12.5.
         """
-        mixed = self._mixed(x, context, None, pattern, None, None, None)
+        mixed = self._mixed(x, context, values, pattern, None, None, None)
         return surgery.contributions(self, mixed)
 
     def merge_value_output(self) -> Tensor:
@@ -137,7 +154,7 @@ class MultiHeadAttention(nn.Module):
                 because="old queries would have to see new keys, or other ones than before",
                 instead="Causal() & ..., or RunningAttention, which also renews old outputs",
             )
-        if self.attention.feature_map is not None:
+        if self.attention.feature_map is not None and isinstance(pattern, Causal):
             return StateCache()
         far = reach(pattern)
         if far is None or not shiftable(pattern) or not self._bias_moves():
@@ -149,17 +166,27 @@ class MultiHeadAttention(nn.Module):
     def _mixed(self, x, context, values, pattern, cache, lengths, rotation) -> Tensor:
         """The heads' outputs `(*batch, head, token, value)`."""
         if isinstance(cache, StateCache):
-            if self.rotary is not None and rotation is None:
-                rotation = self._rotation(x, cache, lengths)
-            query, key, value = self._queries_keys_values(x, None, None, rotation, None, None)
             described = self.attention
-            assert described.feature_map is not None
+            if described.feature_map is None or not isinstance(described.pattern, Causal) or pattern is not None:
+                raise CacheError(
+                    "Only causal linear attention fits into a sum.",
+                    asked=f"a StateCache for {described}" + ("" if pattern is None else f" and pattern {pattern!r}"),
+                    because="a sum cannot tell its tokens apart, so every query must see all of them, by features",
+                    instead="layer.new_cache()",
+                )
+            query, key, value = self.projections(x)
+            query, key = self._turned(query, key, x, None, rotation, cache, lengths)
             return cache.advance(
                 query, key, value, feature_map=described.feature_map, beta=described.beta, lengths=lengths
             )
+        if isinstance(cache, KVCache):
+            self._check_past(cache, self._described(pattern).pattern)
         query, key, value = self._queries_keys_values(x, context, values, rotation, cache, lengths)
-        if isinstance(cache, KVCache) and (padding := cache.padding) is not None:
-            self._check_moved()
+        padding = cache.padding if isinstance(cache, KVCache) else None
+        if cache is None and lengths is not None:
+            padding = Padding(lengths, side="left")
+        if padding is not None:
+            self._check_moved(self._described(pattern).pattern)
             pattern = padding if pattern is None else pattern & padding
         described = self._described(pattern)
         if self.training and self.dropout:
@@ -170,24 +197,44 @@ class MultiHeadAttention(nn.Module):
 
     def _queries_keys_values(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
+            query = self.projections.query(x)
+            self._check_rotary(query)
             if cache.key is None or cache.value is None:
-                assert context is not None
+                if context is None:
+                    raise CacheError(
+                        "The cache of the other text is empty.",
+                        asked="attention to a context that was given before",
+                        because="keys and values of the context are made at the first step, and there was none",
+                        instead="layer(x, context, cache=cache) at the first step",
+                    )
                 cache.fill(*self.projections.key_value(context, values))
             assert cache.key is not None
             assert cache.value is not None
-            return self.projections.query(x), cache.key, cache.value
+            return query, cache.key, cache.value
         query, key, value = self.projections(x, context, values)
-        if self.rotary is not None:
-            rotation = self._rotation(x, cache, lengths) if rotation is None else rotation
-            query, key = self.rotary(query, rotation), self.rotary(key, rotation)
+        query, key = self._turned(query, key, x, context, rotation, cache, lengths)
         if cache is not None:
             key, value = cache.append(key, value, lengths)
         return query, key, value
 
-    def _rotation(self, x: Tensor, cache: KVCache | StateCache | None, lengths) -> Rotation:
-        assert self.rotary is not None
-        positions = torch.arange(x.shape[-2]) if cache is None else cache.positions(x.shape[-2], lengths)
-        return self.rotary.rotation(positions.to(x.device), x.dtype)
+    def _turned(self, query, key, x, context, rotation, cache, lengths) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions, where these are rotary."""
+        self._check_rotary(context)
+        if self.rotary is None:
+            return query, key
+        if rotation is None:
+            past = KVCache() if cache is None else cache
+            rotation = self.rotary.rotation(past.positions(x.shape[-2], lengths).to(x.device), x.dtype)
+        return self.rotary(query, rotation), self.rotary(key, rotation)
+
+    def _check_rotary(self, context: Tensor | None) -> None:
+        if self.rotary is not None and context is not None:
+            raise InputError(
+                "Rotary positions have no distance to another text.",
+                asked=f"attention to a context by a layer with {self.rotary}",
+                because="queries and keys turn by their positions in one and the same text",
+                instead="a layer without rotary positions for the context",
+            )
 
     def _described(self, pattern: Pattern | None) -> Attention:
         if pattern is None:
@@ -198,10 +245,30 @@ class MultiHeadAttention(nn.Module):
     def _bias_moves(self) -> bool:
         """Whether the bias stays the same when all positions are counted from elsewhere."""
         bias = self.attention.bias
-        return bias is None or (isinstance(bias, nn.Module) and getattr(bias, "grid", None) is None)
+        if bias is None or isinstance(bias, Tensor):
+            return bias is None
+        return (bias.relative or type(bias) is TransformerXL) and getattr(bias, "grid", None) is None
 
-    def _check_moved(self) -> None:
-        pattern = self.attention.pattern
+    def _check_past(self, cache: KVCache, pattern: Pattern | None) -> None:
+        """Refuse a cache with which decoding would not give the outputs of the whole text."""
+        if pattern is None or not has_past(pattern):
+            because = "old queries would have to see new keys, or other ones than before"
+        elif cache.window is None:
+            return
+        elif (far := reach(pattern)) is None or far > cache.window:
+            because = f"a query sees {'all' if far is None else far} tokens before it, and {cache.window} are kept"
+        elif not shiftable(pattern) or not self._bias_moves():
+            because = "tokens are dropped, and then the pattern or the bias cannot count from the first one"
+        else:
+            return
+        raise CacheError(
+            "This attention cannot be continued from this cache.",
+            asked=f"{cache} for pattern {pattern!r} and bias {self.attention.bias!r}",
+            because=because,
+            instead="layer.new_cache(), or no cache",
+        )
+
+    def _check_moved(self, pattern: Pattern | None) -> None:
         if (pattern is None or shiftable(pattern)) and self._bias_moves():
             return
         raise CacheError(

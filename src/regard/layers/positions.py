@@ -48,11 +48,27 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
+        if count < 1:
+            raise ConfigError(
+                "A line of positions has places.",
+                asked=f"LearnedPositions({count}, {dim})",
+                because="there is at least one place",
+                instead="LearnedPositions(1024, dim)",
+            )
         self.weight = nn.Parameter(torch.empty(count, dim))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
-        return nn.functional.embedding(positions, self.weight)
+        try:
+            return nn.functional.embedding(positions, self.weight)
+        except IndexError:
+            raise InputError(
+                "There is no such position.",
+                asked=f"positions from {int(positions.min())} to {int(positions.max())}",
+                found=f"{len(self.weight)} learned ones",
+                because="a position that was not learned has no vector",
+                instead=f"a text of at most {len(self.weight)} tokens, or resized({int(positions.max()) + 1})",
+            ) from None
 
     def resized(self, count: int) -> LearnedPositions:
         """The same curve with another number of places, by linear interpolation; the ends stay where they are."""
@@ -93,7 +109,7 @@ class GridPositions(nn.Module):
                 because="there is at least one row and one column, and no negative number of tokens before them",
                 instead="GridPositions((14, 14), dim, first=1)",
             )
-        self.grid, self.first = grid, first
+        self.grid, self.first = (grid[0], grid[1]), first
         self.weight = nn.Parameter(torch.empty(first + grid[0] * grid[1], dim))
         nn.init.normal_(self.weight, std=0.02)
 

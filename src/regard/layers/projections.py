@@ -55,8 +55,8 @@ class Sizes:
         kv_heads = heads if kv_heads is None else kv_heads
         given = (input, heads, kv_heads, key, value, context, values, output)
         because = ""
-        if any(size is not None and size < 1 for size in given):
-            because = "every size is at least 1"
+        if any(size is not None and (not isinstance(size, int) or size < 1) for size in given):
+            because = "every size is a whole number of at least 1"
         elif heads % kv_heads:
             because = f"{heads} query heads cannot share {kv_heads} key heads evenly"
         elif key is None and input % heads:
@@ -153,7 +153,7 @@ class Projections(nn.Module):
         self, x: Tensor, context: Tensor | None = None, values: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value `(*batch, head, token, dim)`, views where that can be."""
-        if context is None and self.joint:
+        if context is None and values is None and self.joint:
             _check_width(x, self.inputs[0], "the tokens")
             made = self._linear(x, self.weight, self._whole_bias())
             query, key, value = made.split(self.widths, dim=-1)
@@ -165,6 +165,10 @@ class Projections(nn.Module):
     def query(self, x: Tensor) -> Tensor:
         _check_width(x, self.inputs[0], "the tokens")
         return self._heads(self._linear(x, self.weights()[0], self.biases()[0]), 0)
+
+    def key(self, context: Tensor) -> Tensor:
+        _check_width(context, self.inputs[1], "the context")
+        return self._heads(self._linear(context, self.weights()[1], self.biases()[1]), 1)
 
     def key_value(self, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         values = context if values is None else values

@@ -12,7 +12,10 @@ from regard.errors import ConfigError
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines `(batch or 1, 1, token, dim / 2)`, in float32 or float64: made once, used by every layer."""
+    """Cosines and sines in float32 or float64, made once and used by every layer.
+
+    `(token, dim / 2)`, or `(batch, 1, token, dim / 2)` where the positions of rows differ.
+    """
 
     cosine: Tensor
     sine: Tensor
@@ -56,12 +59,12 @@ class Rotary:
         """The tables for positions `(token,)` or `(batch, token)`; float64 for float64, float32 for all others."""
         pair = torch.arange(0, self.dim, 2, dtype=torch.float64, device=positions.device)
         angle = positions.to(torch.float64)[..., None] * self.base ** (-pair / self.dim)
-        angle = angle.unsqueeze(-3) if positions.ndim > 1 else angle[None, None]
+        angle = angle.unsqueeze(-3) if positions.ndim > 1 else angle
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return Rotation(angle.cos().to(wide), angle.sin().to(wide))
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Queries or keys `(batch, head, token, dim)`, turned; the first `dim` channels turn, further ones stay."""
+        """Queries or keys `(*batch, head, token, dim)`, turned; the first `dim` channels turn, further ones stay."""
         turning, resting = x[..., : self.dim], x[..., self.dim :]
         cosine, sine = rotation
         if self.layout == "halves":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,8 @@ def fold_value_bias(layer: MultiHeadAttention) -> MultiHeadAttention:
 
 
 def _like(layer: MultiHeadAttention, sizes: Sizes, letters: str) -> MultiHeadAttention:
-    made = type(layer)(sizes, attention=layer.attention, bias=letters, dropout=layer.dropout, rotary=layer.rotary)
+    attention = copy.deepcopy(layer.attention)  # a learned bias of its own, not the same one twice
+    made = type(layer)(sizes, attention=attention, bias=letters, dropout=layer.dropout, rotary=layer.rotary)
     return made.to(layer.output.weight).train(layer.training)
 
 

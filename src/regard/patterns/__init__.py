@@ -13,6 +13,10 @@ from regard.patterns.rows import Padding, Segments
 from regard.patterns.sequence import Blocks, Causal, First, Full, Selected, Strided, Window
 from regard.patterns.where import Where
 
+# isort: split
+# After `patterns.reach` (the module), so that the name `reach` is the function.
+from regard.patterns.past import has_past, reach, shiftable
+
 EVERY: tuple[type[Pattern], ...] = (
     Full,
     Causal,
@@ -65,6 +69,9 @@ __all__ = [
     "Where",
     "Window",
     "gallery",
+    "has_past",
     "layers_to_connect",
+    "reach",
     "read_pattern",
+    "shiftable",
 ]

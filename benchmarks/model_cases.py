@@ -1,0 +1,224 @@
+"""Whole models against their peers: the same weights, the same inputs, outputs compared before anything is timed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import Run
+from regard.layers.linear import settle
+from regard.models import GPT, Bert, DaViT, ViT
+from regard.models.files import packages
+
+
+@dataclass
+class ModelCase:
+    """One contest.
+
+    Attributes:
+        ours, peers: what is timed; peers by name.
+        bar: how many times as fast as the fastest peer we want to be.
+        error: the largest difference between our output and the first peer's, relative to the largest output.
+        gflop: operations of one call.
+        per_second: a count that one call makes, and its name, for a rate.
+        bytes_each: bytes that each of those has to read, for a bound by the speed of memory.
+    """
+
+    name: str
+    about: str
+    ours: Run
+    peers: dict[str, Run]
+    bar: float
+    error: float
+    against: str
+    gflop: float | None = None
+    per_second: tuple[int, str] | None = None
+    bytes_each: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@cache
+def library(name: str):
+    """A library of others, imported quietly. torchvision's two missing operators are declared before it asks."""
+    boxes = torch.library.Library("torchvision", "FRAGMENT")
+    _kept.append(boxes)
+    for operator in ("nms", "qnms"):
+        try:
+            torch._C._dispatch_find_schema_or_throw(f"torchvision::{operator}", "")
+        except RuntimeError:
+            boxes.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+_kept: list = []  # a library of torch forgets its operators when it is let go
+
+
+def _difference(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine - theirs).abs().max() / theirs.abs().max())
+
+
+# GPT-2, 124 million parameters: 128 tokens read, 128 written, one at a time
+
+
+def gpt2() -> ModelCase:
+    transformers = library("transformers")
+    torch.manual_seed(0)
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    ours = GPT.from_foreign(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
+    settle(ours)
+    prompt = torch.randint(0, 50257, (1, 128), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(prompt)
+    words = {"max_new_tokens": 128, "min_new_tokens": 128, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        error = _difference(ours(prompt), peer(prompt).logits)
+
+    def theirs() -> Tensor:
+        with torch.inference_mode():
+            return peer.generate(prompt, attention_mask=mask, **words)
+
+    # The output matrix is the embedding, so every parameter but the positions is read once for a token.
+    read = 4 * (sum(p.numel() for p in ours.parameters()) - 1024 * 768)
+    same = torch.tensor(ours.generate(prompt, max_new=128).tokens[0]) == theirs()[0, 128:]
+    return ModelCase(
+        "GPT-2 124M, 128 read + 128 written",
+        "batch 1, greedy, with cache; random weights",
+        lambda: torch.tensor(ours.generate(prompt, max_new=128).tokens[0]),
+        {"transformers generate": theirs},
+        2.0,
+        error,
+        "Hugging Face",
+        per_second=(128, "tokens"),
+        bytes_each=read,
+        notes=[f"{int(same.sum())} of 128 tokens the same"],
+    )
+
+
+# MiniLM: 256 sentences of mixed length
+
+
+def sentences(count: int = 256, seed: int = 0) -> list[list[int]]:
+    """Token ids of texts as long as real sentences are: 27 tokens on average, up to 128, a few very short."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.exp(torch.randn(count, generator=generator) * 0.65 + 3.1).round().long().clamp(4, 128)
+    return [torch.randint(1000, 30000, (int(n),), generator=generator).tolist() for n in lengths]
+
+
+def minilm() -> ModelCase:
+    transformers = library("transformers")
+    folder = packages.find("minilm")
+    if folder is None:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+        peer = transformers.BertModel(transformers.BertConfig(**sizes), attn_implementation="sdpa").eval()
+        ours = Bert.from_foreign(peer.config.to_dict(), peer.state_dict())
+    else:
+        peer = transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+        ours = Bert.from_pretrained(folder)
+    ours = ours.eval().requires_grad_(False)
+    texts = sentences()
+    tokens = sum(map(len, texts))
+
+    def theirs(size: int) -> Run:
+        def run() -> Tensor:
+            order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+            made = torch.empty(len(texts), 384)
+            with torch.inference_mode():
+                for start in range(0, len(order), size):
+                    batch = order[start : start + size]
+                    longest = max(len(texts[index]) for index in batch)
+                    ids = torch.tensor([texts[i] + [0] * (longest - len(texts[i])) for i in batch])
+                    mask = torch.tensor([[1] * len(texts[i]) + [0] * (longest - len(texts[i])) for i in batch])
+                    hidden = peer(ids, attention_mask=mask).last_hidden_state
+                    mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+                    made[batch] = nn.functional.normalize(mean, dim=-1)
+            return made
+
+        return run
+
+    linear = sum(m.weight.numel() for m in ours.blocks.modules() if isinstance(m, nn.Linear))
+    linear += sum(block.attention.projections.weight.numel() for block in ours.blocks)
+    return ModelCase(
+        "MiniLM-L6, 256 sentences",
+        f"{tokens} tokens, {min(map(len, texts))} to {max(map(len, texts))} each; "
+        + ("real weights" if folder is not None else "random weights"),
+        lambda: ours.embed(texts),
+        {f"transformers sdpa, sorted, by {size}": theirs(size) for size in (8, 32)},
+        1.4,
+        _difference(ours.embed(texts), theirs(32)()),
+        "Hugging Face",
+        gflop=2e-9 * linear * tokens,
+        per_second=(len(texts), "sentences"),
+    )
+
+
+# Images: ViT-S/16 and DaViT-tiny, forward and one step of training, batch 8
+
+
+def _vision(name: str, make: Callable, architecture: str, gmac: float, train: bool) -> ModelCase:
+    timm = library("timm")
+    torch.manual_seed(0)
+    peer = timm.create_model(architecture, num_classes=1000)
+    with torch.no_grad():  # heads begin as zeros, which would make every output the same
+        for module in peer.modules():
+            if isinstance(module, nn.Linear) and not module.weight.any():
+                nn.init.normal_(module.weight, std=0.02)
+    ours = make({"architecture": architecture, "num_classes": 1000}, peer.state_dict(), "timm")
+    images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    labels = torch.randint(0, 1000, (8,), generator=torch.Generator().manual_seed(2))
+    peer.eval()
+    ours.eval()
+    with torch.no_grad():
+        error = _difference(ours(images), peer(images))
+    runs: list[Run] = [_step(m, images, labels) if train else _forward(m, images) for m in (ours, peer)]
+    return ModelCase(
+        f"{name}, batch 8, {'training step' if train else 'forward'}",
+        "224 x 224, float32" + (", AdamW (fused)" if train else ""),
+        runs[0],
+        {"timm": runs[1]},
+        1.0,
+        error,
+        "timm",
+        gflop=8 * 2 * gmac * (3 if train else 1),
+        per_second=(8, "images"),
+    )
+
+
+def _forward(model: nn.Module, images: Tensor) -> Run:
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return model(images)
+
+    return run
+
+
+def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    model = copy.deepcopy(model).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def run() -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return run
+
+
+CASES: dict[str, Callable[[], ModelCase]] = {
+    "GPT-2": gpt2,
+    "MiniLM": minilm,
+    "ViT-S/16 forward": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, False),
+    "ViT-S/16 training": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, True),
+    "DaViT-tiny forward": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, False),
+    "DaViT-tiny training": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, True),
+}

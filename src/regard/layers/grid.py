@@ -1,0 +1,159 @@
+"""Attention on a grid of tokens, with any description, for all of them or for some."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention, attend
+from regard.errors import InputError
+from regard.layers.multihead import MultiHeadAttention
+from regard.layers.projections import Sizes
+from regard.patterns import Lengths, Pattern
+
+
+class GridAttention(nn.Module):
+    """Multi-head attention between the places of a grid, every place over every place its description allows.
+
+        output[x, y] = b + sum_h sum_{x', y'} alpha_h[x, y, x', y'] value_h[x', y'] W_h^o
+        alpha_h[x, y, :, :] = softmax over (x', y') of beta query_h[x, y] . key_h[x', y'] + bias_h[x, y, x', y']
+
+    `x` is a row and `y` a column; the softmax runs over both together. It is one-dimensional attention over the grid
+    read row by row, and takes the same descriptions: patterns such as `Neighborhood(grid, 1)`, biases such as
+    `RowColumn(heads, grid)` or `Gaussian`.
+
+    Grids are `(batch, row, column, channel)`. Sizes are free as in `MultiHeadAttention`; with `bias="o"` there are
+    `H D_in (2 D_key + D_value) + H D_value D_out + D_out` parameters.
+
+    Sources: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (2020),
+    equations 1 to 3.
+
+        >>> from regard.layers.grid import GridAttention
+        >>> layer = GridAttention(8, 2, attention=Attention(pattern=Neighborhood((5, 7), 1)))
+        >>> image = torch.randn(3, 5, 7, 8)
+        >>> layer(image).shape, layer.at(image, rows=2, columns=6).shape
+        (torch.Size([3, 5, 7, 8]), torch.Size([3, 8]))
+    """
+
+    def __init__(
+        self,
+        sizes: int | Sizes,
+        heads: int | None = None,
+        *,
+        kv_heads: int | None = None,
+        attention: Attention | None = None,
+        bias: bool | str = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(
+            sizes, heads, kv_heads=kv_heads, attention=attention, bias=bias, dropout=dropout
+        )
+
+    def forward(self, grid: Tensor) -> Tensor:
+        """The output of every place, `(batch, row, column, output)`."""
+        self._check(grid)
+        return self.attention(grid.flatten(1, 2)).unflatten(1, grid.shape[1:3])
+
+    def weights(self, grid: Tensor) -> Tensor:
+        """What every place looks at, `(batch, head, row, column, row', column')`; this builds the square."""
+        self._check(grid)
+        places = grid.shape[1:3]
+        return self.attention.weights(grid.flatten(1, 2)).unflatten(-1, places).unflatten(-3, places)
+
+    def at(self, grid: Tensor, rows: int | Tensor, columns: int | Tensor) -> Tensor:
+        """The output of some places only, `(batch, *places, output)`: the same numbers as the whole output there.
+
+        `rows` and `columns` broadcast against each other, so that `rows=torch.arange(0, 8, 2)[:, None]` and
+        `columns=torch.arange(0, 6, 2)` evaluate every second place of a grid of 8 x 6: attention with a stride. Keys
+        and values are those of the whole grid, and weights are not dropped.
+        """
+        self._check(grid)
+        places = _places(grid, rows, columns)
+        tokens, layer = grid.flatten(1, 2), self.attention
+        chosen = places.flatten()
+        query = layer.projections.query(tokens[:, chosen])
+        key, value = layer.projections.key_value(tokens)
+        mixed = attend(query, key, value, _seen_from(layer.attention, chosen, query, key))
+        output = layer.output(mixed.transpose(1, 2).flatten(2))
+        return output.reshape(len(grid), *places.shape, output.shape[-1])
+
+    def _check(self, grid: Tensor) -> None:
+        width = self.attention.sizes.input
+        if grid.ndim != 4 or grid.shape[-1] != width:
+            raise InputError(
+                "This is not a grid of tokens.",
+                asked=f"(batch, row, column, {width})",
+                found=f"a tensor {tuple(grid.shape)}",
+                because="places have a row and a column, and channels come last",
+                instead="image.permute(0, 2, 3, 1), if channels come first",
+            )
+
+
+def _places(grid: Tensor, rows: int | Tensor, columns: int | Tensor) -> Tensor:
+    """Where the asked places are when the grid is read row by row."""
+    height, width = grid.shape[1:3]
+    row, column = (torch.as_tensor(index, device=grid.device) for index in (rows, columns))
+    inside = bool(((row >= 0) & (row < height)).all() & ((column >= 0) & (column < width)).all())
+    if not inside or row.dtype.is_floating_point or column.dtype.is_floating_point:
+        raise InputError(
+            "There is no such place on the grid.",
+            asked=f"rows {row.tolist()} and columns {column.tolist()}",
+            found=f"a grid of {height} x {width}",
+            because="places are whole numbers, counted from 0, and nothing wraps around",
+            instead=f"rows from 0 to {height - 1} and columns from 0 to {width - 1}",
+        )
+    return row * width + column
+
+
+def _seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor) -> Attention:
+    """The description for queries that sit at `places` of a grid that holds all keys."""
+    pattern, bias = described.pattern, described.bias
+    if pattern is not None:
+        pattern = Chosen(pattern, tuple(places.tolist()))
+    if isinstance(bias, Tensor):
+        bias = bias[..., places, :] if bias.ndim > 1 and bias.shape[-2] > 1 else bias
+    elif bias is not None and bias.needs_content:
+        keys = torch.arange(key.shape[-2], device=key.device)
+        bias = bias.content_scores(places, keys, query, key.repeat_interleave(query.shape[1] // key.shape[1], 1))
+    elif bias is not None:
+        bias = bias.scores(places[:, None], torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
+    return dataclasses.replace(described, pattern=pattern, bias=bias)
+
+
+@dataclass(frozen=True, repr=False)
+class Chosen(Pattern):
+    """What some queries of a pattern see: the n-th query of the attention is the one at `places[n]`."""
+
+    pattern: Pattern
+    places: tuple[int, ...]
+
+    @property
+    def rows(self) -> int | None:
+        return self.pattern.rows
+
+    @cached_property
+    def _index(self) -> Tensor:
+        return torch.tensor(self.places, dtype=torch.long, device="cpu")
+
+    @property
+    def _opaque(self) -> bool:
+        return True
+
+    @property
+    def _needs_keys(self) -> bool:
+        return True
+
+    def _check(self, lengths: Lengths) -> None:
+        self.pattern._check(Lengths(lengths.keys, lengths.keys))
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        place = self._index.to(i.device)[i - lengths.offset]
+        return self.pattern._allows(place, j, row, Lengths(lengths.keys, lengths.keys))
+
+
+__all__ = ["GridAttention"]

@@ -1,0 +1,28 @@
+"""Models: one readable file each, on top of the layers."""
+
+from regard.models.bert import Bert, BertConfig, BertOutput
+from regard.models.davit import DaViT, DaViTConfig
+from regard.models.generation import Generation, generate, stream
+from regard.models.gpt import GPT, GPTConfig
+from regard.models.spatial import SpatialConfig, SpatialTransformer
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vit import ViT, ViTConfig
+
+__all__ = [
+    "GPT",
+    "Bert",
+    "BertConfig",
+    "BertOutput",
+    "DaViT",
+    "DaViTConfig",
+    "GPTConfig",
+    "Generation",
+    "SpatialConfig",
+    "SpatialTransformer",
+    "Transformer",
+    "TransformerConfig",
+    "ViT",
+    "ViTConfig",
+    "generate",
+    "stream",
+]

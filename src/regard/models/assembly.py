@@ -1,0 +1,126 @@
+"""Putting tensors into a model that was built without memory, and saying what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.models.config import Config
+
+State = dict[str, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
+
+# How many tensors an error names.
+NAMED = 8
+
+
+def assemble(
+    build: Callable[[Any], Model], config: Config, state: State, dtype: torch.dtype | None, source: str
+) -> Model:
+    """The model of a configuration with these tensors, copied one by one; `state` is emptied on the way.
+
+    At no time is there more than one copy of the model and one tensor more, and none of it is initialised in vain.
+    """
+    with torch.device("meta"):
+        model = build(config)
+    groups = same_tensors(model)
+    check(model, groups, state, source)
+    while groups:
+        names = groups.pop()
+        sources = [state.pop(name) for name in names if name in state]
+        _place(model, names, _own(sources[0], dtype))
+    _reset_buffers(model, source)
+    return model.eval()
+
+
+def same_tensors(model: nn.Module) -> list[list[str]]:
+    """The names of the model's state, in groups that are one tensor; most groups have one name."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), []).append(name)
+    return list(groups.values())
+
+
+def stored_names(model: nn.Module) -> set[str]:
+    """One name for each tensor of the model: the first."""
+    return {names[0] for names in same_tensors(model)}
+
+
+def check(model: nn.Module, groups: list[list[str]], state: State, source: str) -> None:
+    """Refuse a state that is not exactly the model's: every tensor there, none more, each of its shape."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    lacking = [names[0] for names in groups if not any(name in state for name in names)]
+    extra = [name for name in state if name not in shapes]
+    misshapen = [name for name, shape in shapes.items() if name in state and tuple(state[name].shape) != shape]
+    divided = [names for names in groups if not lacking and not misshapen and _differ(names, state)]
+    faults = [
+        *_lines("missing", [f"{name} {shapes[name]}" for name in lacking]),
+        *_lines("extra", [f"{name} {tuple(state[name].shape)}" for name in extra]),
+        *_lines("misshapen", [f"{name} {tuple(state[name].shape)}, not {shapes[name]}" for name in misshapen]),
+        *_lines("tied, yet different", [" and ".join(name for name in names if name in state) for names in divided]),
+    ]
+    if faults:
+        raise CheckpointError(
+            f"These tensors do not make this {type(model).__name__}.",
+            asked=f"{type(model).__name__} from {source}",
+            found="\n".join(faults),
+            because=f"a model needs each of its {len(groups)} tensors, in its shape, and has no place for others",
+            instead="the configuration these tensors were saved with, or the tensors of this configuration",
+        )
+
+
+def _differ(names: list[str], state: State) -> bool:
+    """Whether a file has several tensors for one that the model has once."""
+    first, *others = [state[name] for name in names if name in state]
+    return any(first.data_ptr() != other.data_ptr() and not torch.equal(first, other) for other in others)
+
+
+def _lines(kind: str, items: list[str]) -> list[str]:
+    shown = [f"{kind}: {item}" for item in items[:NAMED]]
+    return [*shown, f"{kind}: {len(items) - NAMED} more"] if len(items) > NAMED else shown
+
+
+def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A copy in memory of its own, since the tensor may be a view of a file."""
+    target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=target, device=tensor.device).copy_(tensor.detach())
+
+
+def _place(model: nn.Module, names: list[str], tensor: Tensor) -> None:
+    """Give every module that knows the tensor the same object."""
+    placed: nn.Parameter | Tensor | None = None
+    for name in names:
+        path, _, last = name.rpartition(".")
+        module = model.get_submodule(path)
+        if last in module._parameters:
+            if placed is None:
+                old = module._parameters[last]
+                placed = nn.Parameter(tensor, requires_grad=old is not None and old.requires_grad)
+            setattr(module, last, placed)
+        else:
+            module._buffers[last] = tensor
+
+
+def _reset_buffers(model: nn.Module, source: str) -> None:
+    """Let modules compute the buffers that are no part of the state, and make sure that nothing was forgotten."""
+    for module in model.modules():
+        if callable(reset := getattr(module, "reset_buffers", None)):
+            reset()
+    empty = [
+        f"{path or type(model).__name__}.{name}"
+        for path, module in model.named_modules()
+        for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items())
+        if isinstance(value, Tensor) and value.is_meta
+    ]
+    if empty:
+        raise CheckpointError(
+            f"{type(model).__name__} keeps tensors that no file holds.",
+            asked=f"{type(model).__name__} from {source}",
+            found=", ".join(empty[:NAMED]),
+            because="they were computed while the model was built, on a device without memory",
+            instead="compute them on first use, or in a method reset_buffers()",
+        )

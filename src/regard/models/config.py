@@ -1,0 +1,116 @@
+"""Configurations: small frozen values that refuse what they do not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal, Self
+
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a model is built from: a value that goes to `config.json` and comes back the same.
+
+    A subclass is a frozen dataclass whose fields are numbers, strings, booleans, None or tuples of these, and which
+    checks in `__post_init__` that its sizes belong together.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Tower(Config):
+    ...     dim: int
+    ...     depths: tuple[int, ...] = (1, 1)
+    >>> Tower.from_dict({"dim": 7, "depths": [2, 3]})
+    Tower(dim=7, depths=(2, 3))
+    >>> Tower.from_dict({"dim": 7, "depth": [2, 3]})
+    Traceback (most recent call last):
+    regard.errors.ConfigError: Tower does not know 'depth'.
+      asked    depth=[2, 3]
+      because  its fields are dim, depths
+      instead  depths=[2, 3]
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, in types that JSON knows."""
+        return {field.name: _listed(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """The configuration with these fields; an unknown one is refused, a missing one has its default."""
+        known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        if strangers := [name for name in fields if name not in known]:
+            close = difflib.get_close_matches(strangers[0], known, n=1)
+            raise ConfigError(
+                f"{cls.__name__} does not know {strangers[0]!r}.",
+                asked=", ".join(f"{name}={fields[name]!r}" for name in strangers),
+                because=f"its fields are {', '.join(known)}",
+                instead=f"{close[0]}={fields[strangers[0]]!r}" if close else "leave it out, or use a field it has",
+            )
+        needed = [
+            name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing := [name for name in needed if name not in fields]:
+            raise ConfigError(
+                f"{cls.__name__} needs {missing[0]!r}.",
+                asked=", ".join(fields) or "no field at all",
+                because=f"{', '.join(missing)} {'have' if len(missing) > 1 else 'has'} no default",
+                instead=f"{missing[0]}=...",
+            )
+        hints = typing.get_type_hints(cls)
+        values = {name: _tupled(value) for name, value in fields.items()}
+        for name, value in values.items():
+            if not _fits(value, hints[name]):
+                raise ConfigError(
+                    f"{cls.__name__} cannot use {name}={fields[name]!r}.",
+                    asked=f"{name}={fields[name]!r}, a {type(fields[name]).__name__}",
+                    because=f"{name} is {_plainly(hints[name])}",
+                    instead=f"{name}=... of that type",
+                )
+        return cls(**values)
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, which is what JSON has."""
+    if isinstance(value, Config):
+        return value.to_dict()
+    return [_listed(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value that came from JSON is of the annotated type; what JSON cannot hold is not judged."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, choice) for choice in arguments)
+    if origin is Literal:
+        return value in arguments
+    if hint in (type(None), None):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint in (int, float):  # a boolean is no number here, a whole number is a fine float
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if hint is str:
+        return isinstance(value, str)
+    if origin is tuple and isinstance(value, tuple):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_fits(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    return origin is not tuple
+
+
+def _plainly(hint: Any) -> str:
+    """An annotation in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_plainly, arguments))
+    return str(hint) if origin else getattr(hint, "__name__", str(hint)).replace("NoneType", "None")

@@ -1,0 +1,171 @@
+"""The format of llama2.c: seven integers, then every float32 of a LLaMA in one known order.
+
+A `.data` file of the emscripten build holds `model.bin` and `tokenizer.bin` one after the other; both are read from
+it. Queries and keys come in pairs and leave in halves (see `rotary_rows`), under Hugging Face's names.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import CheckpointError
+from regard.models.files import atomic
+from regard.models.files.rotary_rows import halves_from_pairs
+from regard.models.files.scored_tokenizer import ScoredTokenizer
+
+HEADER = struct.Struct("<7i")
+FLOAT = 4
+
+
+class Sizes(NamedTuple):
+    """The header. A negative vocabulary says that the classifier has weights of its own, at the end."""
+
+    dim: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+
+    @property
+    def tied(self) -> bool:
+        return self.vocabulary > 0
+
+    def parts(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Every tensor of the file in order, layers stacked; "{}" stands for the layer."""
+        dim, hidden, layers, heads, kv_heads, vocabulary, context = self
+        vocabulary, head_dim = abs(vocabulary), dim // heads
+        parts: list[tuple[str, tuple[int, ...]]] = [
+            ("model.embed_tokens.weight", (vocabulary, dim)),
+            ("model.layers.{}.input_layernorm.weight", (layers, dim)),
+            ("model.layers.{}.self_attn.q_proj.weight", (layers, heads * head_dim, dim)),
+            ("model.layers.{}.self_attn.k_proj.weight", (layers, kv_heads * head_dim, dim)),
+            ("model.layers.{}.self_attn.v_proj.weight", (layers, kv_heads * head_dim, dim)),
+            ("model.layers.{}.self_attn.o_proj.weight", (layers, dim, heads * head_dim)),
+            ("model.layers.{}.post_attention_layernorm.weight", (layers, dim)),
+            ("model.layers.{}.mlp.gate_proj.weight", (layers, hidden, dim)),
+            ("model.layers.{}.mlp.down_proj.weight", (layers, dim, hidden)),
+            ("model.layers.{}.mlp.up_proj.weight", (layers, hidden, dim)),
+            ("model.norm.weight", (dim,)),
+            ("", (context, head_dim)),  # cosines and sines of the rotary embedding: computed here, not read
+        ]
+        return parts if self.tied else [*parts, ("lm_head.weight", (vocabulary, dim))]
+
+    @property
+    def bytes(self) -> int:
+        return HEADER.size + FLOAT * sum(int(torch.Size(shape).numel()) for _, shape in self.parts())
+
+
+def is_llama2c(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins with a header that fits its size."""
+    path = Path(path)
+    try:
+        return path.is_file() and _sizes(path).bytes <= path.stat().st_size
+    except CheckpointError:
+        return False
+
+
+def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration as Hugging Face's `config.json` would have it, and the tensors under its names."""
+    path = Path(path)
+    sizes = _sizes(path)
+    if path.stat().st_size < sizes.bytes:
+        raise _damaged(path, f"{path.stat().st_size:,} bytes", f"its header asks for {sizes.bytes:,}")
+    count = (sizes.bytes - HEADER.size) // FLOAT
+    # mapped, so that what is not needed is never read; the copy made by the model's own tensors is the only one
+    everything = torch.from_file(str(path), size=count + HEADER.size // FLOAT, dtype=torch.float32)
+    state: dict[str, Tensor] = {}
+    at = HEADER.size // FLOAT
+    for name, shape in sizes.parts():
+        length = torch.Size(shape).numel()
+        stacked = everything[at : at + length].view(shape)
+        at += length
+        if "{}" in name:
+            state |= {name.format(layer): stacked[layer] for layer in range(sizes.layers)}
+        elif name:
+            state[name] = stacked
+    for name, weight in state.items():
+        if "q_proj" in name or "k_proj" in name:
+            state[name] = halves_from_pairs(weight, sizes.heads if "q_proj" in name else sizes.kv_heads)
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": abs(sizes.vocabulary),
+        "hidden_size": sizes.dim,
+        "intermediate_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.dim // sizes.heads,
+        "max_position_embeddings": sizes.context,
+        "rms_norm_eps": 1e-5,  # these three are constants in llama2.c's source
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": sizes.tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return config, state
+
+
+def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) -> ScoredTokenizer:
+    """The tokenizer of a `.data` file, or of a `tokenizer.bin` alone, where the number of tokens may be told."""
+    path = Path(path)
+    if not path.is_file():
+        raise atomic.missing(path)
+    start = 0
+    if is_llama2c(path):
+        sizes = _sizes(path)
+        start, vocabulary = sizes.bytes, abs(sizes.vocabulary)
+    with path.open("rb") as file:
+        file.seek(start)
+        content = file.read()
+    if not content:
+        raise _damaged(path, "a model and nothing after it", "the tokenizer of llama2.c is a file of its own")
+    tokens: list[bytes] = []
+    scores: list[float] = []
+    at = 4  # the length of the longest token, which is of no use here
+    try:
+        while at < len(content) and (vocabulary is None or len(tokens) < vocabulary):
+            score, length = struct.unpack_from("<fi", content, at)
+            if length < 0 or at + 8 + length > len(content):
+                raise struct.error(f"a token of {length} bytes at {at}")
+            tokens.append(content[at + 8 : at + 8 + length])
+            scores.append(score)
+            at += 8 + length
+    except struct.error as failure:
+        raise _damaged(path, str(failure), "its tokens do not fit its length") from failure
+    if vocabulary is not None and len(tokens) < vocabulary:
+        raise _damaged(path, f"{len(tokens)} tokens", f"the model has {vocabulary}")
+    return ScoredTokenizer(tokens, scores)
+
+
+def _sizes(path: Path) -> Sizes:
+    if not path.is_file():
+        raise atomic.missing(path)
+    with path.open("rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise _damaged(path, f"{len(header)} bytes", "the header alone has 28")
+    sizes = Sizes(*HEADER.unpack(header))
+    sane = all(0 < size < 1 << 24 for size in (*sizes[:5], abs(sizes.vocabulary), sizes.context))
+    if not sane or sizes.dim % (2 * sizes.heads) or sizes.heads % sizes.kv_heads:
+        raise _damaged(path, f"a header of {tuple(sizes)}", "these are no sizes of a LLaMA")
+    return sizes
+
+
+def _damaged(path: Path, found: str, because: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} cannot be read as a file of llama2.c.",
+        asked=str(path),
+        found=found,
+        because=because,
+        instead="get the file again",
+    )

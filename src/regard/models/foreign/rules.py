@@ -1,0 +1,121 @@
+"""What a foreign layout is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.models.config import Config
+
+State = dict[str, Tensor]
+
+
+class Converter(ABC):
+    """A layout of the same model in another library: its configuration and its names, both ways.
+
+    Every method is pure; tensors are renamed, reshaped, split or joined, never rounded. A foreign configuration has
+    many keys that change nothing here, and these are ignored; one that would change the result and has no counterpart
+    is refused (`agree` helps), since a model that is almost the same is worse than none.
+    """
+
+    @abstractmethod
+    def matches(self, config: dict[str, Any]) -> bool:
+        """Whether a `config.json` is of this layout."""
+
+    @abstractmethod
+    def read_config(self, config: dict[str, Any]) -> Config: ...
+
+    @abstractmethod
+    def write_config(self, config: Any) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def read_state(self, state: State, config: Any) -> State:
+        """Foreign names to ours. What has no place here stays as it is, and is then refused by name."""
+
+    @abstractmethod
+    def write_state(self, state: State, config: Any) -> State: ...
+
+    def refuses(self, config: Any) -> str:
+        """Why a model of this configuration cannot be written in the layout; empty where it can."""
+        return ""
+
+
+class Either(Converter):
+    """Several layouts of one library under one name: what the configuration says decides which.
+
+    Our GPT is Hugging Face's GPT-2 or its LLaMA, by configuration.
+    """
+
+    def __init__(self, *converters: Converter) -> None:
+        self.converters = converters
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        return any(converter.matches(config) for converter in self.converters)
+
+    def read_config(self, config: dict[str, Any]) -> Config:
+        return next(converter for converter in self.converters if converter.matches(config)).read_config(config)
+
+    def write_config(self, config: Any) -> dict[str, Any]:
+        return self._of(config).write_config(config)
+
+    def read_state(self, state: State, config: Any) -> State:
+        return self._of(config).read_state(state, config)
+
+    def write_state(self, state: State, config: Any) -> State:
+        return self._of(config).write_state(state, config)
+
+    def refuses(self, config: Any) -> str:
+        reasons = [converter.refuses(config) for converter in self.converters]
+        return "" if "" in reasons else "; ".join(reasons)
+
+    def _of(self, config: Any) -> Converter:
+        for converter in self.converters:
+            if not converter.refuses(config):
+                return converter
+        raise ConfigError(
+            "The other library has no model of this configuration.",
+            asked=repr(config),
+            because=self.refuses(config),
+            instead='layout="regard"',
+        )
+
+
+def agree(library: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse a foreign configuration with a value that has no counterpart here; an absent key is the default.
+
+    >>> agree("LLaMA", {"hidden_act": "silu"}, {"hidden_act": ("silu",), "attention_bias": (False,)})
+    """
+    for name, values in allowed.items():
+        if name in config and config[name] not in values:
+            raise ConfigError(
+                f"This {library} has {name}={config[name]!r}, which has no counterpart here.",
+                asked=f"{name}={config[name]!r}",
+                because=f"only {' or '.join(map(repr, values))} gives the same numbers here",
+                instead=f"a model with {name}={values[0]!r}",
+            )
+
+
+def need(library: str, config: Mapping[str, Any], name: str) -> Any:
+    """A size that a foreign configuration must state."""
+    if config.get(name) is None:
+        raise ConfigError(
+            f"This {library} does not say its {name}.",
+            asked=", ".join(config) or "an empty configuration",
+            because="the model cannot be built without it",
+            instead=f"a config.json with {name}",
+        )
+    return config[name]
+
+
+def lacks(library: str, wrong: Mapping[str, bool]) -> str:
+    """The reason for `refuses`: those of our settings that another library does not have; empty if there are none.
+
+    >>> lacks("GPT-2", {"bias=False": True, "window=3": False})
+    'GPT-2 has no bias=False'
+    """
+    settings = ", ".join(setting for setting, is_so in wrong.items() if is_so)
+    return f"{library} has no {settings}" if settings else ""

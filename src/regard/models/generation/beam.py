@@ -1,0 +1,217 @@
+"""Beam search: several texts grow side by side, and the best of those that end is taken."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.models.generation.penalties import LengthPenalty, read_penalty
+from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
+from regard.models.generation.sampling import exact_enough, highest, largest, log_probabilities
+from regard.models.generation.writer import Writer, resting
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Hypothesis", "beam_search"]
+
+
+class Hypothesis(NamedTuple):
+    """A text that beam search found.
+
+    Attributes:
+        tokens: the new tokens, the stop token last if there is one.
+        score: what hypotheses are compared by, the log-probability divided by the length penalty.
+        log_probability: of the new tokens, given the prompt.
+        finished: whether the text ended with a stop token, and not because it grew too long.
+    """
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+    finished: bool
+
+
+@torch.no_grad()
+def beam_search(
+    model: Writer,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
+    *,
+    max_new: int,
+    beams: int = 4,
+    length_penalty: float | LengthPenalty = 0.6,
+    stop: Stop = (),
+    best: int = 1,
+) -> list[list[Hypothesis]]:
+    """The most probable continuations, weighed by length, as far as `beams` texts side by side can find them.
+
+        score(Y) = log p(Y | prompt) / lp(|Y|)        log p(Y | prompt) = sum_n log p(y_n | prompt, y_1..n-1)
+
+    Y: new tokens, the stop token included. lp: the length penalty; a number alpha is `WuPenalty(alpha)`,
+    ((5 + |Y|) / 6)^alpha, and `PowerPenalty(alpha)` is |Y|^alpha.
+
+    At each step every live text is continued by every token. Of all continuations of a prompt the `beams` most
+    probable are looked at: those that end are kept in a pool of the `beams` best scores; the `beams` most
+    probable that do not end live on. Texts of `max_new` tokens go to the pool as they are. Equal scores are
+    decided by the rank of the text before, then by the lower token.
+
+    A prompt is done as soon as no live text can still enter its `best` first hypotheses. The proof: what a text
+    adds has log-probability of at most 0, so its score can never exceed the largest log p / lp(n) over the lengths
+    n it may still reach, and this is at one of the two ends because lp is monotone. Stopping early never changes
+    the result.
+
+    Source: Wu et al., Google's Neural Machine Translation System (2016), equation 14; Vaswani et al., Attention
+    Is All You Need (2017), section 6.1, with 4 beams and alpha 0.6. Ours has no coverage penalty. With
+    `PowerPenalty` the result is that of Hugging Face's `generate(num_beams=..., early_stopping="never")`; their
+    default, `early_stopping=False`, may stop before the best text is found.
+
+    Returns, for each prompt, the `best` first hypotheses, the best one first (fewer if there are fewer texts).
+
+    >>> from regard.models.generation import Markov, beam_search
+    >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.35, 0.35], [1.0, 0.0, 0.0]])   # 0 ends a text and begins it
+    >>> hypothesis, = beam_search(Markov(p.log()), [0], max_new=5, beams=2, stop=0, length_penalty=0.0)[0]
+    >>> hypothesis.tokens, round(hypothesis.log_probability, 4)                    # 0.4 * 1; greedy takes the 0.6
+    ([2, 0], -0.9163)
+    """
+    max_new, beams, best = (whole(*each, least=1) for each in (("max_new", max_new), ("beams", beams), ("best", best)))
+    if best > beams:
+        raise InputError(
+            "There are fewer beams than hypotheses to return.",
+            asked=f"best={best}, beams={beams}",
+            because="the pool of finished texts has as many places as there are beams",
+            instead=f"beams={best}, or best={beams}",
+        )
+    read = read_prompts(model, prompts, max_new)
+    search = _Search(model, max_new, beams, best, read_penalty(length_penalty), read_stop(model, stop))
+    with resting(model):
+        return [pool.hypotheses(best) for pool in search.run(read)]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What is looked for, and how widely."""
+
+    model: Writer
+    max_new: int
+    beams: int
+    best: int
+    penalty: LengthPenalty
+    ends: frozenset[int]
+
+    def run(self, read: Prompts) -> list[_Pool]:
+        """Grows the texts of all prompts, and returns the finished ones of each."""
+        device = read.tokens.device
+        pools = [_Pool(self.beams) for _ in read.lists]
+        is_end = torch.zeros(self.model.vocabulary, dtype=torch.bool, device=device)
+        is_end[sorted(self.ends)] = True
+        logits, memory = self.model.start(read.tokens, read.lengths, self.max_new)
+        items = list(range(len(pools)))  # the prompts that are not done, in the order of the model's rows
+        live = torch.zeros(len(items), 1, dtype=torch.float64, device=device)  # (item, beam) log-probabilities
+        for length in range(1, self.max_new + 1):
+            totals, parents, tokens = _continued(logits, live, self.beams + len(self.ends))
+            stops = is_end[tokens]
+            if length == self.max_new:
+                self._keep(pools, items, length, totals, parents, tokens, stops)
+                break
+            if bool(stops[:, : self.beams].any()):
+                self._keep(pools, items, length, totals, parents, tokens, stops)
+            # Texts that do not end move to the front and keep their order; every item has as many of them.
+            width = live.shape[1]
+            lasting = min(self.beams, width * (self.model.vocabulary - len(self.ends)))
+            order = stops.sort(dim=-1, stable=True).indices[:, :lasting]
+            live, parents, tokens = (x.gather(-1, order) for x in (totals, parents, tokens))
+            for item, *step in zip(items, parents.tolist(), tokens.tolist(), strict=True):
+                pools[item].grow(*step)
+            rows = parents + width * torch.arange(len(items), device=device)[:, None]
+            stay = [place for place, item in enumerate(items) if self._may_win(live[place], length, pools[item])]
+            if not stay:
+                break
+            if len(stay) < len(items):
+                rows, live, tokens = (x[stay] for x in (rows, live, tokens))
+                items = [items[place] for place in stay]
+            if not torch.equal(rows.flatten(), torch.arange(len(logits), device=device)):
+                memory.reorder(rows.flatten())
+            logits = self.model.extend(tokens.reshape(-1, 1), memory)
+        return pools
+
+    def _keep(self, pools: list[_Pool], items: list[int], length: int, *continued: Tensor) -> None:
+        """Puts those of the first `beams` continuations that end, or all of them at last, into the pools."""
+        divisor, last = self.penalty(length), length == self.max_new
+        rows = zip(*(x[:, : self.beams].tolist() for x in continued), strict=True)
+        for item, row in zip(items, rows, strict=True):
+            for total, parent, token, stopped in zip(*row, strict=True):
+                if (stopped or last) and total > -math.inf:
+                    pools[item].add(total / divisor, total, parent, token, stopped)
+
+    def _may_win(self, live: Float[Tensor, "beam"], length: int, pool: _Pool) -> bool:
+        """Whether the most probable live text of this length could still become one of the best."""
+        if len(live) == 0:
+            return False
+        return self.penalty.bound(float(live[0]), length + 1, self.max_new) > pool.score_at(self.best)
+
+
+def _continued(
+    logits: Float[Tensor, "row vocabulary"], live: Float[Tensor, "item beam"], count: int
+) -> tuple[Float[Tensor, "item rank"], Int[Tensor, "item rank"], Int[Tensor, "item rank"]]:
+    """Continuations of each item in falling order of their log-probability: that, the beam before, the token.
+
+    The `count` best of each beam are enough: `count` is the number of beams and of stop tokens together, so each
+    beam offers as many tokens that do not end as could be wanted of all beams together.
+    """
+    logits = exact_enough(logits)
+    items, beams = live.shape
+    highest(logits)
+    tokens = largest(logits, min(count, logits.shape[-1]))[1]
+    # Rounding must not make a probability larger than 1: the early end relies on it.
+    steps = log_probabilities(logits, tokens).double().clamp_(max=0.0)
+    totals = (live[:, :, None] + steps.view(items, beams, -1)).flatten(1)
+    totals, order = totals.sort(dim=-1, descending=True, stable=True)
+    return totals, order // tokens.shape[-1], tokens.reshape(items, -1).gather(-1, order)
+
+
+@dataclass
+class _Pool:
+    """The finished texts of one prompt, best first, and the trail that all its texts have left.
+
+    A text is kept as its last token and the beam before it; the rest is read off the trail when it is asked for,
+    so that a step costs nothing for the tokens written before.
+    """
+
+    places: int
+    trail: list[tuple[list[int], list[int]]] = field(default_factory=list)  # parents and tokens of each step's beams
+    keys: list[float] = field(default_factory=list)  # minus the scores, in rising order
+    entries: list[tuple[float, int, int, int, bool]] = field(default_factory=list)
+
+    def grow(self, parents: list[int], tokens: list[int]) -> None:
+        """Notes the beams of one more step: the beam before each, and its token."""
+        self.trail.append((parents, tokens))
+
+    def add(self, score: float, total: float, parent: int, token: int, stopped: bool) -> None:
+        """A text that ends with this token after that beam."""
+        place = bisect.bisect_right(self.keys, -score)  # after its equals: who came first stays first
+        if place < self.places:
+            self.keys.insert(place, -score)
+            self.entries.insert(place, (total, len(self.trail), parent, token, stopped))
+            del self.keys[self.places :], self.entries[self.places :]
+
+    def score_at(self, place: int) -> float:
+        """The score of the `place`-th best text, counted from 1; -inf if there are fewer."""
+        return -self.keys[place - 1] if len(self.keys) >= place else -math.inf
+
+    def hypotheses(self, count: int) -> list[Hypothesis]:
+        """The first `count` texts."""
+        found = []
+        for key, (total, depth, beam, token, stopped) in zip(self.keys[:count], self.entries, strict=False):
+            text = [token]
+            for parents, tokens in reversed(self.trail[:depth]):
+                text.append(tokens[beam])
+                beam = parents[beam]
+            found.append(Hypothesis(text[::-1], -key, total, stopped))
+        return found

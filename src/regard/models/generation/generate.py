@@ -1,0 +1,218 @@
+"""Writing text with a model: one call for all of it, or token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.models.generation.beam import beam_search
+from regard.models.generation.penalties import LengthPenalty
+from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
+from regard.models.generation.sampling import Dice, Sampler, exact_enough, log_probabilities
+from regard.models.generation.writer import Writer, resting
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+__all__ = ["Generation", "generate", "stream"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model wrote, one entry for each prompt.
+
+    Attributes:
+        tokens: the new tokens, the stop token last where there is one.
+        sequences: the prompt and the new tokens; of an encoder-decoder the new tokens alone.
+        scores: log-probability of the new tokens under the model itself, whatever the temperature and the cuts.
+        finished: whether the text ended with a stop token, and not because `max_new` was reached.
+    """
+
+    tokens: list[list[int]]
+    sequences: list[list[int]]
+    scores: list[float]
+    finished: list[bool]
+
+    def without_stop(self) -> list[list[int]]:
+        """The new tokens without the stop token, ready for a tokenizer."""
+        return [text[:-1] if ended else text for text, ended in zip(self.tokens, self.finished, strict=True)]
+
+
+def generate(
+    model: Writer,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
+    *,
+    max_new: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beams: int = 1,
+    length_penalty: float | LengthPenalty = 0.6,
+    stop: Stop = (),
+    seed: int | None = None,
+    on_token: Callable[[int, int], object] | None = None,
+) -> Generation:
+    """Continues each prompt by up to `max_new` tokens.
+
+        y_n = argmax p(y | prompt, y_1..n-1)         temperature 0, greedy
+        y_n ~ p^(1/T), cut to top_k and top_p        temperature T > 0, see `Sampler`
+        Y = argmax log p(Y | prompt) / lp(|Y|)       beams > 1, see `beam_search`
+
+    Prompts may have unequal lengths; one prompt may be a plain list or a tensor of one axis. A text ends after a
+    token of `stop`, which it keeps; the model then no longer computes its row.
+
+    With a `seed` the same call writes the same tokens, and what a row draws does not depend on the other rows of
+    the batch; without one, the seed comes from torch's own generator. `on_token(row, token)` is called with every
+    token as soon as it is known.
+
+    Computed without gradients and with the model in evaluation mode; afterwards it is in the mode it was.
+
+    >>> from regard.models.generation import Markov, generate
+    >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]])     # 0 ends a text and begins it
+    >>> generate(Markov(p.log()), [[0], [1, 2]], max_new=3, stop=0).tokens
+    [[1, 1, 1], [0]]
+    >>> generate(Markov(p.log()), [0], max_new=3, beams=2, stop=0)
+    Generation(tokens=[[2, 0]], sequences=[[0, 2, 0]], scores=[-0.916...], finished=[True])
+    """
+    beams = whole("beams", beams, least=1)
+    if beams > 1:
+        _refuse_with_beams(beams, temperature, top_k, top_p, on_token)
+        read = read_prompts(model, prompts, whole("max_new", max_new, least=1))
+        found = beam_search(model, read.lists, max_new=max_new, beams=beams, length_penalty=length_penalty, stop=stop)
+        texts = [hypotheses[0] for hypotheses in found]
+        tokens, finished = [text.tokens for text in texts], [text.finished for text in texts]
+        return Generation(tokens, _sequences(model, read, tokens), [text.log_probability for text in texts], finished)
+    read, steps = _prepare(model, prompts, max_new, temperature, top_k, top_p, stop, seed)
+    tokens = [[] for _ in read.lists]
+    scores = [0.0 for _ in read.lists]
+    finished = [False for _ in read.lists]
+    for step in steps:
+        for row, token, log_probability, ended in zip(*step, strict=True):
+            tokens[row].append(token)
+            scores[row] += log_probability
+            finished[row] = ended
+            if on_token is not None:
+                on_token(row, token)
+    return Generation(tokens, _sequences(model, read, tokens), scores, finished)
+
+
+def stream(
+    model: Writer,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
+    *,
+    max_new: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Stop = (),
+    seed: int | None = None,
+) -> Iterator[tuple[int, int]]:
+    """The tokens of `generate` while they are made: pairs of row and token, the stop token of a row included.
+
+    The model is in evaluation mode until the stream ends or is closed; stop reading at any time.
+
+    >>> from regard.models.generation import Markov, stream
+    >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]])
+    >>> list(stream(Markov(p.log()), [[0], [1, 2]], max_new=3, stop=0))
+    [(0, 1), (1, 0), (0, 1), (0, 1)]
+    """
+    _, steps = _prepare(model, prompts, max_new, temperature, top_k, top_p, stop, seed)
+    return _pairs(steps)
+
+
+class _Step(NamedTuple):
+    """One new token of each row that is still written."""
+
+    rows: list[int]
+    tokens: list[int]
+    log_probabilities: list[float]
+    ended: list[bool]
+
+
+def _prepare(
+    model: Writer,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
+    max_new: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop: Stop,
+    seed: int | None,
+) -> tuple[Prompts, Iterator[_Step]]:
+    """Everything checked before the first token is asked for."""
+    max_new = whole("max_new", max_new, least=1)
+    sampler = Sampler(temperature, top_k, top_p)
+    if temperature == 0 and not (top_k is None and top_p is None):
+        raise InputError(
+            "Nothing is drawn at temperature 0.",
+            asked=f"temperature=0, top_k={top_k}, top_p={top_p}",
+            because="the best token is taken for certain, which top_k and top_p cannot change",
+            instead="temperature=1.0 as well, or neither top_k nor top_p",
+        )
+    if seed is not None:
+        seed = whole("seed", seed, least=0)
+    read = read_prompts(model, prompts, max_new)
+    return read, _write(model, read, sampler, max_new, read_stop(model, stop), seed)
+
+
+@torch.no_grad()  # not inference_mode: what a model computes once and keeps must serve training as well
+def _write(
+    model: Writer, read: Prompts, sampler: Sampler, max_new: int, stop: frozenset[int], seed: int | None
+) -> Iterator[_Step]:
+    """The loop: choose, tell, drop the rows that ended, read the chosen tokens."""
+    rows = list(range(len(read.lists)))
+    dice = Dice(seed, len(rows)) if sampler.temperature > 0 else None
+    with resting(model):
+        logits, memory = model.start(read.tokens, read.lengths, max_new)
+        for step in range(max_new):
+            logits = exact_enough(logits)
+            tokens = sampler.choose(logits, None if dice is None else dice.roll(rows))
+            scores = log_probabilities(logits, tokens[:, None])[:, 0]
+            written = tokens.tolist()
+            ended = [token in stop for token in written]
+            yield _Step(rows, written, scores.tolist(), ended)
+            if all(ended) or step == max_new - 1:
+                return
+            if any(ended):
+                stay = [place for place, end in enumerate(ended) if not end]
+                index = torch.tensor(stay, device=tokens.device)
+                memory.reorder(index)
+                tokens = tokens[index]
+                rows = [rows[place] for place in stay]
+            logits = model.extend(tokens[:, None], memory)
+
+
+def _pairs(steps: Iterator[_Step]) -> Iterator[tuple[int, int]]:
+    for step in steps:
+        yield from zip(step.rows, step.tokens, strict=True)
+
+
+def _sequences(model: Writer, read: Prompts, tokens: list[list[int]]) -> list[list[int]]:
+    if not model.prompts_count:
+        return [list(text) for text in tokens]
+    return [prompt + text for prompt, text in zip(read.lists, tokens, strict=True)]
+
+
+def _refuse_with_beams(
+    beams: int, temperature: float, top_k: int | None, top_p: float | None, on_token: object
+) -> None:
+    drawn = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p}
+    if given := [f"{name}={value}" for name, value in drawn.items() if value is not None]:
+        raise InputError(
+            "Beam search draws nothing.",
+            asked=f"beams={beams}, {', '.join(given)}",
+            because="it looks for the most probable text, and chance would lead it away",
+            instead="beams=1 to draw, or temperature=0 without top_k and top_p to search",
+        )
+    if on_token is not None:
+        raise InputError(
+            "Beam search knows no token before the end.",
+            asked=f"beams={beams}, on_token={on_token!r}",
+            because="the best text may change with every step",
+            instead="beams=1 to follow the tokens, or no on_token",
+        )

@@ -1,0 +1,156 @@
+"""From what a user wrote to tokens a model can read: every check of a prompt, in four parts each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.models.generation.writer import Writer, device_of
+
+__all__ = ["Prompts", "Stop", "read_prompts", "read_stop", "whole"]
+
+Stop = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as lists and as one tensor, padded on the left with zeros.
+
+    Attributes:
+        lists: each prompt's tokens.
+        tokens: (batch, longest prompt).
+        lengths: (batch,), or None where all prompts are equally long.
+    """
+
+    lists: list[list[int]]
+    tokens: Tensor
+    lengths: Tensor | None
+
+
+def read_prompts(model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new: int) -> Prompts:
+    """The prompts, known to fit the model together with `max_new` tokens more."""
+    lists = _as_lists(prompts)
+    if not lists:
+        raise InputError(
+            "There is no prompt.",
+            asked="prompts=[]",
+            because="a model continues what it has read",
+            instead="at least one prompt of at least one token, prompts=[[0]]",
+        )
+    for row, tokens in enumerate(lists):
+        if not tokens:
+            raise InputError(
+                f"Prompt {row} is empty.",
+                found=f"prompts of {_few([len(other) for other in lists])} tokens",
+                because="the first new token needs one before it",
+                instead="begin with the token that starts a text in this vocabulary",
+            )
+        if min(tokens) < 0 or max(tokens) >= model.vocabulary:
+            place = next(place for place, token in enumerate(tokens) if not 0 <= token < model.vocabulary)
+            raise InputError(
+                "A token is not in the vocabulary.",
+                found=f"prompts[{row}][{place}] = {tokens[place]}",
+                because=f"tokens are numbers from 0 to {model.vocabulary - 1}",
+                instead="the tokenizer that belongs to this model",
+            )
+    _check_room(model, max(map(len, lists)), max_new)
+    return _padded(lists, device_of(model))
+
+
+def read_stop(model: Writer, stop: Stop) -> frozenset[int]:
+    """The tokens that end a text."""
+    given = (stop,) if isinstance(stop, SupportsIndex) else tuple(stop)
+    tokens = frozenset(whole("stop", token, least=0) for token in given)
+    if tokens and max(tokens) >= model.vocabulary:
+        raise InputError(
+            "A stop token is not in the vocabulary.",
+            asked=f"stop={stop!r}",
+            because=f"tokens are numbers from 0 to {model.vocabulary - 1}: this one is never written",
+            instead="the end token of the tokenizer that belongs to this model",
+        )
+    return tokens
+
+
+def whole(name: str, value: SupportsIndex, least: int) -> int:
+    """A whole number that is not too small."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and operator.index(value) >= least:
+        return operator.index(value)
+    raise InputError(
+        f"{name} is a whole number, {least} or more.",
+        asked=f"{name}={value!r}",
+        because=f"{value!r} is too small" if isinstance(value, SupportsIndex) else f"{value!r} is not a whole number",
+        instead=f"{name}={least}",
+    )
+
+
+def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list[list[int]]:
+    if isinstance(prompts, Tensor):
+        if (
+            prompts.ndim not in (1, 2)
+            or prompts.is_floating_point()
+            or prompts.is_complex()
+            or prompts.dtype == torch.bool
+        ):
+            raise InputError(
+                "A tensor of prompts holds whole numbers on one or two axes.",
+                found=f"{tuple(prompts.shape)} of {prompts.dtype}",
+                because="a prompt is a row of token numbers",
+                instead="an int64 tensor of shape (token,) or (batch, token)",
+            )
+        return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
+    rows = list(prompts)
+    if rows and all(isinstance(token, SupportsIndex) and not isinstance(token, Tensor) for token in rows):
+        rows = [rows]
+    try:
+        return [[operator.index(token) for token in row] for row in rows]  # type: ignore[union-attr]
+    except TypeError:
+        raise InputError(
+            "A prompt is a list of token numbers.",
+            found=f"prompts={_few(rows)}",
+            because="a model reads numbers, not text",
+            instead="prompts=[[15496, 995], [40]], as a tokenizer gives them",
+        ) from None
+
+
+def _check_room(model: Writer, longest: int, max_new: int) -> None:
+    if model.context is None:
+        return
+    room = model.context - longest if model.prompts_count else model.context
+    if max_new <= room:
+        return
+    counted = f"a prompt of {longest} tokens and max_new={max_new}" if model.prompts_count else f"max_new={max_new}"
+    raise InputError(
+        "The text would outgrow the context.",
+        asked=counted,
+        because=f"the model holds {model.context} tokens"
+        + (f" and the prompt leaves room for {max(room, 0)}" if model.prompts_count else ""),
+        instead=f"max_new={room} or less"
+        if room > 0
+        else f"the last {model.context - max_new} tokens of the prompt"
+        if max_new < model.context
+        else "a shorter prompt and fewer new tokens",
+    )
+
+
+def _padded(lists: list[list[int]], device: torch.device) -> Prompts:
+    lengths = [len(tokens) for tokens in lists]
+    longest = max(lengths)
+    rows = [[0] * (longest - len(tokens)) + tokens for tokens in lists]
+    unequal = min(lengths) < longest
+    return Prompts(
+        lists=lists,
+        tokens=torch.tensor(rows, dtype=torch.int64, device=device),
+        lengths=torch.tensor(lengths, dtype=torch.int64, device=device) if unequal else None,
+    )
+
+
+def _few(values: list) -> str:
+    """The first values of a list, short enough for one line."""
+    shown = ", ".join(repr(value) if len(repr(value)) < 40 else f"{repr(value)[:36]} ..." for value in values[:4])
+    return shown + (", ..." if len(values) > 4 else "")

@@ -1,0 +1,93 @@
+"""What a model offers so that text can be written with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Memory", "Writer", "device_of", "resting"]
+
+
+class Memory(Protocol):
+    """What a model remembers of the tokens it has read: the caches of its layers, one row for each text."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens each row holds, padding included."""
+        ...
+
+    def reorder(self, index: Int[Tensor, "new"]) -> None:
+        """Row b becomes what row `index[b]` was, in place; rows may repeat, and their number may change."""
+        ...
+
+
+class Writer(Protocol):
+    """A model that gives the scores of the next token, one token at a time.
+
+        logits, memory = start(prompts, lengths, room)      p(y_1 | prompt)           = softmax(logits)
+        logits = extend(tokens, memory)                     p(y_n | prompt, y_1..n-1) = softmax(logits)
+
+    `Markov` is the smallest one. An encoder-decoder reads the prompts as the source, and `start` gives the
+    scores after its start token.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are; a token is a number from 0 to `vocabulary - 1`."""
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens the model can hold (an encoder-decoder: the most it can write), None without limit."""
+        ...
+
+    @property
+    def prompts_count(self) -> bool:
+        """Whether the prompt counts against the context: True where one stack reads and writes."""
+        ...
+
+    def start(
+        self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, room: int
+    ) -> tuple[Float[Tensor, "batch vocabulary"], Any]:
+        """Reads the prompts and remembers them, with room for `room` more tokens.
+
+        The prompts are padded on the left: the last `lengths[b]` entries of row b are real, all of them where
+        `lengths` is None. Returns the logits of each row's next token, and a `Memory`.
+        """
+        ...
+
+    def extend(self, tokens: Int[Tensor, "batch 1"], memory: Any) -> Float[Tensor, "batch vocabulary"]:
+        """Reads one more token of each row, and returns the logits of the next."""
+        ...
+
+
+@contextmanager
+def resting(model: object) -> Iterator[None]:
+    """The model in evaluation mode, so that nothing is dropped out; afterwards each module is as it was."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module.training for module in modules]
+    if not any(training):
+        yield
+        return
+    try:
+        modules[0].eval()
+        yield
+    finally:
+        modules[0].train(training[0])  # a module may do more than note the mode
+        for module, mode in zip(modules, training, strict=True):
+            module.training = mode
+
+
+def device_of(model: object) -> torch.device:
+    """Where the model reads its tokens."""
+    if isinstance(model, nn.Module):
+        for parameter in model.parameters():
+            return parameter.device
+    return torch.device("cpu")

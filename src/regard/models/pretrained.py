@@ -1,0 +1,185 @@
+"""Saving models and loading them again, the Hugging Face way."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.models.assembly import assemble, stored_names
+from regard.models.config import Config
+from regard.models.files.folder import read_checkpoint, write_folder
+from regard.models.files.tensors import SHARD_BYTES
+from regard.models.foreign.rules import Converter
+
+State = dict[str, Tensor]
+
+# A source that ends so is a file, whether it is there or not.
+FILES = (".gguf", ".safetensors", ".bin", ".data", ".pt", ".pth")
+# A name on the hub: an owner and a model, or a model alone.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class Pretrained(nn.Module):
+    """A model with a configuration, that can be written to a folder and read from one.
+
+    A subclass names its `Config`, builds itself in `__init__(config)`, and lists in `converters` the layouts of other
+    libraries it can be read from and written to, by name ("huggingface", "timm").
+
+    A model is loaded without being initialised first: it is built on the meta device, where tensors have shapes and no
+    memory, and then given the tensors of the file. So no module may compute values in its `__init__` other than the
+    initial values of its parameters. Tables (rotary, sinusoidal) are computed on first use. A module that must keep a
+    computed buffer registers it with `persistent=False` and has a method `reset_buffers()`, which computes it anew on
+    the device of the module's parameters; loading calls it. What is still without memory afterwards is an error.
+
+    Parameters that are one and the same in the model (tied) are saved once, and are the same again after loading.
+    """
+
+    Config: ClassVar[type[Config]]
+    converters: ClassVar[Mapping[str, Converter]] = {}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    # Folders and files
+
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], *, layout: str = "regard", shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        """Write `config.json` and `model.safetensors` (in shards above `shard_bytes`) to a folder.
+
+        layout: "regard", or the name of another library that shall be able to read the folder. A crash while saving
+        leaves the previous checkpoint of the folder whole.
+        """
+        config, state = self.to_foreign(layout)
+        write_folder(folder, config, state, shard_bytes=shard_bytes)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Self:
+        """The model in a folder (ours, Hugging Face's or timm's), a `.gguf`, a `.bin` of llama2.c, or on the hub.
+
+        source: a path; a name that is no path, such as "owner/model", is looked up in the local cache of the hub and
+        then on the hub itself, if the package huggingface_hub is installed.
+        dtype: of the floating-point tensors; None keeps the file's.
+
+        The model is in evaluation mode.
+        """
+        path = Path(source).expanduser()
+        if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
+            path = _from_hub(source)
+        config, state = read_checkpoint(path)
+        return cls._of(config, state, dtype, str(path))
+
+    # Tensors in memory
+
+    @classmethod
+    def from_foreign(
+        cls,
+        config: dict[str, Any],
+        state: Mapping[str, Tensor],
+        layout: str = "huggingface",
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """The model of another library's configuration and state dict; the tensors are copied."""
+        return cls._convert(cls._converter(layout), config, dict(state), dtype, f"a {layout} state in memory")
+
+    def to_foreign(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
+        """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
+        state = {name: tensor for name, tensor in self.state_dict().items() if name in stored_names(self)}
+        if layout == "regard":
+            return {"model_type": self._type(), **self.config.to_dict()}, state
+        converter = self._converter(layout)
+        if reason := converter.refuses(self.config):
+            raise CheckpointError(
+                f"This {type(self).__name__} cannot be written in the layout {layout!r}.",
+                asked=repr(self.config),
+                because=reason,
+                instead='layout="regard"',
+            )
+        return converter.write_config(self.config), converter.write_state(state, self.config)
+
+    @classmethod
+    def _of(cls, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str) -> Self:
+        kind = config.get("model_type")
+        if isinstance(kind, str) and kind.startswith("regard."):
+            if kind != cls._type():
+                raise CheckpointError(
+                    f"This is no {cls.__name__}.",
+                    asked=f"{cls.__name__} from {source}",
+                    found=f"model_type {kind!r}",
+                    because="another model was saved there",
+                    instead=f"the model whose name is {kind.removeprefix('regard.')!r}",
+                )
+            fields = {name: value for name, value in config.items() if name != "model_type"}
+            return assemble(cls, cls.Config.from_dict(fields), state, dtype, source)
+        for converter in cls.converters.values():
+            if converter.matches(config):
+                return cls._convert(converter, config, state, dtype, source)
+        said = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
+        raise CheckpointError(
+            f"{cls.__name__} does not know this layout.",
+            asked=f"{cls.__name__} from {source}",
+            found=", ".join(f"{name}={value!r}" for name, value in said.items()) or "a configuration of no known kind",
+            because=f"it reads {', '.join(['regard', *cls.converters])}",
+            instead="another model class, or a checkpoint of such a model",
+        )
+
+    @classmethod
+    def _convert(
+        cls, converter: Converter, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str
+    ) -> Self:
+        ours = converter.read_config(config)
+        return assemble(cls, ours, converter.read_state(state, ours), dtype, source)
+
+    @classmethod
+    def _converter(cls, layout: str) -> Converter:
+        if layout not in cls.converters:
+            raise CheckpointError(
+                f"{cls.__name__} has no layout {layout!r}.",
+                asked=f"layout={layout!r}",
+                because=f"it has {', '.join(['regard', *cls.converters])}",
+                instead='layout="regard"',
+            )
+        return cls.converters[layout]
+
+    @classmethod
+    def _type(cls) -> str:
+        return f"regard.{cls.__name__.lower()}"
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a model of the hub, from the local cache or downloaded now."""
+    try:
+        from huggingface_hub import snapshot_download  # an extra, and imported only by who asks for the hub
+    except ImportError as failure:
+        raise CheckpointError(
+            f"{name!r} is no path here, and the hub needs the package huggingface_hub.",
+            asked=repr(name),
+            found=f"no such file or folder in {Path.cwd()}",
+            because=f"{type(failure).__name__}: {failure}",
+            instead="check the path, or pip install 'regard[hub]'",
+        ) from failure
+    try:
+        folder = Path(
+            snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json"])
+        )
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=["config.json", "pytorch_model*"]))
+    except Exception as failure:  # the client, the network and the hub each have errors of their own
+        first = str(failure).strip().splitlines()
+        raise CheckpointError(
+            f"{name!r} is no path here, and the hub did not give it.",
+            asked=repr(name),
+            found=f"no such file or folder in {Path.cwd()}",
+            because=f"{type(failure).__name__}: {first[0] if first else ''}",
+            instead="check the path or the name; without a network only what is in the local cache can be had",
+        ) from failure
+    return folder

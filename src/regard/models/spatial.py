@@ -1,0 +1,285 @@
+"""The image classifier that learned to convolve: heads of attention that look by position alone.
+
+Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.attention import attend
+from regard.biases import Gaussian, Quadratic
+from regard.errors import ConfigError, InputError
+from regard.layers.linear import Linear
+from regard.layers.separable import (
+    axis_scores,
+    axis_weights,
+    distances,
+    separable_attention,
+    separable_weights,
+    table_scores,
+)
+from regard.models.config import Config
+from regard.models.pretrained import Pretrained
+
+POSITIONS = ("quadratic", "gaussian", "learned", "content")
+
+
+@dataclass(frozen=True)
+class SpatialConfig(Config):
+    """What a `SpatialTransformer` is built from; the defaults are the paper's, for CIFAR-10.
+
+    `position` says how a head finds where to look: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and
+    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content).
+
+        >>> from regard.models.spatial import SpatialConfig
+        >>> SpatialConfig(image=(32, 48)).grid
+        (16, 24)
+    """
+
+    position: str = "quadratic"
+    image: tuple[int, int] = (32, 32)
+    channels: int = 3
+    patch: int = 2
+    dim: int = 400
+    layers: int = 6
+    heads: int = 9
+    hidden: int = 512
+    classes: int = 10
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        def refuse(asked: str, because: str, instead: str) -> None:
+            raise ConfigError("SpatialConfig cannot be built.", asked=asked, because=because, instead=instead)
+
+        if self.position not in POSITIONS:
+            known = ", ".join(map(repr, POSITIONS))
+            refuse(f"position={self.position!r}", f"known are {known}", 'position="quadratic"')
+        if min(self.image) < 1 or self.patch < 1 or any(side % self.patch for side in self.image):
+            refuse(
+                f"image={self.image}, patch={self.patch}",
+                "an image is cut into whole patches of patch x patch pixels",
+                "sides that are multiples of the patch",
+            )
+        if self.position == "content" and self.dim % 2:
+            refuse(
+                f'position="content", dim={self.dim}',
+                "half of a query meets the rows' table, half the columns'",
+                "an even dim",
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+
+class SpatialTransformer(Pretrained):
+    r"""Classify images by self-attention whose heads keep the full dimension and mostly look by position.
+
+        tokens = space_to_depth(image) W + b                                       2 x 2 pixels, 12 -> D
+        y = norm(x + dense(sum_h A_h x V_h + b))                                   six times, and
+        x = norm(y + gelu(y W1 + b1) W2 + b2)
+        logits = mean over tokens of x, W + b
+
+    `A_h` is the softmax over all keys of, for `delta` = key minus query in (row, column):
+
+        quadratic   -alpha_h |delta - centre_h|^2,  alpha = spread^2 / 2             separable
+        gaussian    -1/2 (delta - centre_h)^T S_h S_h^T (delta - centre_h)
+        learned     w_h . row[delta_1] + u_h . column[delta_2]                      separable
+        content     (q_h . k_h + q_h . [row[delta_1], column[delta_2]]) / sqrt(D)
+
+    Source: the paper, and the parameters of its published code, counted to the unit. With `D` = 400, `H` heads,
+    a grid of 16 x 16 and six layers, none of which shares anything:
+
+        embedding 12 D + D, classifier 10 D + 10
+        each layer  values H D D + D, dense D D + D, feed-forward 2 * 512 D + 512 + D, two norms 4 D
+                    quadratic + 3 H (centre, spread)            gaussian + 6 H (centre, S)
+                    learned + 2 * 31 D + 2 H D (two tables, two vectors for each head)
+                    content + 2 * 31 D / 2 + 2 (H D D + H D) (two tables of half vectors; queries and keys, biased)
+
+    which is 12 086 844, 12 087 006, 12 278 682 and 29 484 282 for nine heads, 18 806 970 for sixteen quadratic ones.
+    Heads that look by position have no queries, keys or values of their own: each averages the same tokens, and the
+    one matrix `V` of H D x D reads their concatenation. Biases start as in the paper, the rest as torch does.
+
+    Where we differ: the grid need not be square. Where the weights are a product over the two axes they are never
+    multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops entries of the
+    square. The square of a slanted covariance is left to `attend`. With content, the two tables become more features:
+    `[q, q . row, q . column]` meets `[k, one-hot row, one-hot column]`, an ordinary attention without a bias. Channels
+    after `space_to_depth` are in the order of `torch.nn.functional.pixel_unshuffle`.
+
+        >>> from regard.models.spatial import SpatialConfig, SpatialTransformer
+        >>> model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=8, heads=4, layers=2)).eval()
+        >>> model(torch.randn(3, 3, 6, 10)).shape
+        torch.Size([3, 10])
+    """
+
+    Config = SpatialConfig
+    config: SpatialConfig
+
+    def __init__(self, config: SpatialConfig) -> None:
+        super().__init__(config)
+        self.embedding = Linear(config.channels * config.patch**2, config.dim)
+        self.blocks = nn.ModuleList(SpatialBlock(config) for _ in range(config.layers))
+        self.classifier = Linear(config.dim, config.classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The logits `(batch, class)` of images `(batch, channel, row, column)`."""
+        return self.classifier(self.features(image).mean(dim=(1, 2)))
+
+    def features(self, image: Tensor) -> Tensor:
+        """The last layer's tokens, `(batch, row, column, dim)`."""
+        wanted = (self.config.channels, *self.config.image)
+        if image.ndim != 4 or tuple(image.shape[1:]) != wanted:
+            raise InputError(
+                "The images do not fit the model.",
+                asked=f"images of shape {tuple(image.shape)}",
+                found=f"a model for (batch, channel, row, column) = (any, {', '.join(map(str, wanted))})",
+                because="the number of tokens and the tables of positions follow from the size of the image",
+                instead="images resized to that, or a SpatialConfig with image=(rows, columns) and channels=...",
+            )
+        x = functional.pixel_unshuffle(image, self.config.patch).permute(0, 2, 3, 1)
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class SpatialBlock(nn.Module):
+    """Attention, then a feed-forward part, each added to its input and normalised: see `SpatialTransformer`."""
+
+    def __init__(self, config: SpatialConfig) -> None:
+        super().__init__()
+        self.attention = SpatialAttention(config)
+        self.dense = Linear(config.dim, config.dim)
+        self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.inner = Linear(config.dim, config.hidden)
+        self.outer = Linear(config.hidden, config.dim)
+        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.dense(self.attention(x))))
+        hidden = functional.gelu(self.inner(x))
+        return self.norm(x + self.dropout(self.outer(hidden)))
+
+
+class SpatialAttention(nn.Module):
+    """Heads of full dimension over a grid of tokens `(batch, row, column, dim)`: see `SpatialTransformer`.
+
+    `position` holds what says where to look: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
+    columns.
+    """
+
+    def __init__(self, config: SpatialConfig) -> None:
+        super().__init__()
+        self.grid, self.heads, self.dim = config.grid, config.heads, config.dim
+        self.attention_dropout = config.attention_dropout
+        if config.position == "quadratic":
+            self.position = Quadratic(config.heads, config.grid)
+        elif config.position == "gaussian":
+            self.position = Gaussian(config.heads, config.grid)
+        elif config.position == "learned":
+            self.position = LearnedPosition(config.grid, config.dim, config.heads)
+        else:
+            self.position = ContentPosition(config.grid, config.dim // 2)
+            self.query = Linear(config.dim, config.heads * config.dim)
+            self.key = Linear(config.dim, config.heads * config.dim)
+        self.value = Linear(config.heads * config.dim, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        drop = self.training and self.attention_dropout > 0
+        axes = self._axes()
+        if drop:
+            weight = self.weights(x).expand(len(x), -1, -1, -1)  # every image drops its own
+            weight = functional.dropout(weight, self.attention_dropout)
+            heads = weight @ x.flatten(1, 2)[:, None]
+        elif axes is not None:
+            return self.value(separable_attention(*axes, x).flatten(3))
+        elif isinstance(self.position, Gaussian):
+            tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
+            nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
+            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, beta=1.0, bias=self.position)
+        else:
+            query, key = self._features(x)
+            tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
+            heads = attend(query, key, tokens, beta=1 / math.sqrt(self.dim))
+        return self.value(heads.transpose(1, 2).reshape(*x.shape[:3], -1))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The square `(batch or 1, head, query, key)`: for study, and for dropout in training."""
+        if (axes := self._axes()) is not None:
+            return separable_weights(*axes)[None]
+        if isinstance(self.position, Gaussian):
+            token = torch.arange(self.grid[0] * self.grid[1], device=x.device)
+            return self.position.scores(token[:, None], token).softmax(-1)[None]
+        query, key = self._features(x)
+        return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
+
+    def _axes(self) -> tuple[Tensor, Tensor] | None:
+        """Weights over rows and over columns, when the weights of all pairs are their products."""
+        if isinstance(self.position, LearnedPosition):
+            return axis_weights(*self.position.axis_scores())
+        scores = axis_scores(self.position) if isinstance(self.position, Quadratic) else None
+        return None if scores is None else axis_weights(*scores)
+
+    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose inner product is the score with content times `sqrt(D)`."""
+        assert isinstance(self.position, ContentPosition)
+        shape = (x.shape[0], *self.grid, self.heads, self.dim)
+        query, key = self.query(x).view(shape), self.key(x).view(shape)
+        row, column = self.position(query)
+        one_hot = self._one_hot(x).expand(*shape[:-1], -1)
+        wide = torch.cat((query, row, column), -1), torch.cat((key, one_hot), -1)
+        query, key = (features.flatten(1, 2).transpose(1, 2) for features in wide)
+        return query, key
+
+    def _one_hot(self, x: Tensor) -> Tensor:
+        """Which row and which column a token lies in, `(row, column, 1, rows + columns)`."""
+        rows, columns = (torch.eye(size, dtype=x.dtype, device=x.device) for size in self.grid)
+        down = rows[:, None].expand(*self.grid, -1)
+        return torch.cat((down, columns.expand(*self.grid, -1)), -1)[:, :, None]
+
+
+class LearnedPosition(nn.Module):
+    """A vector for each relative row and column, read by one vector per head and axis; no content.
+
+    score[h, delta] = row_head[h] . row[delta_1 + R - 1] + column_head[h] . column[delta_2 + C - 1]
+    """
+
+    def __init__(self, grid: tuple[int, int], dim: int, heads: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(dim)
+        self.row = nn.Parameter(torch.randn(2 * grid[0] - 1, dim))
+        self.column = nn.Parameter(torch.randn(2 * grid[1] - 1, dim))
+        self.row_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
+        self.column_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
+
+    def axis_scores(self) -> tuple[Tensor, Tensor]:
+        """Scores along rows `(head, R, R)` and along columns `(head, C, C)`."""
+        return table_scores(self.row_head @ self.row.T), table_scores(self.column_head @ self.column.T)
+
+
+class ContentPosition(nn.Module):
+    """A vector for each relative row and column, half as long as a query, read by the query's two halves."""
+
+    def __init__(self, grid: tuple[int, int], half: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.row = nn.Parameter(torch.randn(2 * grid[0] - 1, half))
+        self.column = nn.Parameter(torch.randn(2 * grid[1] - 1, half))
+
+    def forward(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `(batch, R, C, head, D)` the products with every key row, `(..., R)`, and every key column, `(..., C)`."""
+        (rows, columns), half = self.grid, self.row.shape[1]
+        row = self.row[distances(rows, self.row.device) + rows - 1]  # (query, key, half)
+        column = self.column[distances(columns, self.column.device) + columns - 1]
+        down = torch.einsum("brchd,rkd->brchk", query[..., :half], row)
+        return down, torch.einsum("brchd,cld->brchl", query[..., half:], column)

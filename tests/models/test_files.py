@@ -1,0 +1,371 @@
+"""Files of tensors: what is written comes back, what is damaged is refused by name, a crash destroys nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from twins import library
+
+from regard.errors import CheckpointError
+from regard.models.files import atomic, read_checkpoint, read_safetensors, read_torch, tensors, write_folder
+from regard.models.files.packages import PACKAGES, find
+from regard.models.files.tensors import INDEX, SINGLE, write_safetensors
+
+CONFIG = {"model_type": "regard.thing", "dim": 5}
+
+
+def made(seed: int = 0) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(3, 5, generator=source),
+        "b.c": torch.randn(7, generator=source, dtype=torch.float64),
+        "half": torch.randn(11, generator=source).bfloat16(),
+        "count": torch.tensor(13),
+        "empty": torch.empty(0, 2),
+    }
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+def assert_four_parts(error: CheckpointError, *words: str) -> None:
+    assert error.asked
+    assert error.because
+    assert error.instead
+    for word in words:
+        assert word in str(error)
+
+
+# Reading and writing
+
+
+def test_tensors_of_every_kind_come_back_as_they_were(tmp_path: Path):
+    write_safetensors(tmp_path / "x.safetensors", made())
+    assert_same(read_safetensors(tmp_path / "x.safetensors"), made())
+
+
+def test_what_we_write_is_read_by_the_library_of_the_format(tmp_path: Path):
+    write_safetensors(tmp_path / "x.safetensors", made())
+    assert_same(library("safetensors.torch").load_file(tmp_path / "x.safetensors"), made())
+
+
+def test_views_that_share_memory_are_written_each_for_itself(tmp_path: Path):
+    whole = torch.arange(30.0).reshape(5, 6)
+    state = {"top": whole[:2], "rest": whole[2:], "turned": whole.T, "whole": whole, "again": whole}
+    write_safetensors(tmp_path / "x.safetensors", state)
+    assert_same(read_safetensors(tmp_path / "x.safetensors"), state)
+    assert (tmp_path / "x.safetensors").stat().st_size < 4 * 4 * 30 + 1000
+
+
+def test_reading_maps_the_file_and_does_not_load_it(tmp_path: Path):
+    write_safetensors(tmp_path / "x.safetensors", {"large": torch.zeros(1 << 24)})
+
+    def resident() -> int:
+        """Memory of this process that no file backs, in bytes."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system does not say how much memory a process has")
+    before = resident()
+    state = read_safetensors(tmp_path / "x.safetensors")
+    assert state["large"].numel() == 1 << 24
+    assert resident() - before < 1 << 24  # a quarter of the tensor
+
+
+def test_a_mapped_tensor_may_be_changed_without_changing_the_file(tmp_path: Path):
+    write_safetensors(tmp_path / "x.safetensors", made())
+    read_safetensors(tmp_path / "x.safetensors")["a"].zero_()
+    assert_same(read_safetensors(tmp_path / "x.safetensors"), made())
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_torch_files_are_read(tmp_path: Path, old: bool):
+    torch.save(made(), tmp_path / "x.pt", _use_new_zipfile_serialization=not old)
+    assert_same(read_torch(tmp_path / "x.pt"), made())
+    torch.save({"state_dict": made(), "step": 3}, tmp_path / "y.pt")
+    assert_same(read_torch(tmp_path / "y.pt"), made())
+
+
+class Trap:
+    """A pickle that would make a folder if it were run."""
+
+    def __reduce__(self):
+        return os.mkdir, ("trapped",)
+
+
+def test_a_torch_file_with_code_in_it_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": Trap()}, "x.pt")
+    Path("y.pt").write_bytes(pickle.dumps(Trap()))
+    for name in ("x.pt", "y.pt"):
+        with pytest.raises(CheckpointError) as caught:
+            read_torch(name)
+        assert_four_parts(caught.value, name)
+    assert not Path("trapped").exists()
+
+
+def test_a_torch_file_without_tensors_is_refused(tmp_path: Path):
+    torch.save([torch.ones(2)], tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="holds no tensors by name"):
+        read_torch(tmp_path / "x.pt")
+
+
+# Damage
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+@pytest.mark.parametrize("cut", [0, 4, 40, -5])
+def test_a_file_cut_short_is_refused_by_name(tmp_path: Path, name: str, cut: int):
+    file = tmp_path / name
+    torch.save(made(), file) if name == "x.pt" else write_safetensors(file, made())
+    content = file.read_bytes()
+    file.write_bytes(content[:cut])
+    with pytest.raises(CheckpointError) as caught:
+        read_torch(file) if name == "x.pt" else read_safetensors(file)
+    assert_four_parts(caught.value, str(file), f"{len(content[:cut]):,} bytes")
+
+
+@pytest.mark.parametrize("place", [0, 8, 12])
+def test_a_damaged_header_is_refused_by_name(tmp_path: Path, place: int):
+    file = tmp_path / "x.safetensors"
+    write_safetensors(file, made())
+    content = bytearray(file.read_bytes())
+    content[place : place + 8] = b"\xff" * 8
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_safetensors(file)
+    assert_four_parts(caught.value, str(file))
+
+
+def test_missing_files_are_refused_and_the_neighbours_named(tmp_path: Path):
+    (tmp_path / "other.txt").write_text("")
+    for path in (tmp_path / "x.safetensors", tmp_path / "x.gguf", tmp_path / "x.bin"):
+        with pytest.raises(CheckpointError) as caught:
+            read_checkpoint(path)
+        assert_four_parts(caught.value, path.name, "other.txt")
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '"x"', "\ufffd{", "[" * 100_000])
+def test_an_unreadable_configuration_is_refused_by_name(tmp_path: Path, text: str):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(tmp_path)
+    assert_four_parts(caught.value, str(tmp_path / "config.json"))
+
+
+def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path):
+    (tmp_path / "x.onnx").write_text("")
+    with pytest.raises(CheckpointError, match="no checkpoint that is known"):
+        read_checkpoint(tmp_path / "x.onnx")
+
+
+def test_several_unnamed_files_are_refused_and_one_is_taken(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_safetensors(tmp_path / "x.safetensors", made())
+    assert_same(read_checkpoint(tmp_path)[1], made())
+    torch.save(made(1), tmp_path / "y.pt")
+    with pytest.raises(CheckpointError, match="several files"):
+        read_checkpoint(tmp_path)
+    assert_same(read_checkpoint(tmp_path / "y.pt")[1], made(1))
+
+
+# Folders and shards
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("model-*"))
+
+
+@pytest.mark.parametrize("limit", [1, 70, 10_000])
+def test_a_folder_comes_back_in_one_file_or_in_shards(tmp_path: Path, limit: int):
+    write_folder(tmp_path, CONFIG, made(), shard_bytes=limit)
+    config, state = read_checkpoint(tmp_path)
+    assert config == CONFIG
+    assert_same(state, made())
+    assert bool(shards(tmp_path)) == (limit < 10_000) != (tmp_path / SINGLE).exists()
+
+
+def test_saving_over_shards_leaves_no_old_files(tmp_path: Path):
+    for seed, limit in enumerate((60, 90, 10_000, 60)):
+        write_folder(tmp_path, CONFIG, made(seed), shard_bytes=limit)
+        assert_same(read_checkpoint(tmp_path)[1], made(seed))
+        named = set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) if limit < 10_000 else set()
+        assert set(shards(tmp_path)) == named
+        assert (tmp_path / INDEX).exists() == bool(named)
+
+
+def test_shards_of_torch_are_read(tmp_path: Path):
+    state = made()
+    torch.save({"a": state["a"]}, tmp_path / "pytorch_model-1.bin")
+    torch.save({name: state[name] for name in state if name != "a"}, tmp_path / "pytorch_model-2.bin")
+    where = {name: f"pytorch_model-{1 if name == 'a' else 2}.bin" for name in state}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert_same(read_checkpoint(tmp_path)[1], state)
+
+
+def test_an_index_that_promises_too_much_is_refused(tmp_path: Path):
+    write_folder(tmp_path, CONFIG, made(), shard_bytes=60)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["ghost"] = index["weight_map"]["a"]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="no ghost"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_missing_shard_is_refused_by_name(tmp_path: Path):
+    write_folder(tmp_path, CONFIG, made(), shard_bytes=60)
+    gone = shards(tmp_path)[0]
+    (tmp_path / gone).unlink()
+    with pytest.raises(CheckpointError, match=gone):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("where", [None, [], {"a": 3}, {"a": "../x.safetensors"}, {"a": ""}])
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, where: object):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": where}))
+    with pytest.raises(CheckpointError, match="no index of shards"):
+        read_checkpoint(tmp_path)
+
+
+def test_saving_onto_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(CheckpointError, match="is a file"):
+        write_folder(tmp_path / "x", CONFIG, made())
+    assert (tmp_path / "x").read_text() == "precious"
+
+
+# Crashes
+
+
+class Crash(BaseException):
+    """The power goes; nothing below may handle it."""
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+    """Let the process die before its `moment`-th step that changes the disk, and leave the rest undone."""
+    steps = [0]
+
+    def watched(target: object, name: str) -> None:
+        act = getattr(target, name)
+
+        def step(*arguments, **words):
+            steps[0] += 1
+            if steps[0] >= moment:
+                raise Crash(name)
+            return act(*arguments, **words)
+
+        monkeypatch.setattr(target, name, step)
+
+    watched(os, "replace")
+    watched(os, "fsync")
+    watched(tensors, "save_file")
+    watched(Path, "unlink")
+    watched(Path, "write_text")
+
+
+SAVES = {"one file": 10_000, "shards": 60}
+
+
+@pytest.mark.parametrize("before", SAVES)
+@pytest.mark.parametrize("after", SAVES)
+def test_whenever_a_save_dies_the_old_or_the_new_checkpoint_is_there_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+):
+    old, new = (CONFIG, made(1)), ({**CONFIG, "dim": 11}, made(2))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of saves; the disk need not hear of them
+    seen = set()
+    for moment in range(1, 100):
+        folder = tmp_path / f"{moment}"
+        write_folder(folder, *old, shard_bytes=SAVES[before])
+        finished = True
+        with monkeypatch.context() as patch:
+            crash_at(patch, moment)
+            try:
+                write_folder(folder, *new, shard_bytes=SAVES[after])
+            except Crash:
+                finished = False
+        config, state = read_checkpoint(folder)
+        seen.add(config["dim"])
+        assert_same(state, new[1] if config["dim"] == 11 else old[1])
+        # and the next save clears up, whatever was left, even if it dies at once itself
+        with monkeypatch.context() as patch:
+            crash_at(patch, 4)
+            with pytest.raises(Crash):
+                write_folder(folder, {**CONFIG, "dim": 13}, made(3), shard_bytes=SAVES[before])
+        again, state = read_checkpoint(folder)
+        assert again == config
+        assert_same(state, new[1] if config["dim"] == 11 else old[1])
+        write_folder(folder, {**CONFIG, "dim": 13}, made(3), shard_bytes=SAVES[before])
+        assert not list(folder.glob(f".*{atomic.PARTIAL}"))
+        assert read_checkpoint(folder)[0]["dim"] == 13
+        assert_same(read_checkpoint(folder)[1], made(3))
+        if finished:
+            break
+    assert finished
+    assert seen == {5, 11}
+
+
+def test_the_crashes_above_would_destroy_a_file_that_is_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(atomic, "partial", lambda path: path)
+    write_safetensors(tmp_path / SINGLE, made(1))
+    crash_at(monkeypatch, 2)  # the new content is written, and not yet on the disk
+    with pytest.raises(Crash):
+        write_safetensors(tmp_path / SINGLE, made(2))
+    assert not (tmp_path / SINGLE).exists() or not torch.equal(read_safetensors(tmp_path / SINGLE)["a"], made(1)["a"])
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("no space left")
+
+    (tmp_path / "x").write_text("old")
+    with pytest.raises(OSError, match="no space"):
+        atomic.write_atomically(tmp_path / "x", fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+# Packages
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_installed_package_is_found_without_importing_it(name: str):
+    import sys
+
+    path = find(name)
+    if path is None:
+        pytest.skip(f"{PACKAGES[name].name} is not installed")
+    assert path.exists()
+    assert PACKAGES[name].module not in sys.modules
+
+
+def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert [find(name) for name in PACKAGES] == [None] * len(PACKAGES)
