@@ -208,7 +208,7 @@ ROLLING = [
 ]
 
 
-@pytest.mark.parametrize("position", ["none", "halves", "alibi", "table", "quadratic", "transformer-xl", "learned"])
+@pytest.mark.parametrize("position", ["none", "halves", "alibi", "transformer-xl"])
 @pytest.mark.parametrize("pattern", ROLLING, ids=repr)
 def test_a_window_rolls_on_with_the_outputs_of_the_whole_history(pattern, position):
     decoder = Decoder(position, pattern)
@@ -428,10 +428,10 @@ def test_random_operations_on_a_layer_equal_each_rows_own_history(window):
     def pick(low, high, count=1):
         return torch.randint(low, high + 1, (count,), generator=draw).tolist()
 
-    for trial in range(8):
+    for trial in range(4):
         cache = decoder.attention.new_cache()
         rows = [random(0, 13) for _ in range(3)]
-        for turn in range(12):
+        for turn in range(14):
             (choice,) = pick(0, 3)
             if choice <= 1 or not turn:
                 (count,) = pick(1, 6)

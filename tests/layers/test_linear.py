@@ -14,7 +14,7 @@ from regard.kernels import library
 from regard.layers import linear
 from regard.layers.linear import FEWEST_WEIGHTS, LARGE_PAGE, MOST_ROWS, Linear, settle
 
-INSIDE, OUTSIDE = 277, 239  # enough weights for the kernel
+INSIDE, OUTSIDE = 397, 379  # enough weights for the kernel
 assert INSIDE * OUTSIDE >= FEWEST_WEIGHTS
 DTYPES = [torch.float32, torch.float64]
 native = pytest.mark.skipif(library.missing() is not None, reason="there are no native kernels")

@@ -49,7 +49,7 @@ def filled(layer, dtype=F64, scale=0.4):
 
 def assert_close(found, expected, tolerance=EXACT):
     assert found.shape == expected.shape
-    difference = float((found.double() - expected.double()).abs().max())
+    difference = float((found.detach().double() - expected.detach().double()).abs().max())
     assert difference <= tolerance, f"off by {difference:.3g}, bound {tolerance:.3g}"
 
 
@@ -393,7 +393,7 @@ def test_merging_and_splitting_changes_nothing(sizes, bias, more):
 
 def test_a_split_below_the_rank_is_the_best_approximation():
     layer = filled(MultiHeadAttention(Sizes(13, 4, 2, key=3, value=5, output=11)))
-    merged, cut = layer.merge_value_output(), layer.split(2).merge_value_output()
+    merged, cut = layer.merge_value_output().detach(), layer.split(2).merge_value_output().detach()
     left, scale, right = torch.linalg.svd(merged, full_matrices=False)
     best = left[..., :2] * scale[:, None, :2] @ right[:, :2]
     assert_close(cut, best)
@@ -454,7 +454,7 @@ def test_weights_sum_to_one_and_make_the_output(rotary):
     looked = layer.weights(x, pattern=Window(3, 0))
     assert looked.shape == (2, 3, 7, 7)
     assert_close(looked.sum(-1), torch.ones(2, 3, 7, dtype=F64))
-    assert float(looked.triu(1).abs().max()) == 0
+    assert float(looked.detach().triu(1).abs().max()) == 0
     value = layer.projections(x)[2]
     assert_close(layer.output((looked @ value).transpose(1, 2).flatten(2)), layer(x, pattern=Window(3, 0)))
 
@@ -482,7 +482,9 @@ def test_dropout_is_off_in_eval_and_unbiased_in_training():
         drawn = layer(x.expand(runs, -1, -1))
     assert float((drawn[0] - drawn[1]).abs().max()) > 1e-3
     error = drawn.std(0) / math.sqrt(runs)
-    assert float(((drawn.mean(0) - quiet[0]).abs() / error).max()) < 5  # 65 numbers: 5 sigma in 1 of 27 000 cases
+    assert (
+        float(((drawn.mean(0) - quiet[0].detach()).abs() / error).max()) < 5
+    )  # 65 numbers: 5 sigma in 1 of 27 000 cases
 
 
 # Shapes and torch's machinery

@@ -9,7 +9,7 @@ import torch
 from agreement import assert_agree, assert_gradients_agree, gradients, refused, shaken
 from twins import transformers
 
-from regard.errors import CheckpointError, ConfigError, InputError
+from regard.errors import CheckpointError, ConfigError, InputError, RegardError
 from regard.kernels import library
 from regard.models import Bert, BertConfig
 from regard.models.packing import pack
@@ -281,6 +281,12 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.tensor([[1, 2]]), torch.tensor([[0, 2]]))
     with refused(InputError, "segments (1, 3)", "tokens (1, 2)"):
         model(torch.tensor([[1, 2]]), torch.tensor([[0, 1, 1]]))
+    with refused(InputError, "The text has no tokens"):
+        model(torch.ones(2, 0, dtype=torch.long))
+    with refused(RegardError, "longer than"):
+        model(torch.tensor([[1, 2]]), lengths=[3])
+    with refused(ConfigError, "segments=0"):
+        BertConfig(segments=0)
     with refused(ConfigError, "does not know 'dims'"):
         BertConfig.from_dict({"dims": 12})
     with refused(ConfigError, "no BERT called 'huge'"):

@@ -138,6 +138,25 @@ def test_texts_end_to_end_are_what_each_is_alone():
         assert_agree(packed[:, 3:], model(tokens(1, 7)[:, 3:]), 1e-12)
 
 
+def test_computed_positions_are_a_table_that_nobody_had_to_learn():
+    computed, learned = small(position="sinusoidal"), small()
+    channels = torch.arange(12)
+    angles = torch.arange(CONTEXT)[:, None] * 10000.0 ** (-(channels - channels % 2).double() / 12)
+    state = computed.state_dict() | {"positions.weight": torch.where(channels % 2 == 0, angles.sin(), angles.cos())}
+    learned.load_state_dict(state)
+    with torch.no_grad():
+        assert_agree(computed(tokens()), learned(tokens()), 1e-13)
+
+
+def test_a_window_reaches_as_many_tokens_back_as_it_says():
+    model = small(layers=1, window=2)
+    other = tokens()
+    other[:, 3] = (other[:, 3] + 1) % VOCABULARY
+    with torch.no_grad():
+        moved = (model(tokens()) - model(other)).abs().amax((0, 2)) > 0
+    assert moved.tolist() == [False, False, False, True, True, True, False]
+
+
 # Memory
 
 
@@ -254,7 +273,7 @@ def test_beams_are_hugging_faces(name, alpha):
     found = ours(twin).generate(PROMPTS, max_new=9, beams=3, length_penalty=PowerPenalty(alpha), stop=5)
     for row, text in zip(theirs[:, 7:].tolist(), found.tokens, strict=True):
         assert row[: len(text)] == text
-        assert set(row[len(text) :]) <= {0}
+        assert set(row[len(text) :]) <= {0, 5}  # theirs fills up
 
 
 def test_what_is_drawn_depends_on_the_seed_and_on_nothing_else():
@@ -326,8 +345,19 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
             model(tokens(1, 4), memory=memory)
     with refused(CacheError, "gradient"):
         model(tokens(), memory=model.new_memory())
+    with refused(InputError, "The text has no tokens"):
+        model(tokens(2, 0))
+    with refused(InputError, "2 lengths", "tokens (3, 7)"):
+        model(tokens(), lengths=[7, 7])
+
+
+def test_configurations_that_cannot_be_are_refused_in_four_parts():
     with refused(ConfigError, "does not know 'n_layer'"):
         GPTConfig.from_dict({"n_layer": 3})
+    with refused(ConfigError, "layers=0"):
+        GPTConfig(layers=0)
+    with refused(ConfigError, "dropout=1.5"):
+        GPTConfig(dropout=1.5)
     with refused(ConfigError, "no such part"):
         GPTConfig(position="absolute")
     with refused(ConfigError, "no GPT-2 called 'huge'"):

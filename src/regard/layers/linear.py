@@ -7,6 +7,7 @@ import mmap
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
 
 from regard.kernels.few import DTYPES, run_few
 from regard.kernels.library import missing
@@ -14,8 +15,8 @@ from regard.kernels.watched import unwatched
 
 # Measured on two cores with AVX2 against torch's own product: with up to this many rows the kernel is faster, ...
 MOST_ROWS = 32
-# ... unless there are so few weights that both finish before they could differ.
-FEWEST_WEIGHTS = 1 << 16
+# ... unless there are so few weights that they stay in the caches and torch finishes as soon.
+FEWEST_WEIGHTS = 1 << 17
 LARGE_PAGE = 1 << 21
 
 
@@ -40,7 +41,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # such a compiler reads only the branch it takes
+        if is_scripting():  # such a compiler reads only the branch it takes
             return F.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias

@@ -125,8 +125,9 @@ class GridPositions(nn.Module):
                 instead="an image of at least one patch",
             )
         places = self.weight[self.first :].T.reshape(1, -1, *self.grid)
+        places = places.to(torch.promote_types(places.dtype, torch.float32))  # torch has no bicubic in half precision
         resized = interpolate(places, size=tuple(grid), mode="bicubic", antialias=True, align_corners=False)
-        return torch.cat((self.weight[: self.first], resized[0].flatten(1).T))
+        return torch.cat((self.weight[: self.first], resized[0].flatten(1).T.to(self.weight.dtype)))
 
     def resized(self, grid: tuple[int, int]) -> GridPositions:
         """A module that has learned the interpolated table."""

@@ -29,7 +29,7 @@ from regard.models.foreign.bert import HuggingFaceBert, heads_in
 from regard.models.foreign.rules import Converter
 from regard.models.packing import pack, pooled_rows
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_segments, check_tokens
+from regard.models.reading import check_segments, check_sizes, check_tokens
 from regard.patterns import Padding, Pattern
 
 # layers, dim of the published models; a head has 64 channels
@@ -71,6 +71,7 @@ class BertConfig(Config):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "context", "segments", "dim", "layers", "heads", "hidden")
         if self.activation not in PLAIN or (self.next_sentence and not self.pooler):
             raise ConfigError(
                 "BERT cannot be built so.",

@@ -32,7 +32,7 @@ from regard.models.foreign.llama import Llama
 from regard.models.foreign.rules import Either
 from regard.models.generation import Generation, generate
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_tokens
+from regard.models.reading import check_lengths, check_sizes, check_tokens
 from regard.patterns import Causal, Padding, Pattern, Window
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
@@ -75,6 +75,7 @@ class GPTConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "context", "dim", "layers", "heads", "kv_heads", "hidden")
         if self.position not in POSITIONS or self.norm not in NORMS:
             raise ConfigError(
                 "GPT has no such part.",
@@ -167,6 +168,8 @@ class GPT(Pretrained):
     ) -> Tensor:
         """What the last layer knows of every token, normalised: `(batch, token, dim)`."""
         check_tokens(tokens, self.vocabulary, self.context, 0 if memory is None else memory.length)
+        if lengths is not None:
+            check_lengths(lengths, tokens)
         positions = _places(tokens, memory, lengths)
         x = self.embedding(tokens)
         if isinstance(self.positions, SinusoidalPositions):

@@ -1,11 +1,28 @@
-"""What models check before they read tokens."""
+"""What models check before they are built, and before they read tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from regard.errors import InputError
+from regard.errors import ConfigError, InputError
+from regard.models.config import Config
+
+
+def check_sizes(config: Config, *names: str) -> None:
+    """Refuse sizes below one and a dropout that is no probability; a size may be `None`, which is none at all."""
+    for name in (*names, "dropout"):
+        value = getattr(config, name)
+        if value is None or (0 <= value <= 1 if name == "dropout" else value >= 1):
+            continue
+        raise ConfigError(
+            f"A model cannot have {name}={value}.",
+            asked=f"{type(config).__name__}({name}={value})",
+            because="dropout is a probability" if name == "dropout" else "there is at least one",
+            instead=f"{name}=0.1" if name == "dropout" else f"{name}=1 or more",
+        )
 
 
 def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, past: int = 0) -> None:
@@ -16,6 +33,13 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, pa
             asked=f"a tensor {tuple(tokens.shape)} of {tokens.dtype}",
             because="tokens are whole numbers, (batch, token)",
             instead="torch.tensor([[464, 3290]]), with two brackets for one text",
+        )
+    if not tokens.shape[1]:
+        raise InputError(
+            "The text has no tokens.",
+            asked=f"tokens {tuple(tokens.shape)}",
+            because="a model says something of each token, and there is none",
+            instead="at least one token, such as the one that begins a text",
         )
     if context is not None and past + tokens.shape[1] > context:
         raise InputError(
@@ -37,6 +61,18 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, pa
             found=f"a vocabulary of {vocabulary} tokens, 0 to {vocabulary - 1}",
             because="every id is a row of the embedding",
             instead="the tokenizer that belongs to this model; lengths or patterns for padding, not an id of its own",
+        )
+
+
+def check_lengths(lengths: Sequence[int] | Tensor, tokens: Tensor) -> None:
+    """Refuse another number of lengths than there are texts."""
+    if len(lengths) != len(tokens):
+        raise InputError(
+            "Every text has one length.",
+            asked=f"{len(lengths)} lengths",
+            found=f"{len(tokens)} texts: tokens {tuple(tokens.shape)}",
+            because="a length says how many tokens of its row are real",
+            instead=f"lengths={[tokens.shape[1]] * len(tokens)} for texts without padding",
         )
 
 

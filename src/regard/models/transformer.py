@@ -30,7 +30,7 @@ from regard.models.config import Config
 from regard.models.foreign.torch_transformer import TorchTransformer, described
 from regard.models.generation import Generation, generate
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_tokens
+from regard.models.reading import check_sizes, check_tokens
 from regard.patterns import Causal, Padding, Pattern
 
 Lengths = Sequence[int] | Tensor
@@ -71,6 +71,7 @@ class TransformerConfig(Config):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "context", "dim", "layers", "heads", "hidden")
         because = ""
         if self.position not in ("sinusoidal", "learned"):
             because = 'positions are "sinusoidal" or "learned"'

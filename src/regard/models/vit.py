@@ -25,6 +25,7 @@ from regard.layers.positions import GridPositions
 from regard.models.config import Config
 from regard.models.foreign.vit import HuggingFaceViT, TimmViT
 from regard.models.pretrained import Pretrained
+from regard.models.reading import check_sizes
 
 # dim, layers, heads, hidden of the published models
 SIZES = {
@@ -64,12 +65,15 @@ class ViTConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_sizes(self, "channels", "patch", "dim", "layers", "heads", "hidden")
         because = ""
-        if self.activation not in PLAIN:
+        if self.classes < 0:
+            because = "there are no fewer than no classes"
+        elif self.activation not in PLAIN:
             because = f"activations are {', '.join(PLAIN)}"
         elif self.pool not in ("class", "mean"):
             because = 'an image becomes one vector by its "class" token or by the "mean" of its patches'
-        elif self.patch < 1 or self.image[0] % self.patch or self.image[1] % self.patch:
+        elif min(self.image) < 1 or self.image[0] % self.patch or self.image[1] % self.patch:
             because = f"{self.image[0]} x {self.image[1]} pixels are not made of patches of {self.patch}"
         if because:
             raise ConfigError(

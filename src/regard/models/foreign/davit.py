@@ -157,7 +157,7 @@ def _is_turned(name: str, config: Any) -> bool:
 
 def _turned(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """Query, key and value of a joint projection in another order: `by=-1` turns q, k, v into k, v, q."""
-    if len(tensor) % 3:
+    if tensor.ndim == 0 or len(tensor) % 3:
         return tensor  # misshapen; the model names it
     return tensor.unflatten(0, (3, -1)).roll(by, 0).flatten(0, 1)
 
