@@ -25,7 +25,7 @@ FLOORS: dict[str, set[str]] = {
     "backends": {"backends"},
     "kernels": {"kernels"},
     "words": {"patterns", "biases", "plan", "calculus", "features"},
-    "ground": {"errors", "finite", "folding"},
+    "ground": {"errors", "finite", "folding", "precision"},
 }
 # Floors whose rooms may use each other.
 OPEN_FLOORS = {"words"}

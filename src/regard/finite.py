@@ -14,6 +14,8 @@ def known_finite(*tensors: Tensor) -> bool:
     """Whether all entries are known to be finite; `False` also when that cannot be asked (tracing, vmap)."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
+    if any(tensor.is_meta for tensor in tensors):
+        return True  # a tensor without numbers has none that are broken
     # One pass instead of five: a sum is finite only if all its terms are. One that overflows is merely not known.
     return all(bool(torch.isfinite(tensor.detach().sum())) for tensor in tensors)
 

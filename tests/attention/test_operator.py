@@ -439,3 +439,11 @@ def test_a_learned_bias_is_a_module_that_learns_through_attend():
     attend(x, x, x, bias=bias, pattern=Full()).sum().backward()
     assert bias.table.grad is not None
     assert bias.table.grad.any()
+
+
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Causal() & Window(3, 0)], ids=repr)
+def test_tensors_without_numbers_have_an_output_without_numbers(pattern):
+    query, key, value = torch.empty(3, 2, 3, 9, 8, device="meta")
+    output = attend(query, key, value[..., :5], pattern=pattern)
+    assert output.is_meta
+    assert output.shape == (2, 3, 9, 5)

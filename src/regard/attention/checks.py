@@ -17,6 +17,7 @@ from regard.errors import BackendError, BiasError, PatternError, ShapeError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
+from regard.precision import autocasting
 
 Layout = Literal["rows", "columns"]
 
@@ -120,7 +121,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             "a number of query heads that is a multiple of the number of key heads",
         )
     dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 and not torch.is_autocast_enabled(query.device.type):
+    if len(dtypes) > 1 and not autocasting(query.device):
         refuse(f"their dtypes differ: {', '.join(sorted(map(str, dtypes)))}", "one dtype for all three, by x.to(dtype)")
     if not all(dtype.is_floating_point for dtype in dtypes):
         refuse(f"attention needs floating-point numbers, not {query.dtype}", "x.float()")

@@ -18,6 +18,7 @@ from regard.biases.base import Bias
 from regard.errors import BackendError
 from regard.features import FeatureMap
 from regard.patterns import Pattern
+from regard.precision import full_precision
 
 
 def attend(
@@ -53,11 +54,7 @@ def attend(
     chosen = choose(request) if backend == "auto" else find(backend)
     if backend != "auto" and (reason := chosen.refuse(request)) is not None:
         raise _refusal(backend, request, reason)
-    # Precision is the operator's business: autocast must not lower the products inside a softmax.
-    if torch.is_autocast_enabled(query.device.type):
-        with torch.autocast(query.device.type, enabled=False):
-            output = chosen.run(request)
-    else:
+    with full_precision(query.device):
         output = chosen.run(request)
     if output.shape != shape:
         output = output.reshape(shape)
@@ -86,7 +83,7 @@ def weights(
     fields = {"pattern": pattern, "beta": beta, "bias": bias, "feature_map": feature_map}
     query, key = to_rows(layout, query, key)
     request, shape = make_request(query, key, key, attention, fields)
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query.device):
         weight = reference_weights(request)
         weight = torch.where(spoiled_rows(request) & visible(request), torch.nan, weight)
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])

@@ -19,6 +19,7 @@ from regard.finite import cleaned, known_finite
 from regard.kernels.linear import Phi, attempt, attention, chunked, normalised, serves
 from regard.kernels.watched import unwatched
 from regard.patterns import And, Causal, Full, Padding, Pattern
+from regard.precision import full_precision
 
 CHUNK = 64  # tokens whose own square is formed; products with the state before them do the rest
 
@@ -239,8 +240,7 @@ def step(
     flat = [tensor.reshape(math.prod(batch), *tensor.shape[-3:]) for tensor in (query, key, value)]
     used = _step_beta(beta, query.shape[-1], features)
     request = Request(flat[0], flat[1], flat[2], Causal(), used, feature_map=features)
-    # Precision is the operator's business: autocast must not lower the sums.
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query.device):
         output, after = _advance(request, state, batch)
     return output.to(value.dtype).reshape(*query.shape[:-1], value.shape[-1]), after
 

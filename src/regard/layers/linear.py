@@ -44,10 +44,14 @@ class Linear(nn.Linear):
         if is_scripting():  # such a compiler reads only the branch it takes
             return F.linear(input, self.weight, self.bias)
         else:
-            weight, bias = self.weight, self.bias
-            if _is_for_the_kernel(input, weight, bias):
-                return run_few(input, weight, bias)
-            return F.linear(input, weight, bias)
+            return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x weight^T + bias`, by the kernel for few rows where that can be."""
+    if _is_for_the_kernel(x, weight, bias):
+        return run_few(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def _is_for_the_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -79,7 +83,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def settle(module: nn.Module) -> int:
-    """Move the large weights of linear layers to memory on large pages, and tell how many bytes moved.
+    """Move large matrices to memory on large pages, and tell how many bytes moved.
 
     The processor translates addresses page by page and remembers some thousands of pages. A model of 500 MB has
     120,000 pages of 4 KB, so that a step of decoding, which reads each weight once, waits for a translation at
@@ -100,7 +104,7 @@ def settle(module: nn.Module) -> int:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return 0
     everything = [t for t in (*module.parameters(), *module.buffers()) if _is_memory(t)]
-    weights = {layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)}
+    weights = {parameter for parameter in module.parameters() if parameter.dim() == 2}
     settled: dict[tuple, Tensor] = {}
     for weight in weights:
         if _is_memory(weight) and _may_move(weight, everything):

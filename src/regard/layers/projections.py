@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.errors import ConfigError, ShapeError
+from regard.layers.linear import linear
 
 LETTERS = "qkvo"
 
@@ -155,7 +155,7 @@ class Projections(nn.Module):
         """Query, key and value `(*batch, head, token, dim)`, views where that can be."""
         if context is None and values is None and self.joint:
             _check_width(x, self.inputs[0], "the tokens")
-            made = self._linear(x, self.weight, self._whole_bias())
+            made = linear(x, self.weight, self._whole_bias())
             query, key, value = made.split(self.widths, dim=-1)
             return self._heads(query, 0), self._heads(key, 1), self._heads(value, 2)
         context = x if context is None else context
@@ -164,11 +164,11 @@ class Projections(nn.Module):
 
     def query(self, x: Tensor) -> Tensor:
         _check_width(x, self.inputs[0], "the tokens")
-        return self._heads(self._linear(x, self.weights()[0], self.biases()[0]), 0)
+        return self._heads(linear(x, self.weights()[0], self.biases()[0]), 0)
 
     def key(self, context: Tensor) -> Tensor:
         _check_width(context, self.inputs[1], "the context")
-        return self._heads(self._linear(context, self.weights()[1], self.biases()[1]), 1)
+        return self._heads(linear(context, self.weights()[1], self.biases()[1]), 1)
 
     def key_value(self, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         values = context if values is None else values
@@ -180,11 +180,11 @@ class Projections(nn.Module):
             bias = None
             if self.bias is not None and biases[1] is not None:
                 bias = self.bias[self.bias.shape[0] - self.widths[1] - self.widths[2] :]
-            made = self._linear(context, self.weight[start:], bias)
+            made = linear(context, self.weight[start:], bias)
             key, value = made.split(self.widths[1:], dim=-1)
         else:
-            key = self._linear(context, weights[1], biases[1])
-            value = self._linear(values, weights[2], biases[2])
+            key = linear(context, weights[1], biases[1])
+            value = linear(values, weights[2], biases[2])
         return self._heads(key, 1), self._heads(value, 2)
 
     def _whole_bias(self) -> Tensor | None:
@@ -192,9 +192,6 @@ class Projections(nn.Module):
             return self.bias
         parts = zip(self.biases(), self.widths, strict=True)
         return torch.cat([self.bias.new_zeros(width) if bias is None else bias for bias, width in parts])
-
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias)
 
     def _heads(self, x: Tensor, which: int) -> Tensor:
         heads = self.sizes.heads if which == 0 else self.sizes.kv_heads
