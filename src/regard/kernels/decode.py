@@ -55,6 +55,15 @@ def _decode(query, key, value, start, stop, beta) -> tuple[Tensor, Tensor]:
     return torch.where(mean > 0, torch.nan, output), sums
 
 
+def run_prepared(query: Tensor, key: Tensor, value: Tensor, start: Tensor, stop: Tensor, beta: float) -> Tensor | None:
+    """The bare kernel: plain float32 or float64 tensors with dense last axes, intervals `(batch, query)` in the cache.
+
+    `None` where something is not finite and wants more care.
+    """
+    output, _, finite = _run(query, key, value, start, stop, beta)
+    return output if finite else None
+
+
 def _run(query, key, value, start, stop, beta) -> tuple[Tensor, Tensor, bool]:
     assert native is not None
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32

@@ -95,7 +95,7 @@ class Block(nn.Module):
         asked = self.attention_norm(x) if before else x
         made = self.attention(asked, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
         past = x if self.shortcut is None else self.shortcut(x)
-        x = past + self.dropout(made)
+        x = past + (self.dropout(made) if self.training else made)
         x = x if before else self.attention_norm(x)
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
@@ -106,10 +106,10 @@ class Block(nn.Module):
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
             made = self.cross(self.cross_norm(x) if before else x, context, pattern=context_pattern, cache=cross_cache)
-            x = x + self.dropout(made)
+            x = x + (self.dropout(made) if self.training else made)
             x = x if before else self.cross_norm(x)
         made = self.feed_forward(self.feed_forward_norm(x) if before else x)
-        x = x + self.dropout(made)
+        x = x + (self.dropout(made) if self.training else made)
         return x if before else self.feed_forward_norm(x)
 
     def extra_repr(self) -> str:

@@ -54,6 +54,7 @@ class KVCache:
         )
         self._held = 0  # columns in use
         self._seen = 0  # columns that the last append returned
+        self.vouched: object = None  # the attention that was found to fit this cache
         self._storage: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -71,11 +72,16 @@ class KVCache:
         return 0 if self._storage is None else sum(tensor.nbytes for tensor in self._storage)
 
     @property
-    def padding(self) -> Padding | None:
-        """What hides the columns before each row's first token; `None` when all rows are full."""
+    def real(self) -> tuple[int, ...] | None:
+        """How many of the columns last returned hold tokens of each row; `None` when all rows are full."""
         if self._real is None or min(self._real) >= self._seen:
             return None
-        return _padding(tuple(min(real, self._seen) for real in self._real))
+        return tuple(min(real, self._seen) for real in self._real)
+
+    @property
+    def padding(self) -> Padding | None:
+        """What hides the columns before each row's first token; `None` when all rows are full."""
+        return None if (real := self.real) is None else _padding(real)
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
         """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
@@ -181,11 +187,12 @@ class KVCache:
 
     def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         assert self._storage is not None
-        start, stop = self._held, self._held + key.shape[-2]
-        self._held = stop
-        for stored, fresh in zip(self._storage, (key, value), strict=True):
-            stored[:, :, start:stop] = fresh
-        return self._storage[0][:, :, :stop], self._storage[1][:, :, :stop]
+        keys, values = self._storage
+        start, count = self._held, key.shape[-2]
+        self._held = stop = start + count
+        keys.narrow(2, start, count).copy_(key)
+        values.narrow(2, start, count).copy_(value)
+        return keys.narrow(2, 0, stop), values.narrow(2, 0, stop)
 
     def _roll(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append, dropping what no later query can see; a long chunk passes through without being stored whole."""

@@ -16,6 +16,7 @@ from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.linear import Linear
 from regard.layers.projections import Projections, Sizes, bias_letters
 from regard.layers.rotary import Rotary, Rotation
+from regard.layers.stepping import step_output
 from regard.patterns import Causal, Padding, Pattern
 from regard.patterns.past import has_past, reach, shiftable
 
@@ -179,9 +180,15 @@ class MultiHeadAttention(nn.Module):
             return cache.advance(
                 query, key, value, feature_map=described.feature_map, beta=described.beta, lengths=lengths
             )
-        if isinstance(cache, KVCache):
+        drops = self.training and self.dropout > 0
+        if isinstance(cache, KVCache) and (pattern is not None or cache.vouched is not self.attention):
             self._check_past(cache, self._described(pattern).pattern)
+            cache.vouched = self.attention if pattern is None else None
         query, key, value = self._queries_keys_values(x, context, values, rotation, cache, lengths)
+        if isinstance(cache, KVCache) and pattern is None and not drops:
+            stepped = step_output(query, key, value, cache.real, self.attention)
+            if stepped is not None:
+                return stepped
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
@@ -189,7 +196,7 @@ class MultiHeadAttention(nn.Module):
             self._check_moved(self._described(pattern).pattern)
             pattern = padding if pattern is None else pattern & padding
         described = self._described(pattern)
-        if self.training and self.dropout:
+        if drops:
             dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
             group = query.shape[-3] // value.shape[-3]
             return dropped @ (value.repeat_interleave(group, -3) if group > 1 else value)

@@ -1,0 +1,93 @@
+"""The short way of a decoding step gives the bits of the long one, and is left where it does not apply."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from regard import Alibi, Attention, Causal, Padding, Strided, Window, attend
+from regard.kernels import library
+from regard.layers import KVCache, MultiHeadAttention, multihead
+from regard.layers.stepping import FEW, step_output
+
+needs_kernels = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+def tensors(queries, keys, *, rows=3, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(queries + 10 * keys)
+    shapes = [(rows, 6, queries, 5), (rows, 2, keys, 5), (rows, 2, keys, 7)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", [Causal(), Window(3, 0), Window(0, 0), Window(40, 0)], ids=repr)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 17), (3, 17), (FEW, 5)])
+@pytest.mark.parametrize("real", [None, (1, 5, 3)])
+def test_a_step_has_the_bits_of_attend(pattern, queries, keys, real, dtype):
+    if real is not None and max(real) > keys:
+        real = tuple(min(length, keys) for length in real)
+    query, key, value = tensors(queries, keys, dtype=dtype)
+    described = Attention(pattern=pattern, beta=0.7)
+    whole = pattern if real is None else pattern & Padding(real, side="left")
+    stepped = step_output(query, key, value, real, described)
+    assert torch.equal(stepped, attend(query, key, value, described, pattern=whole, backend="native"))
+
+
+@needs_kernels
+def test_what_the_kernel_does_not_know_is_left_to_attend():
+    query, key, value = tensors(1, 9)
+    for described in (
+        Attention(pattern=Strided(2)),
+        Attention(pattern=Window(3, 1)),
+        Attention(pattern=Window(3, 0, step=2)),
+        Attention(pattern=Causal(), bias=Alibi(6)),
+        Attention(pattern=Causal(), feature_map="elu1"),
+        Attention(pattern=Causal(), beta=0.0),
+        Attention(pattern=Causal(), beta=math.inf),
+        Attention(),
+    ):
+        assert step_output(query, key, value, None, described) is None
+    causal = Attention(pattern=Causal())
+    assert step_output(*tensors(FEW + 1, 9), None, causal) is None
+    assert step_output(query.half(), key.half(), value.half(), None, causal) is None
+    value[0, 0, 3] = math.nan
+    assert step_output(query, key, value, None, causal) is None
+    assert step_output(*tensors(1, 9), None, causal) is not None
+
+
+@pytest.mark.parametrize("described", [Attention(pattern=Causal()), Attention(pattern=Window(4, 0), beta=0.3)])
+def test_layers_take_the_short_way_and_agree_with_the_long_one(described, monkeypatch):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(12, 6, kv_heads=2, attention=described).requires_grad_(False)
+    x = torch.randn(3, 20, 12)
+
+    def decoded():
+        cache = layer.new_cache()
+        first = layer(x[:, :7], cache=cache, lengths=[7, 2, 5])
+        return torch.cat([first, *(layer(piece, cache=cache) for piece in x[:, 7:].split(1, 1))], 1)
+
+    taken = []
+
+    def watched(*arguments):
+        taken.append(step_output(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(multihead, "step_output", watched)
+    short = decoded()
+    assert library.missing() is not None or sum(made is not None for made in taken) == 13
+    monkeypatch.setattr(multihead, "step_output", lambda *arguments: None)
+    assert torch.equal(short, decoded())
+
+
+def test_a_cache_is_vouched_for_one_attention_only():
+    layer = MultiHeadAttention(12, 3, attention=Attention(pattern=Window(4, 0))).requires_grad_(False)
+    other = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal())).requires_grad_(False)
+    cache = layer.new_cache()
+    layer(torch.randn(1, 3, 12), cache=cache)
+    with pytest.raises(ValueError, match="cannot be continued from this cache"):
+        other(torch.randn(1, 1, 12), cache=cache)
+    assert isinstance(cache, KVCache)
+    assert cache.length == 3
