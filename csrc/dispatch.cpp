@@ -84,6 +84,9 @@ REGARD_EXPORT int32_t regard_linear_backward(const void* words) {
 REGARD_EXPORT int32_t regard_few(const void* words) {
   return regard::now().few(*static_cast<const regard::Few*>(words));
 }
+REGARD_EXPORT int32_t regard_many(const void* words) {
+  return regard::now().many(*static_cast<const regard::Many*>(words));
+}
 REGARD_EXPORT void regard_exp2(int64_t kind, const void* from, void* to, int64_t count) {
   regard::now().exp2(static_cast<regard::Number>(kind), from, to, count);
 }
@@ -106,6 +109,7 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
     case 0: return sizeof(regard::Attention) / 8;
     case 1: return sizeof(regard::Decode) / 8;
     case 2: return sizeof(regard::Linear) / 8;
-    default: return sizeof(regard::Few) / 8;
+    case 3: return sizeof(regard::Few) / 8;
+    default: return sizeof(regard::Many) / 8;
   }
 }

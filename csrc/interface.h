@@ -93,6 +93,22 @@ struct Few {
   void* output;        // (rows, out), contiguous
 };
 
+// A linear layer for many rows: output[m][n] = bend(bias[n] + sum_k x[m][k] weight[n][k]).
+enum Bend : int64_t { kStraight = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3 };
+
+struct Many {
+  Number kind;  // kFloat32 or kFloat64, of everything
+  int64_t threads;
+  int64_t rows, in, out;
+  const void* x;       // (rows, in)
+  int64_t x_row;       // stride of its rows
+  const void* weight;  // (out, in)
+  int64_t weight_row;
+  const void* bias;    // (out), contiguous, or null
+  void* output;        // (rows, out), contiguous
+  Bend bend;
+};
+
 // One set of kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -103,6 +119,7 @@ struct Kernels {
   int32_t (*linear)(const Linear&);
   int32_t (*linear_backward)(const Linear&);
   int32_t (*few)(const Few&);
+  int32_t (*many)(const Many&);
   void (*exp2)(Number kind, const void* from, void* to, int64_t count);
   double (*peak)(int64_t threads, double seconds);  // operations a second of nothing but multiply-adds
 };

@@ -4,6 +4,7 @@
 #include "few.h"
 #include "forward.h"
 #include "linear.h"
+#include "many.h"
 #include "peak.h"
 
 namespace regard {
@@ -29,6 +30,8 @@ int32_t linear_backward(const Linear& task) {
 }
 
 int32_t few_rows(const Few& task) { return is_double(task.kind) ? run_few<double>(task) : run_few<float>(task); }
+
+int32_t many_rows(const Many& task) { return is_double(task.kind) ? run_many<double>(task) : run_many<float>(task); }
 
 template <class T>
 void exp2_all(const T* from, T* to, int64_t count) {
@@ -56,7 +59,7 @@ void exp2_any(Number kind, const void* from, void* to, int64_t count) {
 extern const Kernels kernels;
 const Kernels kernels = {
     REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear, linear_backward,
-    few_rows,                exp2_any,      measure_peak,
+    few_rows,                many_rows,     exp2_any,  measure_peak,
 };
 
 }  // namespace REGARD_ISA

@@ -11,6 +11,7 @@
 #include "scalar_decode.h"
 #include "scalar_few.h"
 #include "scalar_linear.h"
+#include "scalar_many.h"
 #include "tile.h"
 
 namespace regard {
@@ -165,7 +166,7 @@ double no_peak(int64_t, double) { return 0; }
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    "scalar", 4, attention, attention_backward, decode, linear, linear_backward, few, exp2_any, no_peak,
+    "scalar", 4, attention, attention_backward, decode, linear, linear_backward, few, many, exp2_any, no_peak,
 };
 
 }  // namespace scalar

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import catalog
 import pytest
 import torch
 
-from regard import Alibi, Attention, Causal, Padding, Strided, Window, attend
+from regard import Alibi, Attention, Causal, Padding, RelativeTable, Strided, TransformerXL, Window, attend
 from regard.kernels import library
 from regard.layers import KVCache, MultiHeadAttention, multihead
 from regard.layers.stepping import FEW, step_output
@@ -37,13 +38,39 @@ def test_a_step_has_the_bits_of_attend(pattern, queries, keys, real, dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("real", [None, (9, 5, 3)])
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(
+    "described",
+    [
+        Attention(pattern=Causal() & Strided(2)),
+        Attention(pattern=Window(3, 0, step=2), beta=-0.4),
+        Attention(pattern=Causal(), bias=Alibi(6)),
+        Attention(pattern=Window(4, 0), bias=RelativeTable(1, distance=3)),
+    ],
+    ids=str,
+)
+def test_few_scores_are_those_of_attend(described, queries, real, dtype):
+    query, key, value = tensors(queries, 9, dtype=dtype)
+    whole = described.pattern if real is None else described.pattern & Padding(real, side="left")
+    with torch.no_grad():
+        stepped = step_output(query, key, value, real, described)
+        expected = attend(*(t.double() for t in (query, key, value)), described, pattern=whole, backend="reference")
+    bound = catalog.bounds(query, key, value, described.beta, dtype)["output"]
+    if stepped is None:  # a query that sees nothing has no softmax
+        assert not whole.matrix(queries, 9).any(-1).all()
+    else:
+        assert float((stepped.double() - expected).abs().max()) <= bound
+
+
+@needs_kernels
 def test_what_the_kernel_does_not_know_is_left_to_attend():
     query, key, value = tensors(1, 9)
     for described in (
-        Attention(pattern=Strided(2)),
-        Attention(pattern=Window(3, 1)),
-        Attention(pattern=Window(3, 0, step=2)),
-        Attention(pattern=Causal(), bias=Alibi(6)),
+        Attention(pattern=Causal() & Padding([9, 9, 4])),
+        Attention(pattern=Causal(), bias=torch.zeros(1, 9)),
+        Attention(pattern=Causal(), bias=TransformerXL(6, 5)),
         Attention(pattern=Causal(), feature_map="elu1"),
         Attention(pattern=Causal(), beta=0.0),
         Attention(pattern=Causal(), beta=math.inf),
