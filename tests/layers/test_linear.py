@@ -1,4 +1,4 @@
-"""torch's linear layer and ours are one layer; few rows take the kernel, and only when nobody looks on."""
+"""torch's linear layer and ours are one layer; few rows and many take a kernel, and only when nobody looks on."""
 
 import copy
 import io
@@ -12,10 +12,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.kernels import library
 from regard.layers import linear
-from regard.layers.linear import FEWEST_WEIGHTS, LARGE_PAGE, MOST_ROWS, Linear, settle
+from regard.layers.feedforward import FeedForward
+from regard.layers.linear import (
+    BENDS,
+    FEWEST_PRODUCTS,
+    FEWEST_WEIGHTS,
+    LARGE_PAGE,
+    MANY_ROWS,
+    MOST_ROWS,
+    Linear,
+    settle,
+)
 
-INSIDE, OUTSIDE = 397, 379  # enough weights for the kernel
+INSIDE, OUTSIDE = 397, 379  # enough weights for the kernels
 assert INSIDE * OUTSIDE >= FEWEST_WEIGHTS
+assert MANY_ROWS > MOST_ROWS + 1
+assert INSIDE * OUTSIDE * MANY_ROWS >= FEWEST_PRODUCTS
 DTYPES = [torch.float32, torch.float64]
 native = pytest.mark.skipif(library.missing() is not None, reason="there are no native kernels")
 on_large_pages = pytest.mark.skipif(not hasattr(linear.mmap, "MADV_HUGEPAGE"), reason="there are no large pages here")
@@ -44,18 +56,27 @@ def assert_same_up_to_rounding(found, layer, x):
     assert ((found.double() - truth).abs() <= limit).all()
 
 
+def note(monkeypatch, name):
+    asked, genuine = [], getattr(linear, name)
+
+    def noted(x, weight, bias, *bend):
+        asked.append((*x.shape, *bend))
+        return genuine(x, weight, bias, *bend)
+
+    monkeypatch.setattr(linear, name, noted)
+    return asked
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """The shapes that the kernel was asked for."""
-    asked = []
+    """The shapes that the kernel for few rows was asked for."""
+    return note(monkeypatch, "run_few")
 
-    def noted(x, weight, bias):
-        asked.append(tuple(x.shape))
-        return genuine(x, weight, bias)
 
-    genuine = linear.run_few
-    monkeypatch.setattr(linear, "run_few", noted)
-    return asked
+@pytest.fixture
+def many(monkeypatch):
+    """The shapes and bends that the kernel for many rows was asked for."""
+    return note(monkeypatch, "run_many")
 
 
 # The same layer
@@ -76,7 +97,7 @@ def test_parameters_names_and_first_numbers_are_torchs(bias):
 @torch.no_grad()
 def test_results_are_torchs_up_to_rounding(dtype, bias):
     ours, torchs = twins(bias, dtype)
-    for shape in [(1,), (0, 1), (2, 3), (1, MOST_ROWS), (MOST_ROWS + 1,), ()]:
+    for shape in [(1,), (0, 1), (2, 3), (1, MOST_ROWS), (MOST_ROWS + 1,), (MANY_ROWS,), (3, MANY_ROWS), ()]:
         x = rows(*shape, INSIDE, dtype=dtype)
         assert ours(x).shape == torchs(x).shape
         assert_same_up_to_rounding(ours(x), torchs, x)
@@ -138,15 +159,121 @@ def test_few_rows_without_gradient_take_the_kernel(calls):
     assert len(calls) == 4
 
 
+@native
+def test_many_rows_without_gradient_take_the_other_kernel(calls, many):
+    ours, torchs = twins()
+    x = rows(2, MANY_ROWS, INSIDE)
+    with torch.no_grad():
+        ours(x)
+    ours.requires_grad_(False)(x[1])
+    torchs.bias.detach().zero_()
+    assert_same_up_to_rounding(linear.linear(x, ours.weight), torchs, x)
+    assert many == [(2, MANY_ROWS, INSIDE, None), (MANY_ROWS, INSIDE, None), (2, MANY_ROWS, INSIDE, None)]
+    assert not calls
+
+
 @torch.no_grad()
-def test_others_take_torchs_product(calls):
+def test_others_take_torchs_product(calls, many):
     ours, _ = twins()
     x = rows(2, INSIDE)
     ours(rows(MOST_ROWS + 1, INSIDE))
+    ours(rows(MANY_ROWS - 1, INSIDE))
     Linear(7, 5)(rows(2, 7))
+    Linear(7, 5)(rows(MANY_ROWS, 7))
     Linear(INSIDE, OUTSIDE, dtype=torch.bfloat16)(x.bfloat16())
     assert ours.to("meta")(x.to("meta")).shape == (2, OUTSIDE)
     assert not calls
+    assert not many
+
+
+@native
+@torch.no_grad()
+def test_a_bend_is_that_of_torch_whoever_multiplies(calls, many):
+    ours, torchs = twins()
+    for count in (2, MOST_ROWS + 1, MANY_ROWS):
+        x = rows(count, INSIDE)
+        size = F.linear(x.abs(), ours.weight.abs(), ours.bias.abs())
+        for name, bend in BENDS.items():
+            # Sums are those of both layers, and a bend is nowhere steeper than 1.13.
+            limit = 1.13 * 2 * torch.finfo(x.dtype).eps * (INSIDE + 4) * size
+            found = linear.linear(x, ours.weight, ours.bias, name)
+            assert ((found - bend(torchs(x))).abs() <= limit).all(), (count, name)
+    assert len(calls) == len(BENDS)
+    assert many == [(MANY_ROWS, INSIDE, name) for name in BENDS]
+
+
+# Fused with a bend
+
+
+def hooked(layer, where, seen):
+    if where == "all modules":
+        return nn.modules.module.register_module_forward_hook(lambda module, x, y: seen.append((module, y)))
+    return layer.inner.register_forward_hook(lambda module, x, y: seen.append((module, y)))
+
+
+@native
+@pytest.mark.parametrize("activation", [*BENDS, "silu", "geglu"])
+@torch.no_grad()
+def test_a_feed_forward_layer_bends_in_the_kernel(many, activation):
+    layer, x = FeedForward(INSIDE, OUTSIDE, activation), rows(MANY_ROWS, INSIDE)
+    layer(x)
+    assert many[0] == (MANY_ROWS, INSIDE, activation if activation in BENDS else None)
+    assert len(many) == 2
+
+
+@pytest.mark.parametrize("where", ["behind", "all modules"])
+@torch.no_grad()
+def test_who_hooks_the_inner_layer_sees_what_is_not_bent(where, many):
+    layer, x, seen = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE), []
+    plain = layer(x)
+    handle = hooked(layer, where, seen)
+    try:
+        found = layer(x)
+    finally:
+        handle.remove()
+    (inner,) = (made for module, made in seen if module is layer.inner)
+    assert (inner < 0).any()
+    assert torch.equal(inner, layer.inner(x))
+    assert torch.equal(found, plain)
+    assert ("relu" in {asked[-1] for asked in many}) == (library.missing() is None)
+
+
+@torch.no_grad()
+def test_a_hook_before_the_inner_layer_changes_its_input():
+    layer, x = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE)
+    expected = layer(2 * x)
+    with layer.inner.register_forward_pre_hook(lambda module, given: (2 * given[0],)):
+        found = layer(x)
+    assert torch.equal(found, expected)
+    assert (layer(x) - expected).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_an_inner_layer_of_another_kind_is_asked_itself(many):
+    class Doubled(Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    layer, x = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE)
+    inner = Doubled(INSIDE, OUTSIDE)
+    inner.load_state_dict(layer.inner.state_dict())
+    expected = layer.outer(2 * layer.inner(x).relu())
+    layer.inner = inner
+    assert (layer(x) - expected).abs().max() <= 1e-5
+    layer.inner = nn.Linear(INSIDE, OUTSIDE)
+    many.clear()
+    layer(x)
+    assert {asked[-1] for asked in many} <= {None}
+    layer.inner = Linear(INSIDE, OUTSIDE)
+    layer.inner.forward = lambda x: x.new_zeros(*x.shape[:-1], OUTSIDE)
+    assert torch.equal(layer(x), layer.outer.bias.expand(MANY_ROWS, -1))
+
+
+@torch.no_grad()
+def test_another_bend_put_in_its_place_is_used():
+    layer, x = FeedForward(INSIDE, OUTSIDE), rows(MANY_ROWS, INSIDE)
+    layer.bend = torch.sin
+    assert torch.equal(layer(x), layer.outer(torch.sin(layer.inner(x))))
 
 
 @torch.no_grad()

@@ -312,3 +312,14 @@ def test_texts_that_cannot_be_embedded_are_refused_in_four_parts():
 def test_no_texts_make_no_vectors():
     model = Bert(BertConfig(vocabulary=VOCABULARY, context=CONTEXT, dim=DIM, layers=1, heads=3))
     assert model.embed([]).shape == (0, DIM)
+
+
+def test_a_probe_learns_from_embeddings_and_frozen_parts_stay_frozen():
+    model = Bert(BertConfig(vocabulary=31, context=16, dim=8, layers=2, heads=2))
+    model.blocks[0].eval()
+    vectors = model.embed([[1, 2, 3], [4, 5]])
+    assert model.training
+    assert not model.blocks[0].training
+    probe = torch.nn.Linear(8, 2)
+    probe(vectors).sum().backward()
+    assert probe.weight.grad is not None

@@ -11,7 +11,8 @@ from writers import left_padded
 from regard.errors import CacheError, CheckpointError, ConfigError, InputError
 from regard.models import GPT, GPTConfig
 from regard.models.generation import PowerPenalty
-from regard.patterns import Segments
+from regard.models.gpt import POSITIONS
+from regard.patterns import Blocks, Segments
 
 VOCABULARY, CONTEXT = 31, 23
 DTYPES = [torch.float64, torch.float32]
@@ -364,3 +365,33 @@ def test_configurations_that_cannot_be_are_refused_in_four_parts():
         GPTConfig.gpt2("huge")
     with refused(ConfigError, "heads"):
         GPT(GPTConfig(dim=10, heads=3))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_kind_of_position_is_saved_and_loaded(position, window, tmp_path):
+    torch.manual_seed(0)
+    config = GPTConfig(vocabulary=11, context=16, dim=12, layers=1, heads=3, position=position, window=window)
+    model = GPT(config).eval()
+    model.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 11, (2, 7))
+    with torch.no_grad():
+        assert torch.equal(GPT.from_pretrained(tmp_path)(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_texts_packed_into_one_row_are_as_each_alone(position):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=11, context=16, dim=12, layers=2, heads=3, position=position)).double().eval()
+    texts = [torch.randint(0, 11, (1, length)) for length in (3, 5)]
+    positions = torch.cat([torch.arange(text.shape[1]) for text in texts])
+    with torch.no_grad():
+        packed = model(torch.cat(texts, 1), pattern=Segments([0] * 3 + [1] * 5), positions=positions)
+        alone = torch.cat([model(text) for text in texts], 1)
+    assert float((packed - alone).abs().max()) < 1e-12
+
+
+def test_a_pattern_that_counts_positions_refuses_unequal_texts():
+    model = GPT(GPTConfig(vocabulary=11, context=16, dim=12, layers=1, heads=3)).eval()
+    with pytest.raises(CacheError, match="only looks at distances"):
+        model(torch.randint(0, 11, (2, 7)), lengths=[7, 4], pattern=Blocks(4))

@@ -272,3 +272,20 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         TransformerConfig(order="middle")
     with refused(ConfigError, "start token"):
         TransformerConfig(vocabulary=5, start=5)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_rows_of_unequal_length_go_on_from_their_own_positions(position):
+    torch.manual_seed(0)
+    config = TransformerConfig(vocabulary=11, dim=12, layers=2, heads=3, hidden=20, position=position, context=16)
+    model = Transformer(config).double().eval().requires_grad_(False)
+    source, target = torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (2, 5))
+    following = torch.randint(0, 11, (2, 1))
+    context, memory = model.encode(source), model.new_memory()
+    model.decode(target, context, memory=memory)
+    memory.crop([3, 5])
+    stepped = model.decode(following, None, memory=memory)
+    for row, length in enumerate((3, 5)):
+        alone = torch.cat((target[row : row + 1, :length], following[row : row + 1]), 1)
+        expected = model.decode(alone, context[row : row + 1])[:, -1]
+        assert float((stepped[row] - expected).abs().max()) < 1e-12

@@ -53,8 +53,21 @@ class Alibi(Bias):
         self.heads = head_count("Alibi", heads)
         self._slopes = None if slopes is None else numbers("Alibi", "slopes", slopes, (self.heads,), "head")
         values = published_slopes(self.heads) if self._slopes is None else self._slopes
+        self._exact = tuple(values.tolist())
         # The constructor's arguments determine the slopes, so checkpoints need not carry them.
         self.register_buffer("slopes", place(values, dtype, device), persistent=False)
+
+    def reset_buffers(self) -> None:
+        """The slopes anew, for a module that was built without memory."""
+        self.slopes = torch.tensor(self._exact, dtype=torch.float64, device="cpu").to(self.slopes.dtype)
+
+    def _apply(self, fn, recurse: bool = True):
+        # A conversion rounds; the next one must not start from what is left.
+        super()._apply(fn, recurse)
+        if not self.slopes.is_meta:
+            exact = torch.tensor(self._exact, dtype=torch.float64, device="cpu")
+            self.slopes = exact.to(dtype=self.slopes.dtype, device=self.slopes.device)
+        return self
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         head = every_head(self.heads, query_position, key_position)

@@ -60,6 +60,7 @@ def run_prepared(query: Tensor, key: Tensor, value: Tensor, start: Tensor, stop:
 
     `None` where something is not finite and wants more care.
     """
+    assert len(query) == len(key) == len(value) == len(start) == len(stop)
     output, _, finite = _run(query, key, value, start, stop, beta)
     return output if finite else None
 

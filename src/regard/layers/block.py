@@ -134,8 +134,8 @@ def _check_parts(channels: int, cross: MultiHeadAttention | None, feed_forward: 
             )
 
 
-class Blocks(nn.ModuleList):
-    """Blocks, one after the other."""
+class Stack(nn.ModuleList):
+    """Stack, one after the other."""
 
     def __iter__(self) -> Iterator[Block]:
         return super().__iter__()  # type: ignore[return-value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,7 +40,9 @@ class KVCache:
     """
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None) -> None:
-        if (capacity is not None and capacity < 1) or (window is not None and window < 0):
+        given = [size for size in (capacity, window) if size is not None]
+        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in given)
+        if not whole or (capacity is not None and capacity < 1) or (window is not None and window < 0):
             raise CacheError(
                 "A cache holds tokens.",
                 asked=f"KVCache(capacity={capacity}, window={window})",
@@ -86,8 +89,7 @@ class KVCache:
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
         """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
         if lengths is not None:
-            first = torch.tensor([length - count for length in _listed(lengths)])[:, None]
-            return (first + torch.arange(count)).clamp(min=0)
+            return padded_positions(count, lengths)
         if self.lengths is None:
             return torch.arange(self.length, self.length + count)
         return torch.tensor(self.lengths)[:, None] + torch.arange(count)
@@ -118,7 +120,7 @@ class KVCache:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
         if self._storage is None:
             return
-        rows = index.tolist()
+        rows = _row_numbers(index)
         _check_rows(rows, len(self._storage[0]))
         same = len(rows) == self.batch
         fresh = []
@@ -141,7 +143,10 @@ class KVCache:
         batch = len(self._storage[0])
         totals = self.lengths or [self.length] * batch
         reals = [min(real, self._held) for real in self._real or [self._held] * batch]
-        if isinstance(lengths, int):
+        if isinstance(lengths, Tensor) and lengths.ndim == 0:
+            lengths = int(lengths)
+        if isinstance(lengths, Integral):
+            lengths = int(lengths)
             wanted = [min(lengths, total) for total in totals]
             if lengths > self.length:
                 wanted = [lengths] * batch
@@ -179,7 +184,10 @@ class KVCache:
             room = max(wanted, 2 * self._room(), FIRST_ROOM if self.window is None else 2 * self.window + 1)
         made = []
         for index, tensor in enumerate((key, value)):
-            stored = tensor.new_empty(*tensor.shape[:-2], room, tensor.shape[-1])
+            with torch.inference_mode(False):  # what is stored may be continued in another mode
+                stored = torch.empty(
+                    *tensor.shape[:-2], room, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
+                )
             if self._storage is not None:
                 stored[:, :, : self._held] = self._storage[index][:, :, : self._held]
             made.append(stored)
@@ -275,12 +283,15 @@ class CrossCache:
     def __init__(self) -> None:
         self.key: Tensor | None = None
         self.value: Tensor | None = None
+        self.source: Tensor | None = None  # the context that was projected; none after its rows were reordered
 
-    def fill(self, key: Tensor, value: Tensor) -> None:
-        self.key, self.value = key, value
+    def fill(self, key: Tensor, value: Tensor, *, source: Tensor | None = None) -> None:
+        self.key, self.value, self.source = key, value, source
 
     def reorder(self, index: Tensor) -> None:
         if self.key is not None and self.value is not None:
+            _check_rows(_row_numbers(index), len(self.key))
+            self.source = None
             self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
 
     def crop(self, lengths: int | Lengths) -> None:
@@ -389,6 +400,23 @@ class Memory:
         """Forget all but the first tokens of each row."""
         for cache in self.caches:
             cache.crop(lengths)
+
+
+def padded_positions(count: int, lengths: Lengths) -> Tensor:
+    """Each token's position in its own text, `(batch, token)`, for rows padded on the left; padding counts as first."""
+    first = torch.tensor([length - count for length in _listed(lengths)], dtype=torch.long)[:, None]
+    return (first + torch.arange(count)).clamp(min=0)
+
+
+def _row_numbers(index: Tensor) -> list[int]:
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
+        raise CacheError(
+            "Rows are named by whole numbers.",
+            asked=f"reorder({index!r})",
+            because="row b becomes what row index[b] was",
+            instead="reorder(torch.tensor([0, 0, 2]))",
+        )
+    return index.tolist()
 
 
 def _listed(lengths: Lengths) -> list[int]:

@@ -22,6 +22,9 @@ class ChannelAttention(nn.Module):
         A = softmax(beta q^T k)                      (C, C) for each group; a row belongs to a query channel
         output = Wproj concat_g( v A^T ) + bproj     token n: output[n, c] = sum_c' A[c, c'] v[n, c']
 
+    Queries are scaled before the product: a sum over all tokens of an image may be too large for float16, and beta
+    times it is not so soon.
+
     It costs `2 N dim C` multiplications for N tokens: linear in the tokens, and every token takes part.
 
     `beta` is `1 / sqrt(C)` for `scale="dim"`, as published, although the inner product runs over the N tokens;
@@ -73,17 +76,18 @@ class ChannelAttention(nn.Module):
 def _together(parts: Tensor, beta: float) -> Tensor:
     """All groups of all images in one batch of products; `parts` is `(batch, token, 3, group, channel)`."""
     query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # batch, group, token, channel
-    weight = (query.transpose(-1, -2) @ key * beta).softmax(-1)
+    weight = ((query * beta).transpose(-1, -2) @ key).softmax(-1)
     return (value @ weight.transpose(-1, -2)).transpose(1, 2).flatten(2)
 
 
 def _one_by_one(parts: Tensor, beta: float) -> Tensor:
     """The same, group after group: each is a strided matrix that a product reads without a copy."""
     groups = parts.shape[3]
-    views = parts.flatten(2, 3).unbind(2)  # (batch, token, channel) each
-    query, key, value = views[:groups], views[groups : 2 * groups], views[2 * groups :]
+    query = (parts[:, :, 0] * beta).unbind(2)  # (batch, token, channel) each
+    views = parts[:, :, 1:].flatten(2, 3).unbind(2)
+    key, value = views[:groups], views[groups:]
     scores = torch.stack([torch.bmm(q.transpose(1, 2), k) for q, k in zip(query, key, strict=True)])
-    weight = (scores * beta).softmax(-1).transpose(-1, -2).unbind(0)
+    weight = scores.softmax(-1).transpose(-1, -2).unbind(0)
     return torch.cat([torch.bmm(v, w) for v, w in zip(value, weight, strict=True)], -1)
 
 

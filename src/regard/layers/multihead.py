@@ -17,7 +17,7 @@ from regard.layers.linear import Linear
 from regard.layers.projections import Projections, Sizes, bias_letters
 from regard.layers.rotary import Rotary, Rotation
 from regard.layers.stepping import step_output
-from regard.patterns import Causal, Padding, Pattern
+from regard.patterns import And, Causal, Or, Padding, Pattern, Segments
 from regard.patterns.past import has_past, reach, shiftable
 
 
@@ -80,7 +80,8 @@ class MultiHeadAttention(nn.Module):
         self.projections = Projections(self.sizes, self.letters)
         self.output = Linear(self.sizes.heads * self.sizes.value, self.sizes.output, bias="o" in self.letters)
         # A learned bias belongs to the layer: its parameters are trained, moved and saved with it.
-        self.score_bias = self.attention.bias if isinstance(self.attention.bias, nn.Module) else None
+        learned = isinstance(self.attention.bias, nn.Module | nn.Parameter)
+        self.score_bias = self.attention.bias if learned else None
         self.register_load_state_dict_pre_hook(_read_torch_names)
 
     def forward(
@@ -166,6 +167,7 @@ class MultiHeadAttention(nn.Module):
 
     def _mixed(self, x, context, values, pattern, cache, lengths, rotation) -> Tensor:
         """The heads' outputs `(*batch, head, token, value)`."""
+        self._check_together(x, context, values, pattern, cache, lengths)
         if isinstance(cache, StateCache):
             described = self.attention
             if described.feature_map is None or not isinstance(described.pattern, Causal) or pattern is not None:
@@ -185,15 +187,16 @@ class MultiHeadAttention(nn.Module):
             self._check_past(cache, self._described(pattern).pattern)
             cache.vouched = self.attention if pattern is None else None
         query, key, value = self._queries_keys_values(x, context, values, rotation, cache, lengths)
-        if isinstance(cache, KVCache) and pattern is None and not drops:
-            stepped = step_output(query, key, value, cache.real, self.attention)
-            if stepped is not None:
-                return stepped
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
         if padding is not None:
             self._check_moved(self._described(pattern).pattern)
+        if isinstance(cache, KVCache) and pattern is None and not drops:
+            stepped = step_output(query, key, value, cache.real, self.attention)
+            if stepped is not None:
+                return stepped
+        if padding is not None:
             pattern = padding if pattern is None else pattern & padding
         described = self._described(pattern)
         if drops:
@@ -205,7 +208,7 @@ class MultiHeadAttention(nn.Module):
     def _queries_keys_values(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
             query = self.projections.query(x)
-            self._check_rotary(query)
+            self._check_rotary(x)  # whatever the text was, it was another
             if cache.key is None or cache.value is None:
                 if context is None:
                     raise CacheError(
@@ -214,7 +217,7 @@ class MultiHeadAttention(nn.Module):
                         because="keys and values of the context are made at the first step, and there was none",
                         instead="layer(x, context, cache=cache) at the first step",
                     )
-                cache.fill(*self.projections.key_value(context, values))
+                cache.fill(*self.projections.key_value(context, values), source=context)
             assert cache.key is not None
             assert cache.value is not None
             return query, cache.key, cache.value
@@ -275,8 +278,32 @@ class MultiHeadAttention(nn.Module):
             instead="layer.new_cache(), or no cache",
         )
 
+    def _check_together(self, x, context, values, pattern, cache, lengths) -> None:
+        """Refuse what would otherwise be ignored, or be taken for something else."""
+        because = ""
+        if isinstance(cache, KVCache | StateCache):
+            if context is not None or values is not None:
+                because = "this cache is of the text itself; what another text says is kept by a CrossCache"
+        elif lengths is not None and (context is not None or cache is not None):
+            because = "lengths are those of the tokens that ask; what is hidden of the context belongs into pattern="
+        elif isinstance(cache, CrossCache) and cache.key is not None:
+            if context is not None and context is not cache.source:
+                because = "the cache was filled from another context; a new one needs a new cache"
+            elif len(x) != len(cache.key):
+                because = f"the cache was filled with {len(cache.key)} rows, and these are {len(x)}"
+        if because:
+            asked = {"context": context, "values": values, "lengths": lengths, "pattern": pattern}
+            given = ", ".join(name for name, thing in asked.items() if thing is not None)
+            raise CacheError(
+                "These arguments do not go together.",
+                asked=f"tokens {tuple(x.shape)} with {type(cache).__name__ if cache is not None else 'no cache'}"
+                + (f" and {given}" if given else ""),
+                because=because,
+                instead="one cache for each text, by layer.new_cache() or CrossCache(), and lengths= for its padding",
+            )
+
     def _check_moved(self, pattern: Pattern | None) -> None:
-        if (pattern is None or shiftable(pattern)) and self._bias_moves():
+        if (pattern is None or _moves(pattern)) and self._bias_moves():
             return
         raise CacheError(
             "Rows of unequal length need an attention that only looks at distances.",
@@ -299,6 +326,13 @@ class MultiHeadAttention(nn.Module):
             if field.name != "bias" and getattr(self.attention, field.name) is not None
         )
         return f"heads={self.sizes.heads}, kv_heads={self.sizes.kv_heads}" + (f", {described}" if described else "")
+
+
+def _moves(pattern: Pattern) -> bool:
+    """Whether a pattern is right for rows that begin later: it looks at distances, or is told about every column."""
+    if isinstance(pattern, And | Or):
+        return _moves(pattern.left) and _moves(pattern.right)
+    return isinstance(pattern, Segments | Padding) or shiftable(pattern)
 
 
 def _read_torch_names(module: MultiHeadAttention, state: dict[str, Tensor], prefix: str, *_) -> None:

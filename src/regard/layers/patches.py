@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
 from regard.errors import ConfigError, InputError
+from regard.precision import autocasting
 
 # Numbers in a patch from which one matrix product beats torch's convolution (two cores, AVX2, float32): at 768 it is
 # 1.0 to 1.3 times as fast, with and without gradients; at 12 and at 192 it is slower.
@@ -106,14 +107,7 @@ class PatchEmbedding(nn.Module):
                 if image.ndim == 4 and image.shape[-1] == self.channels
                 else f"images with {self.channels} channels",
             )
-        if not image.dtype.is_floating_point:
-            raise InputError(
-                "Pixels are not floating-point numbers.",
-                asked="images to be multiplied with weights",
-                found=f"an image of {image.dtype}",
-                because="weights and pixels meet in a product",
-                instead="image.float() / 255 for bytes, then the normalisation the model was trained with",
-            )
+        check_pixels(image, self.weight)
         height, width = image.shape[2:]
         if self.tiles and (height % self.patch or width % self.patch):
             tall, wide = (-(-size // self.patch) * self.patch for size in (height, width))
@@ -139,4 +133,29 @@ class PatchEmbedding(nn.Module):
         return f"{self.channels}, {self.dim}, patch={self.patch}{extra}"
 
 
-__all__ = ["PatchEmbedding"]
+def check_pixels(image: Tensor, weight: Tensor) -> None:
+    """Refuses pixels that cannot be multiplied with the weights: whole numbers, and numbers of another precision.
+
+    Under autocast precisions may differ, except for float64, which it leaves alone.
+    """
+    if not image.dtype.is_floating_point:
+        raise InputError(
+            "Pixels are not floating-point numbers.",
+            asked="images to be multiplied with weights",
+            found=f"an image of {image.dtype}",
+            because="weights and pixels meet in a product",
+            instead="image.float() / 255 for bytes, then the normalisation the model was trained with",
+        )
+    if image.dtype == weight.dtype:
+        return
+    if torch.float64 in (image.dtype, weight.dtype) or not autocasting(image.device):
+        raise InputError(
+            "The image and the weights have different precisions.",
+            asked=f"an image of {image.dtype}",
+            found=f"weights of {weight.dtype}",
+            because="weights and pixels meet in a product, and nothing is rounded silently",
+            instead=f"image.to({weight.dtype}), or the model in {image.dtype}",
+        )
+
+
+__all__ = ["PatchEmbedding", "check_pixels"]

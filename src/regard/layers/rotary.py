@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 
 
 class Rotation(NamedTuple):
@@ -67,6 +67,13 @@ class Rotary:
         """Queries or keys `(*batch, head, token, dim)`, turned; the first `dim` channels turn, further ones stay."""
         turning, resting = x[..., : self.dim], x[..., self.dim :]
         cosine, sine = rotation
+        if 2 * cosine.shape[-1] != self.dim:
+            raise InputError(
+                "This rotation turns another number of channels.",
+                asked=f"a rotation of {2 * cosine.shape[-1]} channels for {self}",
+                because=f"{self.dim} channels turn in {self.dim // 2} pairs",
+                instead="rotary.rotation(positions, dtype) of the same Rotary",
+            )
         if self.layout == "halves":
             first, second = turning.to(cosine.dtype).chunk(2, -1)
             turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

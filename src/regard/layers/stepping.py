@@ -35,7 +35,9 @@ def step_output(
     queries, beta = query.shape[-2], attention.beta
     if queries > FEW or attention.feature_map is not None or query.dtype not in DTYPES or not query.is_cpu:
         return None
-    if not unwatched(query, key, value) or missing() is not None:
+    if not unwatched(query, key, value) or missing() is not None or len(query) != len(key):
+        return None
+    if torch.is_grad_enabled() and query.requires_grad:
         return None
     beta = 1 / math.sqrt(query.shape[-1]) if beta is None else float(beta)
     if beta == 0 or not math.isfinite(beta):

@@ -125,6 +125,8 @@ def fold_value_bias(layer: MultiHeadAttention) -> MultiHeadAttention:
 def _like(layer: MultiHeadAttention, sizes: Sizes, letters: str) -> MultiHeadAttention:
     attention = copy.deepcopy(layer.attention)  # a learned bias of its own, not the same one twice
     made = type(layer)(sizes, attention=attention, bias=letters, dropout=layer.dropout, rotary=layer.rotary)
+    if not any(parameter.requires_grad for parameter in layer.parameters()):
+        made.requires_grad_(False)
     return made.to(layer.output.weight).train(layer.training)
 
 

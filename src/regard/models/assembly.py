@@ -52,18 +52,7 @@ def stored_names(model: nn.Module) -> set[str]:
 
 def check(model: nn.Module, groups: list[list[str]], state: State, source: str) -> None:
     """Refuse a state that is not exactly the model's: every tensor there, none more, each of its shape."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    lacking = [names[0] for names in groups if not any(name in state for name in names)]
-    extra = [name for name in state if name not in shapes]
-    misshapen = [name for name, shape in shapes.items() if name in state and tuple(state[name].shape) != shape]
-    divided = [names for names in groups if not lacking and not misshapen and _differ(names, state)]
-    faults = [
-        *_lines("missing", [f"{name} {shapes[name]}" for name in lacking]),
-        *_lines("extra", [f"{name} {tuple(state[name].shape)}" for name in extra]),
-        *_lines("misshapen", [f"{name} {tuple(state[name].shape)}, not {shapes[name]}" for name in misshapen]),
-        *_lines("tied, yet different", [" and ".join(name for name in names if name in state) for names in divided]),
-    ]
-    if faults:
+    if faults := _faults(model, groups, state):
         raise CheckpointError(
             f"These tensors do not make this {type(model).__name__}.",
             asked=f"{type(model).__name__} from {source}",
@@ -71,6 +60,53 @@ def check(model: nn.Module, groups: list[list[str]], state: State, source: str) 
             because=f"a model needs each of its {len(groups)} tensors, in its shape, and has no place for others",
             instead="the configuration these tensors were saved with, or the tensors of this configuration",
         )
+
+
+def check_readable(model: nn.Module, build: Callable[[Any], nn.Module], config: Config) -> None:
+    """Refuse a model that was changed by hand, so that what its configuration builds has no place for its tensors."""
+    with torch.device("meta"):
+        twin = build(config)
+    groups = same_tensors(twin)
+    place = {name: index for index, names in enumerate(groups) for name in names}
+    joined = [names for names in same_tensors(model) if len({place.get(name) for name in names}) > 1]
+    faults = [
+        *_faults(twin, groups, model.state_dict()),
+        *_lines("tied here, but not by the configuration", [" and ".join(names) for names in joined]),
+    ]
+    if faults:
+        raise CheckpointError(
+            f"This {type(model).__name__} is no longer the one of its configuration.",
+            asked=repr(config),
+            found="\n".join(faults),
+            because="a checkpoint is read into the model that its configuration builds, which has other tensors",
+            instead="undo what was changed by hand, or keep the tensors alone: model.state_dict()",
+        )
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Refuse what weights cannot be: only real floating-point numbers have gradients and products like them."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise CheckpointError(
+            f"A model cannot be loaded in {dtype!r}.",
+            asked=f"dtype={dtype!r}",
+            because="weights are floating-point numbers",
+            instead="dtype=torch.float32, torch.bfloat16 and the like, or None for the file's own",
+        )
+
+
+def _faults(model: nn.Module, groups: list[list[str]], state: State) -> list[str]:
+    """What is wrong with a state, a line for each tensor."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    lacking = [names[0] for names in groups if not any(name in state for name in names)]
+    extra = [name for name in state if name not in shapes]
+    misshapen = [name for name, shape in shapes.items() if name in state and tuple(state[name].shape) != shape]
+    divided = [names for names in groups if not lacking and not misshapen and _differ(names, state)]
+    return [
+        *_lines("missing", [f"{name} {shapes[name]}" for name in lacking]),
+        *_lines("extra", [f"{name} {tuple(state[name].shape)}" for name in extra]),
+        *_lines("misshapen", [f"{name} {tuple(state[name].shape)}, not {shapes[name]}" for name in misshapen]),
+        *_lines("tied, yet different", [" and ".join(name for name in names if name in state) for names in divided]),
+    ]
 
 
 def _differ(names: list[str], state: State) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.layers.block import Block, Blocks
+from regard.layers.block import Block, Stack
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -27,6 +27,7 @@ from regard.layers.positions import LearnedPositions
 from regard.models.config import Config
 from regard.models.foreign.bert import HuggingFaceBert, heads_in
 from regard.models.foreign.rules import Converter
+from regard.models.generation.writer import resting
 from regard.models.packing import pack, pooled_rows
 from regard.models.pretrained import Pretrained
 from regard.models.reading import check_segments, check_sizes, check_tokens
@@ -132,7 +133,7 @@ class Bert(Pretrained):
         self.segments = nn.Embedding(config.segments, config.dim)
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Blocks(_block(config) for _ in range(config.layers))
+        self.blocks = Stack(_block(config) for _ in range(config.layers))
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
@@ -181,7 +182,7 @@ class Bert(Pretrained):
             x = block(x, pattern=pattern)
         return x
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(
         self,
         texts: Sequence[Sequence[int]],
@@ -196,12 +197,8 @@ class Bert(Pretrained):
         (`Segments`); no token is computed that nobody asked for. `pooling`: "mean" of the tokens, "first" token, or
         "pooled". In evaluation mode, without gradients.
         """
-        was_training = self.training
-        self.eval()
-        try:
+        with resting(self):
             return self._embed(texts, pooling, normalise, tokens_at_once)
-        finally:
-            self.train(was_training)
 
     def _embed(self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int) -> Tensor:
         made = self.embedding.weight.new_empty(len(texts), self.config.dim)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Self
 
@@ -17,7 +19,8 @@ class Config:
     """What a model is built from: a value that goes to `config.json` and comes back the same.
 
     A subclass is a frozen dataclass whose fields are numbers, strings, booleans, None or tuples of these, and which
-    checks in `__post_init__` that its sizes belong together.
+    checks in `__post_init__` that its sizes belong together. Before that, and without being asked, lists become tuples
+    and every value is known to have the annotated type.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -33,6 +36,26 @@ class Config:
       because  its fields are dim, depths
       instead  depths=[2, 3]
     """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if (own := cls.__dict__.get("__post_init__")) is not None:
+            cls.__post_init__ = _after_types(own)
+
+    def __post_init__(self) -> None:
+        """Lists become tuples, and a value of another type than its field's is refused."""
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            value = _tupled(given)
+            if not _fits(value, hints[field.name]):
+                raise ConfigError(
+                    f"{type(self).__name__} cannot use {field.name}={given!r}.",
+                    asked=f"{field.name}={given!r}, a {type(given).__name__}",
+                    because=f"{field.name} is {_plainly(hints[field.name])}",
+                    instead=f"{field.name}=... of that type",
+                )
+            object.__setattr__(self, field.name, value)  # frozen for everybody else
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, in types that JSON knows."""
@@ -60,17 +83,18 @@ class Config:
                 because=f"{', '.join(missing)} {'have' if len(missing) > 1 else 'has'} no default",
                 instead=f"{missing[0]}=...",
             )
-        hints = typing.get_type_hints(cls)
-        values = {name: _tupled(value) for name, value in fields.items()}
-        for name, value in values.items():
-            if not _fits(value, hints[name]):
-                raise ConfigError(
-                    f"{cls.__name__} cannot use {name}={fields[name]!r}.",
-                    asked=f"{name}={fields[name]!r}, a {type(fields[name]).__name__}",
-                    because=f"{name} is {_plainly(hints[name])}",
-                    instead=f"{name}=... of that type",
-                )
-        return cls(**values)
+        return cls(**fields)
+
+
+def _after_types(own: Callable[[Any], None]) -> Any:
+    """A subclass's own checks, which may rely on the types."""
+
+    @functools.wraps(own)
+    def __post_init__(self: Config) -> None:
+        Config.__post_init__(self)
+        own(self)
+
+    return __post_init__
 
 
 def _listed(value: Any) -> Any:
@@ -85,7 +109,7 @@ def _tupled(value: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value that came from JSON is of the annotated type; what JSON cannot hold is not judged."""
+    """Whether a value is of the annotated type; types that JSON cannot hold are not judged."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, choice) for choice in arguments)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.biases import Alibi
 from regard.errors import ConfigError
-from regard.layers.block import Block, Blocks
-from regard.layers.cache import Memory
+from regard.layers.block import Block, Stack
+from regard.layers.cache import Memory, padded_positions
 from regard.layers.feedforward import NORMS, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -33,7 +33,7 @@ from regard.models.foreign.rules import Either
 from regard.models.generation import Generation, generate
 from regard.models.pretrained import Pretrained
 from regard.models.reading import check_lengths, check_sizes, check_tokens
-from regard.patterns import Causal, Padding, Pattern, Window
+from regard.patterns import Causal, Pattern, Window
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 # layers, dim, heads of the four published GPT-2 models
@@ -126,7 +126,7 @@ class GPT(Pretrained):
         self.positions = _positions(config)
         self.rotary = Rotary(config.dim // config.heads, config.rotary_base) if config.position == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Blocks(self._block() for _ in range(config.layers))
+        self.blocks = Stack(self._block() for _ in range(config.layers))
         self.norm = NORMS[config.norm](config.dim, config.norm_eps)
         self.output = Linear(config.dim, config.vocabulary, bias=False)
         if config.tied:
@@ -148,14 +148,16 @@ class GPT(Pretrained):
         pattern: Pattern | None = None,
         memory: Memory | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        positions: Tensor | None = None,
         last: bool = False,
     ) -> Tensor:
         """Logits of the next token at every place, `(batch, token, vocabulary)`; of the last place only if `last`.
 
         `lengths`: how many tokens of each row are real, counted from the right: unequal texts are padded on the left.
-        `memory`: what `new_memory` made; `tokens` are then the next ones. `pattern` may hide more, as `Segments` do.
+        `memory`: what `new_memory` made; `tokens` are then the next ones. `pattern` may hide more, as `Segments` do for
+        texts packed into one row; their `positions`, `(token,)` or `(batch, token)`, then begin again with each text.
         """
-        x = self.hidden(tokens, pattern=pattern, memory=memory, lengths=lengths)
+        x = self.hidden(tokens, pattern=pattern, memory=memory, lengths=lengths, positions=positions)
         return self.output(x[:, -1:] if last else x)
 
     def hidden(
@@ -165,26 +167,24 @@ class GPT(Pretrained):
         pattern: Pattern | None = None,
         memory: Memory | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """What the last layer knows of every token, normalised: `(batch, token, dim)`."""
         check_tokens(tokens, self.vocabulary, self.context, 0 if memory is None else memory.length)
         if lengths is not None:
             check_lengths(lengths, tokens)
-        positions = _places(tokens, memory, lengths)
+        if positions is None:
+            positions = _places(tokens, memory, lengths)
         x = self.embedding(tokens)
         if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
         elif self.positions is not None:
             x = x + self.positions(positions)
         rotation = None if self.rotary is None else self.rotary.rotation(positions, x.dtype)
-        if memory is None and lengths is not None:
-            padding = Padding(lengths, side="left")
-            pattern = padding if pattern is None else pattern & padding
         x = self.dropout(x)
-        first = lengths if memory is not None else None
         for index, block in enumerate(self.blocks):
             cache = None if memory is None else memory.caches[index]
-            x = block(x, pattern=pattern, cache=cache, lengths=first, rotation=rotation)
+            x = block(x, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
         return self.norm(x)
 
     # Writing
@@ -250,9 +250,8 @@ def _positions(config: GPTConfig) -> nn.Module | None:
 
 def _places(tokens: Tensor, memory: Memory | None, lengths: Sequence[int] | Tensor | None) -> Tensor:
     """Each token's position in its own text, `(token,)` or `(batch, token)`."""
-    memory = Memory([]) if memory is None else memory
-    if lengths is not None and not memory.caches:
-        count = tokens.shape[1]
-        real = torch.as_tensor(lengths, device=tokens.device)[:, None]
-        return (torch.arange(count, device=tokens.device) - (count - real)).clamp(min=0)
-    return memory.positions(tokens.shape[1], lengths).to(tokens.device)
+    count = tokens.shape[1]
+    if memory is not None:
+        return memory.positions(count, lengths).to(tokens.device)
+    places = torch.arange(count) if lengths is None else padded_positions(count, lengths)
+    return places.to(tokens.device)

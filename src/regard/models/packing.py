@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError
+from regard.models.reading import token_numbers
 from regard.patterns import Segments
 
 
@@ -32,13 +33,15 @@ class Packed:
 
 
 def pack(
-    texts: Sequence[Sequence[int]], tokens_at_once: int, context: int, vocabulary: int | None = None
+    texts: Sequence[Sequence[int]] | Tensor, tokens_at_once: int, context: int, vocabulary: int | None = None
 ) -> Iterator[Packed]:
     """Rows of about `tokens_at_once` tokens; a text is never cut.
 
-    Texts are taken in the order of their lengths, so that neighbours in a row have blocks of equal size.
+    Texts are taken in the order of their lengths, so that neighbours in a row have blocks of equal size. A text may
+    also be a tensor or an array of one axis.
     """
-    lengths = [len(text) for text in texts]
+    lists = _as_lists(texts)
+    lengths = [len(text) for text in lists]
     for index, length in enumerate(lengths):
         if not 1 <= length <= context:
             raise InputError(
@@ -48,29 +51,52 @@ def pack(
                 because="a mean of no tokens is nothing, and there are no positions beyond the context",
                 instead=f"texts[{index}][:{context}]" if length else "at least the first and last token of a text",
             )
-        if vocabulary is not None and not 0 <= min(texts[index]) <= max(texts[index]) < vocabulary:
-            place = next(place for place, token in enumerate(texts[index]) if not 0 <= token < vocabulary)
+        if vocabulary is not None and not 0 <= min(lists[index]) <= max(lists[index]) < vocabulary:
+            place = next(place for place, token in enumerate(lists[index]) if not 0 <= token < vocabulary)
             raise InputError(
                 "A token is not in the vocabulary.",
-                asked=f"texts[{index}][{place}] = {texts[index][place]}",
+                asked=f"texts[{index}][{place}] = {lists[index][place]}",
                 found=f"a vocabulary of {vocabulary} tokens, 0 to {vocabulary - 1}",
                 because="every id is a row of the embedding",
                 instead="the tokenizer that belongs to this model",
             )
-    order = sorted(range(len(texts)), key=lambda index: lengths[index])
+    order = sorted(range(len(lists)), key=lambda index: lengths[index])
     row: list[int] = []
     filled = 0
     for index in order:
         if row and filled + lengths[index] > tokens_at_once:
-            yield _packed(texts, row)
+            yield _packed(lists, row)
             row, filled = [], 0
         row.append(index)
         filled += lengths[index]
     if row:
-        yield _packed(texts, row)
+        yield _packed(lists, row)
 
 
-def _packed(texts: Sequence[Sequence[int]], row: list[int]) -> Packed:
+def _as_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+    try:
+        lists = list(texts)
+    except TypeError:
+        raise _no_texts(f"{texts!r}") from None
+    for index, text in enumerate(lists):
+        try:
+            lists[index] = token_numbers(text)
+        except TypeError:
+            raise _no_texts(f"texts[{index}] = {text!r}") from None
+    return lists  # type: ignore[return-value]
+
+
+def _no_texts(found: str) -> InputError:
+    return InputError(
+        "A text is a list of token numbers.",
+        asked="texts=[[101, 7592, 102], [101, 102]], or the like",
+        found=found if len(found) < 80 else f"{found[:76]} ...",
+        because="a model reads whole numbers, and several texts at once",
+        instead="the tokenizer that belongs to this model; texts=[text] for a single text",
+    )
+
+
+def _packed(texts: list[list[int]], row: list[int]) -> Packed:
     lengths = torch.tensor([len(texts[index]) for index in row])
     starts = torch.zeros(len(row) + 1, dtype=torch.long)
     starts[1:] = lengths.cumsum(0)
@@ -82,13 +108,18 @@ def _packed(texts: Sequence[Sequence[int]], row: list[int]) -> Packed:
 
 def pooled_rows(hidden: Tensor, packed: Packed, pooling: str) -> Tensor:
     """One row for each text: the mean of its tokens, or its first one, from `(token, dim)`."""
+    check_pooling(pooling, ("mean", "first"))
     if pooling == "first":
         return hidden[packed.starts[:-1].to(hidden.device)]
-    if pooling != "mean":
+    return torch.segment_reduce(hidden, "mean", lengths=packed.starts.diff().to(hidden.device), axis=0)
+
+
+def check_pooling(pooling: str, known: Sequence[str] = ("mean", "first", "pooled")) -> None:
+    """Refuse a pooling that there is not."""
+    if pooling not in known:
         raise ConfigError(
             "There is no such pooling.",
             asked=f"pooling={pooling!r}",
             because='a text becomes one vector by the "mean" of its tokens, by its "first" or by its "pooled" one',
             instead='pooling="mean"',
         )
-    return torch.segment_reduce(hidden, "mean", lengths=packed.starts.diff().to(hidden.device), axis=0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.models.assembly import assemble, stored_names
+from regard.models.assembly import assemble, check_dtype, check_readable, stored_names
 from regard.models.config import Config
 from regard.models.files.folder import read_checkpoint, write_folder
 from regard.models.files.tensors import SHARD_BYTES
@@ -56,7 +56,8 @@ class Pretrained(nn.Module):
         """Write `config.json` and `model.safetensors` (in shards above `shard_bytes`) to a folder.
 
         layout: "regard", or the name of another library that shall be able to read the folder. A crash while saving
-        leaves the previous checkpoint of the folder whole.
+        leaves the previous checkpoint of the folder whole. A model that was changed by hand, so that it is no longer
+        what its configuration builds, is refused: it could not be read again.
         """
         config, state = self.to_foreign(layout)
         write_folder(folder, config, state, shard_bytes=shard_bytes)
@@ -71,6 +72,7 @@ class Pretrained(nn.Module):
 
         The model is in evaluation mode.
         """
+        check_dtype(dtype)
         path = Path(source).expanduser()
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
             path = _from_hub(source)
@@ -89,10 +91,12 @@ class Pretrained(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> Self:
         """The model of another library's configuration and state dict; the tensors are copied."""
+        check_dtype(dtype)
         return cls._convert(cls._converter(layout), config, dict(state), dtype, f"a {layout} state in memory")
 
     def to_foreign(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
         """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
+        check_readable(self, type(self), self.config)
         state = {name: tensor for name, tensor in self.state_dict().items() if name in stored_names(self)}
         if layout == "regard":
             return {"model_type": self._type(), **self.config.to_dict()}, state

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,29 +14,58 @@ from torch import Tensor
 from regard.errors import ConfigError, InputError
 from regard.models.config import Config
 
+# What fields of every configuration mean, by their names.
+CHANCES = ("dropout", "attention_dropout")
+EPSILONS = ("norm_eps", "eps")
+# The numbers that rows of an embedding are found by.
+INDICES = (torch.int64, torch.int32)
+
 
 def check_sizes(config: Config, *names: str) -> None:
-    """Refuse sizes below one and a dropout that is no probability; a size may be `None`, which is none at all."""
-    for name in (*names, "dropout"):
+    """Refuse sizes below one, a dropout that is no probability and a norm's epsilon that is negative or no number.
+
+    A size may be `None`, which is none at all. Dropouts and epsilons are looked for by their names.
+    """
+    fields = [field.name for field in dataclasses.fields(config)]
+    for name in (*names, *(name for name in fields if name in CHANCES or name in EPSILONS)):
         value = getattr(config, name)
-        if value is None or (0 <= value <= 1 if name == "dropout" else value >= 1):
-            continue
-        raise ConfigError(
-            f"A model cannot have {name}={value}.",
-            asked=f"{type(config).__name__}({name}={value})",
-            because="dropout is a probability" if name == "dropout" else "there is at least one",
-            instead=f"{name}=0.1" if name == "dropout" else f"{name}=1 or more",
-        )
+        if name in CHANCES:
+            fine, because, instead = 0 <= value <= 1, "dropout is a probability", f"{name}=0.1"
+        elif name in EPSILONS:
+            fine, because, instead = 0 <= value < math.inf, "it is added to a variance", f"{name}=1e-5"
+        else:
+            fine, because, instead = value is None or value >= 1, "there is at least one", f"{name}=1 or more"
+        if not fine:
+            raise ConfigError(
+                f"A model cannot have {name}={value}.",
+                asked=f"{type(config).__name__}({name}={value})",
+                because=because,
+                instead=instead,
+            )
+
+
+def listed(values: Any) -> Any:
+    """A tensor or an array as lists of Python's numbers, a number on no axis as one; anything else as it is."""
+    return values.tolist() if callable(getattr(values, "tolist", None)) else values
+
+
+def token_numbers(text: Any) -> list[int]:
+    """The tokens of one text, a list, tensor or array; a TypeError where they are no whole numbers."""
+    tokens = listed(text)
+    if any(isinstance(token, bool) for token in tokens):
+        raise TypeError("true and false are no tokens")
+    return [operator.index(listed(token)) for token in tokens]
 
 
 def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, past: int = 0) -> None:
     """Refuse what is not a batch of token ids, ids that no row of the embedding belongs to, and texts too long."""
-    if tokens.ndim != 2 or tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
+    if tokens.ndim != 2 or tokens.dtype not in INDICES:
+        small = tokens.ndim == 2 and not tokens.dtype.is_floating_point and tokens.dtype != torch.bool
         raise InputError(
             "These are no tokens.",
             asked=f"a tensor {tuple(tokens.shape)} of {tokens.dtype}",
-            because="tokens are whole numbers, (batch, token)",
-            instead="torch.tensor([[464, 3290]]), with two brackets for one text",
+            because="tokens are whole numbers, (batch, token), and rows of an embedding are found by int64 or int32",
+            instead="tokens.long()" if small else "torch.tensor([[464, 3290]]), with two brackets for one text",
         )
     if not tokens.shape[1]:
         raise InputError(
@@ -79,8 +112,8 @@ def check_lengths(lengths: Sequence[int] | Tensor, tokens: Tensor) -> None:
 def check_segments(segments: Tensor, tokens: Tensor, kinds: int) -> None:
     """Refuse segments that do not belong to the tokens one by one, and kinds that have no row of their own."""
     because = ""
-    if segments.shape != tokens.shape or segments.dtype.is_floating_point or segments.dtype == torch.bool:
-        because = "every token has one whole number, which says what sentence it belongs to"
+    if segments.shape != tokens.shape or segments.dtype not in INDICES:
+        because = "every token has one whole number, int64 or int32, which says what sentence it belongs to"
     elif segments.numel() and segments.device.type != "meta" and not torch.compiler.is_compiling():
         smallest, largest = (int(edge) for edge in segments.aminmax())
         if smallest < 0 or largest >= kinds:

@@ -16,6 +16,7 @@ from regard.attention import attend
 from regard.biases import Gaussian, Quadratic
 from regard.errors import ConfigError, InputError
 from regard.layers.linear import Linear
+from regard.layers.patches import check_pixels
 from regard.layers.separable import (
     axis_scores,
     axis_weights,
@@ -26,6 +27,7 @@ from regard.layers.separable import (
 )
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
+from regard.models.reading import check_sizes
 
 POSITIONS = ("quadratic", "gaussian", "learned", "content")
 
@@ -59,10 +61,11 @@ class SpatialConfig(Config):
         def refuse(asked: str, because: str, instead: str) -> None:
             raise ConfigError("SpatialConfig cannot be built.", asked=asked, because=because, instead=instead)
 
+        check_sizes(self, "channels", "patch", "dim", "layers", "heads", "hidden", "classes")
         if self.position not in POSITIONS:
             known = ", ".join(map(repr, POSITIONS))
             refuse(f"position={self.position!r}", f"known are {known}", 'position="quadratic"')
-        if min(self.image) < 1 or self.patch < 1 or any(side % self.patch for side in self.image):
+        if min(self.image) < 1 or any(side % self.patch for side in self.image):
             refuse(
                 f"image={self.image}, patch={self.patch}",
                 "an image is cut into whole patches of patch x patch pixels",
@@ -145,6 +148,7 @@ class SpatialTransformer(Pretrained):
                 because="the number of tokens and the tables of positions follow from the size of the image",
                 instead="images resized to that, or a SpatialConfig with image=(rows, columns) and channels=...",
             )
+        check_pixels(image, self.embedding.weight)
         x = functional.pixel_unshuffle(image, self.config.patch).permute(0, 2, 3, 1)
         x = self.embedding(x)
         for block in self.blocks:

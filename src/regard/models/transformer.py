@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import ConfigError
-from regard.layers.block import Block, Blocks
-from regard.layers.cache import CrossCache, Memory
+from regard.layers.block import Block, Stack
+from regard.layers.cache import CrossCache, Memory, padded_positions
 from regard.layers.feedforward import GATED, PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -123,8 +123,8 @@ class Transformer(Pretrained):
         self.target_embedding = self.embedding if config.shared else nn.Embedding(config.vocabulary, config.dim)
         self.source_positions, self.target_positions = _positions(config), _positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Blocks(_block(config, decodes=False) for _ in range(config.layers))
-        self.decoder = Blocks(_block(config, decodes=True) for _ in range(config.layers))
+        self.encoder = Stack(_block(config, decodes=False) for _ in range(config.layers))
+        self.decoder = Stack(_block(config, decodes=True) for _ in range(config.layers))
         ends = config.order == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.decoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
@@ -182,7 +182,8 @@ class Transformer(Pretrained):
         """
         past = 0 if memory is None else memory.length
         check_tokens(target, self.vocabulary, self.context, past)
-        positions = torch.arange(past, past + target.shape[1], device=target.device)
+        positions = torch.arange(target.shape[1]) if memory is None else memory.positions(target.shape[1])
+        positions = positions.to(target.device)
         y = self._embed(target, self.target_embedding, self.target_positions, positions)
         for index, block in enumerate(self.decoder):
             y = block(
@@ -213,8 +214,7 @@ class Transformer(Pretrained):
         padding, places = None, None
         if lengths is not None:
             padding = Padding(lengths, side="left")
-            count = torch.arange(prompts.shape[1], device=prompts.device)
-            places = (count - (prompts.shape[1] - lengths.to(prompts.device)[:, None])).clamp(min=0)
+            places = padded_positions(prompts.shape[1], lengths).to(prompts.device)
         context = self.encode(prompts, pattern=padding, positions=places)
         memory = self.new_memory(room + 1)
         memory.context_pattern = padding

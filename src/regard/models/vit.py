@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, InputError
-from regard.layers.block import Block, Blocks
+from regard.layers.block import Block, Stack
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -123,7 +123,7 @@ class ViT(Pretrained):
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = GridPositions(config.grid, config.dim, first=1)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Blocks(_block(config) for _ in range(config.layers))
+        self.blocks = Stack(_block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.head = Linear(config.dim, config.classes) if config.classes else None
         self._initialise()

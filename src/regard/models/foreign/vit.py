@@ -71,6 +71,7 @@ class HuggingFaceViT(Converter):
         size = config.get("image_size", 224)
         fields["image"] = (size, size) if isinstance(size, int) else tuple(size)
         fields["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
+        fields.setdefault("norm_eps", 1e-12)  # their default, not ours
         classifies = "ViTForImageClassification" in (config.get("architectures") or ["ViTForImageClassification"])
         labels = config.get("num_labels", len(config.get("id2label") or ()) or 2)
         fields["classes"] = labels if classifies else 0

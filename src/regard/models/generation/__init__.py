@@ -5,15 +5,15 @@ from regard.models.generation.generate import Generation, generate, stream
 from regard.models.generation.markov import Markov
 from regard.models.generation.penalties import LengthPenalty, PowerPenalty, WuPenalty
 from regard.models.generation.sampling import Sampler
-from regard.models.generation.writer import Memory, Writer
+from regard.models.generation.writer import Remembers, Writer
 
 __all__ = [
     "Generation",
     "Hypothesis",
     "LengthPenalty",
     "Markov",
-    "Memory",
     "PowerPenalty",
+    "Remembers",
     "Sampler",
     "Writer",
     "WuPenalty",

@@ -20,7 +20,7 @@ from regard.models.generation.writer import Writer, resting
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Hypothesis", "beam_search"]
+__all__ = ["Hypothesis", "beam_search", "search"]
 
 
 class Hypothesis(NamedTuple):
@@ -39,7 +39,6 @@ class Hypothesis(NamedTuple):
     finished: bool
 
 
-@torch.no_grad()
 def beam_search(
     model: Writer,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
@@ -88,10 +87,24 @@ def beam_search(
             because="the pool of finished texts has as many places as there are beams",
             instead=f"beams={best}, or best={beams}",
         )
-    read = read_prompts(model, prompts, max_new)
-    search = _Search(model, max_new, beams, best, read_penalty(length_penalty), read_stop(model, stop))
+    return search(model, read_prompts(model, prompts, max_new), max_new, beams, length_penalty, stop, best)
+
+
+@torch.no_grad()
+def search(
+    model: Writer,
+    read: Prompts,
+    max_new: int,
+    beams: int,
+    length_penalty: float | LengthPenalty,
+    stop: Stop,
+    best: int = 1,
+) -> list[list[Hypothesis]]:
+    """`beam_search` of prompts that were read already, with numbers that were checked."""
+    penalty = read_penalty(length_penalty, max_new)
+    wanted = _Search(model, max_new, beams, best, penalty, read_stop(model, stop))
     with resting(model):
-        return [pool.hypotheses(best) for pool in search.run(read)]
+        return [pool.hypotheses(best) for pool in wanted.run(read)]
 
 
 @dataclass(frozen=True)

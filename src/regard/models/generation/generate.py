@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.models.generation.beam import beam_search
+from regard.models.generation.beam import search
 from regard.models.generation.penalties import LengthPenalty
 from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
 from regard.models.generation.sampling import Dice, Sampler, exact_enough, log_probabilities
@@ -82,8 +82,9 @@ def generate(
     beams = whole("beams", beams, least=1)
     if beams > 1:
         _refuse_with_beams(beams, temperature, top_k, top_p, on_token)
-        read = read_prompts(model, prompts, whole("max_new", max_new, least=1))
-        found = beam_search(model, read.lists, max_new=max_new, beams=beams, length_penalty=length_penalty, stop=stop)
+        max_new = whole("max_new", max_new, least=1)
+        read = read_prompts(model, prompts, max_new)
+        found = search(model, read, max_new, beams, length_penalty, stop)
         texts = [hypotheses[0] for hypotheses in found]
         tokens, finished = [text.tokens for text in texts], [text.finished for text in texts]
         return Generation(tokens, _sequences(model, read, tokens), [text.log_probability for text in texts], finished)

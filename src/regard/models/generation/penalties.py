@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from regard.errors import InputError
 
+# Scores of divisors up to here, or one over it, are ordinary float64 numbers with all their digits.
+HUGE = 1e200
+
 __all__ = ["LengthPenalty", "PowerPenalty", "WuPenalty", "read_penalty"]
 
 
@@ -20,7 +23,7 @@ class LengthPenalty:
     alpha: float
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.alpha, int | float) and math.isfinite(self.alpha)):
+        if not (isinstance(self.alpha, int | float) and abs(self.alpha) < math.inf):
             raise InputError(
                 "The strength of a length penalty is a finite number.",
                 asked=f"{type(self).__name__}({self.alpha!r})",
@@ -77,9 +80,23 @@ class PowerPenalty(LengthPenalty):
     alpha: float = 1.0
 
     def __call__(self, length: int) -> float:
-        return float(length**self.alpha)
+        return float(length) ** self.alpha
 
 
-def read_penalty(penalty: float | LengthPenalty) -> LengthPenalty:
-    """The penalty itself, or Wu's of this strength."""
-    return penalty if isinstance(penalty, LengthPenalty) else WuPenalty(penalty)
+def read_penalty(penalty: float | LengthPenalty, longest: int) -> LengthPenalty:
+    """The penalty itself, or Wu's of this strength, known to be a good divisor up to this length."""
+    read = penalty if isinstance(penalty, LengthPenalty) else WuPenalty(penalty)
+    for length in (1, longest):  # monotone: all others lie between
+        try:
+            divisor = read(length)
+        except OverflowError:
+            divisor = math.inf
+        if not 1 / HUGE <= divisor <= HUGE:
+            raise InputError(
+                "The length penalty is too strong.",
+                asked=f"{read!r} for texts of up to {longest} tokens",
+                found=f"lp({length}) = {divisor:.3g}",
+                because="scores are log-probabilities divided by it, and would all be zero or infinite",
+                instead="0.6 as in Attention Is All You Need, or another number near 1",
+            )
+    return read

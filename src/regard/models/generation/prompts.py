@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.models.generation.writer import Writer, device_of
+from regard.models.reading import listed, token_numbers
 
 __all__ = ["Prompts", "Stop", "read_prompts", "read_stop", "whole"]
 
-Stop = int | Sequence[int]
+Stop = int | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ def read_prompts(model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int]
 
 
 def read_stop(model: Writer, stop: Stop) -> frozenset[int]:
-    """The tokens that end a text."""
-    given = (stop,) if isinstance(stop, SupportsIndex) else tuple(stop)
+    """The tokens that end a text: one, several, or none."""
+    given = listed(() if stop is None else stop)
+    given = tuple(given) if isinstance(given, Iterable) else (given,)
     tokens = frozenset(whole("stop", token, least=0) for token in given)
     if tokens and max(tokens) >= model.vocabulary:
         raise InputError(
@@ -79,6 +81,7 @@ def read_stop(model: Writer, stop: Stop) -> frozenset[int]:
 
 def whole(name: str, value: SupportsIndex, least: int) -> int:
     """A whole number that is not too small."""
+    value = listed(value)
     if isinstance(value, SupportsIndex) and not isinstance(value, bool) and operator.index(value) >= least:
         return operator.index(value)
     raise InputError(
@@ -104,15 +107,16 @@ def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list
                 instead="an int64 tensor of shape (token,) or (batch, token)",
             )
         return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
-    rows = list(prompts)
-    if rows and all(isinstance(token, SupportsIndex) and not isinstance(token, Tensor) for token in rows):
-        rows = [rows]
+    rows: list = []
     try:
-        return [[operator.index(token) for token in row] for row in rows]  # type: ignore[union-attr]
+        rows = [listed(row) for row in listed(prompts)]
+        if rows and all(isinstance(token, SupportsIndex) for token in rows):
+            rows = [rows]
+        return [token_numbers(row) for row in rows]
     except TypeError:
         raise InputError(
             "A prompt is a list of token numbers.",
-            found=f"prompts={_few(rows)}",
+            found=f"prompts={_few(rows) if rows else repr(prompts)}",
             because="a model reads numbers, not text",
             instead="prompts=[[15496, 995], [40]], as a tokenizer gives them",
         ) from None

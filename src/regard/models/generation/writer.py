@@ -12,15 +12,15 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Memory", "Writer", "device_of", "resting"]
+__all__ = ["Remembers", "Writer", "device_of", "resting"]
 
 
-class Memory(Protocol):
+class Remembers(Protocol):
     """What a model remembers of the tokens it has read: the caches of its layers, one row for each text."""
 
     @property
     def length(self) -> int:
-        """How many tokens each row holds, padding included."""
+        """How many tokens the longest row holds."""
         ...
 
     def reorder(self, index: Int[Tensor, "new"]) -> None:
@@ -59,7 +59,7 @@ class Writer(Protocol):
         """Reads the prompts and remembers them, with room for `room` more tokens.
 
         The prompts are padded on the left: the last `lengths[b]` entries of row b are real, all of them where
-        `lengths` is None. Returns the logits of each row's next token, and a `Memory`.
+        `lengths` is None. Returns the logits of each row's next token, and what `Remembers` them.
         """
         ...
 
