@@ -47,6 +47,18 @@ The choir sang without a conductor.
 """.strip().splitlines()
 
 
+def read_sentences(file: Path | None) -> list[str]:
+    """The lines to search; ValueError where there is none, or where a file is no text."""
+    try:
+        lines = SENTENCES if file is None else file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as reason:
+        raise ValueError(f"{file} is no text in UTF-8 (byte {reason.start:,})") from None
+    sentences = [line.strip() for line in lines if line.strip()]
+    if not sentences:
+        raise ValueError(f"{file} has no sentences: every line is empty")
+    return sentences
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("query", nargs="?", default="how do plants get their food?")
@@ -54,19 +66,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=5, help="how many to show")
     asked = parser.parse_args(arguments)
     try:
+        sentences = read_sentences(asked.file)
+        if asked.count < 1:
+            raise ValueError(f"--count is 1 or more, not {asked.count}")
+    except (ValueError, OSError) as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    try:
         from tokenizers import Tokenizer
     except ImportError:
         print("This example needs the tokenizer: pip install 'regard[text]'", file=sys.stderr)
         return 1
     try:
         folder = fetch("minilm")
-        lines = SENTENCES if asked.file is None else asked.file.read_text(encoding="utf-8").splitlines()
-        sentences = [line.strip() for line in lines if line.strip()]
         model = Bert.from_pretrained(folder)
     except (Unavailable, RegardError, OSError) as reason:
         print(reason, file=sys.stderr)
         return 1
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as reason:  # the package raises no kind of its own
+        print(f"{folder / 'tokenizer.json'} cannot be read: {reason}", file=sys.stderr)
+        return 1
     tokenizer.no_padding()
     tokenizer.enable_truncation(model.config.context)
     texts = [encoded.ids for encoded in tokenizer.encode_batch([asked.query, *sentences])]
@@ -77,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{asked.query}\n")
     for place in closeness.argsort(descending=True)[: asked.count].tolist():
         print(f"  {closeness[place]:5.2f}  {sentences[place]}")
-    print(f"\n{len(texts)} sentences, {sum(map(len, texts))} tokens, {1e3 * spent:.0f} ms")
+    print(f"\n{len(sentences)} sentences, {sum(map(len, texts))} tokens, {1e3 * spent:.0f} ms")
     return 0
 
 

@@ -11,6 +11,7 @@ same story again.
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 import time
 
@@ -29,6 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=0.9, help="draw from the likeliest words of this share")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
+    if asked.tokens < 1:
+        parser.error(f"--tokens is 1 or more, not {asked.tokens}")
+    if not asked.temperature >= 0:
+        parser.error(f"--temperature is 0 or more, not {asked.temperature}")
+    if not 0 < asked.top_p <= 1:
+        parser.error(f"--top-p is a share above 0 and up to 1, not {asked.top_p}")
+    characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    written = 0
     try:
         file = fetch("stories15m")
         model, tokenizer = GPT.from_pretrained(file), read_tokenizer(file)
@@ -37,22 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
         choices = {"temperature": asked.temperature, "seed": asked.seed}
         if asked.temperature:
             choices["top_p"] = asked.top_p
-        told = prompt[:]
-        shown = tokenizer.decode(told)
-        print(shown, end="", flush=True)
+        # a prompt that leaves no room is refused by the model, which says how much there is
+        most = asked.tokens if room < 1 else min(asked.tokens, room)
         begin = time.perf_counter()
-        for _, token in stream(model, [prompt], max_new=min(asked.tokens, room), stop=(BEGIN, END), **choices):
+        for _, token in stream(model, [prompt], max_new=most, stop=(BEGIN, END), **choices):
+            if not written:
+                print(tokenizer.decode(prompt), end="", flush=True)
             if token in (BEGIN, END):
                 break
-            told.append(token)
-            text = tokenizer.decode(told)
-            print(text[len(shown) :], end="", flush=True)
-            shown = text
-    except (Unavailable, RegardError) as reason:
-        print(reason, file=sys.stderr)
+            written += 1
+            # a character may be made of several tokens, and is shown once it is complete
+            print(characters.decode(tokenizer.piece(token)), end="", flush=True)
+    except (Unavailable, RegardError, OSError) as reason:
+        print(f"{chr(10) if written else ''}{reason}", file=sys.stderr)
         return 1
-    written = len(told) - len(prompt)
-    print(f"\n\n{written} tokens, {written / (time.perf_counter() - begin):.0f} a second")
+    speed = written / (time.perf_counter() - begin)
+    print(f"{characters.decode(b'', final=True)}\n\n{written} tokens, {speed:.0f} a second")
     return 0
 
 

@@ -44,6 +44,19 @@ def test_both_ways_are_attention_with_channels_as_tokens(mix):
     torch.testing.assert_close(mix(parts, 0.3), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("beta", [32**-0.5, 3136**-0.5])
+@pytest.mark.parametrize("mix", [channels._one_by_one, channels._together])
+def test_scores_of_many_tokens_stay_within_float16(mix, beta):
+    # 3136 * 8 * 8 is beyond 65504, beta times it is not. All scores are equal, so every channel gets the mean.
+    generator = torch.Generator().manual_seed(2)
+    parts = torch.full((1, 3136, 3, 2, 32), 8.0)
+    parts[:, :, 2] = torch.randn(1, 3136, 2, 32, generator=generator)
+    parts = parts.half()
+    expected = parts[:, :, 2].double().mean(-1, keepdim=True).expand(-1, -1, -1, 32).flatten(2)
+    # Weights of 1 / 32 are exact up to half a unit; 32 values below 5 are summed, then rounded.
+    torch.testing.assert_close(mix(parts, beta).double(), expected, rtol=0, atol=2 * 2**-11 * 5)
+
+
 @pytest.mark.parametrize("few", [0, 99])
 def test_slopes_are_those_of_finite_differences(few, monkeypatch):
     monkeypatch.setattr(channels, "FEW_GROUPS", few)
@@ -86,13 +99,17 @@ def test_the_layer_scales_by_what_it_says():
     assert (by_dim(other) - by_tokens(other)).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(("groups", "scores"), [(1, 67_108_864), (16, 4_194_304), (2, 33_554_432)])
-def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(groups, scores):
+@pytest.mark.parametrize(
+    ("groups", "scores", "both"),
+    [(1, 67_108_864, 134_217_728), (16, 4_194_304, 8_388_608), (2, 33_554_432, 67_108_864)],
+)
+def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(groups, scores, both):
     layer, x = ChannelAttention(512, groups), torch.randn(1, 16, 16, 512)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(x)
     counts = {str(name): count // 2 for name, count in counter.get_flop_counts()["Global"].items()}
-    assert counts == {"aten.bmm": 2 * scores, "aten.addmm": 4 * 256 * 512**2}  # scores and sum; projections
+    assert counts == {"aten.bmm": both, "aten.addmm": 4 * 256 * 512**2}  # scores and sum; projections
+    assert both == 2 * scores
     if groups == 1:
         assert sum(counts.values()) == 402_653_184 == 6 * 256 * 512**2
 

@@ -18,7 +18,6 @@ from regard.layers.linear import (
     FEWEST_PRODUCTS,
     FEWEST_WEIGHTS,
     LARGE_PAGE,
-    MANY_ROWS,
     MOST_ROWS,
     Linear,
     settle,
@@ -26,8 +25,8 @@ from regard.layers.linear import (
 
 INSIDE, OUTSIDE = 397, 379  # enough weights for the kernels
 assert INSIDE * OUTSIDE >= FEWEST_WEIGHTS
-assert MANY_ROWS > MOST_ROWS + 1
-assert INSIDE * OUTSIDE * MANY_ROWS >= FEWEST_PRODUCTS
+MANY_ROWS = 53
+assert MANY_ROWS > MOST_ROWS
 DTYPES = [torch.float32, torch.float64]
 native = pytest.mark.skipif(library.missing() is not None, reason="there are no native kernels")
 on_large_pages = pytest.mark.skipif(not hasattr(linear.mmap, "MADV_HUGEPAGE"), reason="there are no large pages here")
@@ -169,6 +168,11 @@ def test_many_rows_without_gradient_take_the_other_kernel(calls, many):
     torchs.bias.detach().zero_()
     assert_same_up_to_rounding(linear.linear(x, ours.weight), torchs, x)
     assert many == [(2, MANY_ROWS, INSIDE, None), (MANY_ROWS, INSIDE, None), (2, MANY_ROWS, INSIDE, None)]
+    # Few weights, but many products.
+    small = Linear(7, 5).requires_grad_(False)
+    for count in (FEWEST_PRODUCTS // 35, FEWEST_PRODUCTS // 35 + 1):
+        small(rows(count, 7))
+    assert many[3:] == [(FEWEST_PRODUCTS // 35 + 1, 7, None)]
     assert not calls
 
 
@@ -176,10 +180,9 @@ def test_many_rows_without_gradient_take_the_other_kernel(calls, many):
 def test_others_take_torchs_product(calls, many):
     ours, _ = twins()
     x = rows(2, INSIDE)
-    ours(rows(MOST_ROWS + 1, INSIDE))
-    ours(rows(MANY_ROWS - 1, INSIDE))
     Linear(7, 5)(rows(2, 7))
     Linear(7, 5)(rows(MANY_ROWS, 7))
+    Linear(INSIDE, OUTSIDE, dtype=torch.float64)(rows(MANY_ROWS, INSIDE, dtype=torch.float64))
     Linear(INSIDE, OUTSIDE, dtype=torch.bfloat16)(x.bfloat16())
     assert ours.to("meta")(x.to("meta")).shape == (2, OUTSIDE)
     assert not calls
@@ -190,7 +193,7 @@ def test_others_take_torchs_product(calls, many):
 @torch.no_grad()
 def test_a_bend_is_that_of_torch_whoever_multiplies(calls, many):
     ours, torchs = twins()
-    for count in (2, MOST_ROWS + 1, MANY_ROWS):
+    for count in (2, MANY_ROWS):
         x = rows(count, INSIDE)
         size = F.linear(x.abs(), ours.weight.abs(), ours.bias.abs())
         for name, bend in BENDS.items():

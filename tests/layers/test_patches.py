@@ -91,6 +91,8 @@ def test_parameters_are_those_of_a_convolution():
         (torch.zeros(2, 3, 8, 11), "whole number of patches", "8 x 12"),
         (torch.zeros(2, 3, 0, 4), "smaller than one patch", "larger"),
         (torch.zeros(2, 3, 8, 12, dtype=torch.uint8), "floating-point", "float()"),
+        (torch.zeros(2, 3, 8, 12, dtype=torch.float16), "different precisions", "image.to(torch.float32)"),
+        (torch.zeros(2, 3, 8, 12, dtype=torch.float64), "different precisions", "image.to(torch.float32)"),
     ],
 )
 def test_a_wrong_image_is_refused_in_four_parts(image, headline, instead):
@@ -107,3 +109,17 @@ def test_a_patch_without_pixels_is_refused():
         PatchEmbedding(3, 5, 0)
     with pytest.raises(ConfigError, match="padding"):
         PatchEmbedding(3, 5, 4, padding=-1)
+
+
+@pytest.mark.parametrize("patch", [4, 17])
+def test_autocast_may_mix_precisions_but_for_float64(patch):
+    torch.manual_seed(7)
+    layer, image = PatchEmbedding(3, 5, patch), torch.randn(2, 3, 2 * patch, patch)
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = layer(image.bfloat16())
+        with pytest.raises(InputError, match="different precisions"):
+            layer(image.double())
+    assert tokens.dtype == torch.bfloat16
+    # Weights, pixels and the sum are rounded once each; the products are of numbers below 5 and 1.
+    terms = 3 * patch**2
+    torch.testing.assert_close(tokens.float(), layer(image), rtol=0, atol=3 * 2**-8 * 5 * terms**0.5)

@@ -103,19 +103,19 @@ def multiplications(layer, x, operator: str | None = None) -> int:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("window", "scores", "projections"),
+    ("window", "scores", "both", "projections"),
     [
-        (7, 11_063_808, 462_422_016),  # 16 is padded to 21
-        (8, 8_388_608, 268_435_456),
-        (4, 2_097_152, 268_435_456),
-        (16, 33_554_432, 268_435_456),  # one window: every patch sees every patch
+        (7, 11_063_808, 22_127_616, 462_422_016),  # 16 is padded to 21
+        (8, 8_388_608, 16_777_216, 268_435_456),
+        (4, 2_097_152, 4_194_304, 268_435_456),
+        (16, 33_554_432, 67_108_864, 268_435_456),  # one window: every patch sees every patch
     ],
 )
-def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(window, scores, projections):
+def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(window, scores, both, projections):
     layer, x = WindowAttention(512, 16, window), torch.randn(1, 16, 16, 512)
-    assert multiplications(layer, x, "attention") == 2 * scores  # scores, and the weighted sum
+    assert multiplications(layer, x, "attention") == both == 2 * scores  # scores, and the weighted sum
     assert multiplications(layer, x, "addmm") == projections
-    assert multiplications(layer, x) == 2 * scores + projections
+    assert multiplications(layer, x) == both + projections
 
 
 @needs_kernels

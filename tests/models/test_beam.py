@@ -232,6 +232,11 @@ def test_the_texts_and_scores_are_hugging_faces(alpha, ends):
         ({"max_new": 0}, "max_new=0"),
         ({"length_penalty": math.nan}, "nan"),
         ({"length_penalty": "long"}, "long"),
+        ({"length_penalty": 1e4}, "WuPenalty(alpha=10000.0)"),
+        ({"length_penalty": -1e4}, "WuPenalty(alpha=-10000.0)"),
+        ({"length_penalty": 10**400}, "up to 3 tokens"),
+        ({"length_penalty": PowerPenalty(1e4)}, "PowerPenalty(alpha=10000.0)"),
+        ({"length_penalty": PowerPenalty(-(10**4))}, "PowerPenalty(alpha=-10000)"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, word):
@@ -240,3 +245,10 @@ def test_what_cannot_be_is_refused(arguments, word):
     assert word in caught.value.asked
     assert caught.value.because
     assert caught.value.instead
+
+
+@pytest.mark.parametrize("alpha", [-90.0, 90.0])
+def test_a_strong_length_penalty_decides_by_length(alpha):
+    found = beam_search(Toy(), [[1]], max_new=5, beams=11, stop=4, length_penalty=PowerPenalty(alpha))[0][0]
+    assert len(found.tokens) == (5 if alpha > 0 else 1)
+    assert math.isclose(found.score, found.log_probability / len(found.tokens) ** alpha)

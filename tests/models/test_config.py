@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+import torch
+from agreement import refused
 
 from regard.errors import ConfigError
+from regard.models import BertConfig, DaViTConfig, GPTConfig, SpatialConfig, TransformerConfig, ViT, ViTConfig
 from regard.models.config import Config
 
 
@@ -21,6 +26,17 @@ class Tower(Config):
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
     hidden: int | None = None
+
+
+@dataclass(frozen=True)
+class Steeple(Tower):
+    """One that checks for itself, and may rely on the types."""
+
+    bells: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dim % 2 == 0 or sum(self.depths) + sum(self.window) + self.rate < 0:
+            raise ConfigError("Steeples are odd.", because="an even one falls", instead="dim=7")
 
 
 def test_a_configuration_survives_json():
@@ -65,12 +81,59 @@ def test_a_missing_field_without_default_is_named():
         ("hidden", "x", "hidden is int or None"),
     ],
 )
-def test_a_value_of_another_type_is_refused_with_the_type_it_should_have(field: str, value: object, because: str):
+@pytest.mark.parametrize("build", [Tower.from_dict, lambda fields: Tower(**fields), lambda fields: Steeple(**fields)])
+def test_a_value_of_another_type_is_refused_with_the_type_it_should_have(build, field, value, because):
     with pytest.raises(ConfigError) as caught:
-        Tower.from_dict({"dim": 7} | {field: value})
+        build({"dim": 7} | {field: value})
     assert because in caught.value.because
+    assert caught.value.asked.startswith(f"{field}={value!r}")
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden", None), ("hidden", 3), ("rate", 2), ("window", (3, 5))])
 def test_a_value_of_its_type_is_taken(field: str, value: object):
     assert getattr(Tower.from_dict({"dim": 7, field: value}), field) == value
+
+
+def test_lists_become_tuples_however_a_configuration_is_built():
+    steeple = Steeple(7, depths=[2, 3], bells=[[1, 2], (3, 5)])  # pyright: ignore[reportArgumentType]
+    assert (steeple.depths, steeple.bells) == ((2, 3), ((1, 2), (3, 5)))
+    assert steeple == Steeple.from_dict(json.loads(json.dumps(steeple.to_dict())))
+    assert hash(steeple) == hash(dataclasses.replace(steeple, window=[3, 5]))
+
+
+def test_a_subclass_still_checks_for_itself():
+    with pytest.raises(ConfigError, match="Steeples are odd"):
+        Steeple(8)
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        (lambda: GPTConfig(heads="12"), "heads is int"),
+        (lambda: GPTConfig(dim=24.0), "dim is int"),
+        (lambda: GPTConfig(norm_eps=-1.0), "norm_eps=-1.0"),
+        (lambda: BertConfig(dropout=True), "dropout is float"),
+        (lambda: TransformerConfig(norm_eps=math.inf), "norm_eps=inf"),
+        (lambda: ViTConfig(image=224), "image is tuple[int, int]"),
+        (lambda: ViTConfig(norm_eps=math.nan), "norm_eps=nan"),
+        (lambda: SpatialConfig(layers=-1), "layers=-1"),
+        (lambda: SpatialConfig(dim=0), "dim=0"),
+        (lambda: SpatialConfig(patch=0), "patch=0"),
+        (lambda: SpatialConfig(classes=0), "classes=0"),
+        (lambda: SpatialConfig(dropout=2.0), "dropout=2.0"),
+        (lambda: SpatialConfig(attention_dropout=2.0), "attention_dropout=2.0"),
+        (lambda: DaViTConfig(eps=-1.0), "eps=-1.0"),
+        (lambda: DaViTConfig(expansion=-1.0), "hidden channel"),
+        (lambda: DaViTConfig(expansion=0.01), "hidden channel"),
+        (lambda: DaViTConfig(expansion=math.nan), "hidden channel"),
+    ],
+)
+def test_no_model_is_built_of_what_it_cannot_use(build, word):
+    with refused(ConfigError, word):
+        build()
+
+
+def test_a_list_is_as_good_an_image_as_a_tuple():
+    config = ViTConfig(image=[8, 12], patch=4, classes=5, dim=6, layers=1, heads=2)  # pyright: ignore[reportArgumentType]
+    assert config.image == (8, 12)
+    assert ViT(config)(torch.zeros(1, 3, 8, 12)).shape == (1, 5)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from agreement import refused
 from torch.utils.flop_counter import FlopCounterMode
 from twins import timm
 
@@ -313,3 +314,9 @@ def test_a_configuration_that_cannot_be_is_refused(change, because):
 def test_an_unknown_variant_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="tiny, small, base"):
         DaViTConfig.variant("micro")
+
+
+@pytest.mark.parametrize("size", [(8, 12), (9, 13)])
+def test_an_image_of_another_precision_is_refused(size):
+    with refused(InputError, "different precisions", "float64", "float32"):
+        DaViT(SMALL)(torch.zeros(1, 3, *size, dtype=torch.float64))

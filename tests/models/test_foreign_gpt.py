@@ -11,6 +11,8 @@ import torch
 from twins import transformers
 
 from regard.errors import CheckpointError, ConfigError
+from regard.models import Bert, DaViT, ViT
+from regard.models.assembly import assemble
 from regard.models.files import find, llama2c, read_checkpoint, write_folder
 from regard.models.files import gguf as gguf_file
 from regard.models.gpt import GPT, GPTConfig
@@ -230,3 +232,26 @@ def test_the_configurations_of_real_files_are_llamas(tmp_path: Path):
     assert GPTConfig.from_dict({name: saved[name] for name in saved if name != "model_type"}) == GPTConfig.llama(
         vocabulary=32000, context=256, dim=288, layers=6, heads=6, kv_heads=6, hidden=768
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "layout"),
+    [
+        (GPT, {"model_type": "bert"}, "huggingface"),
+        (GPT, {"model_type": "llama", "hidden_size": "8", "num_attention_heads": []}, "huggingface"),
+        (GPT, {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, "vocab_size": 3}, "huggingface"),
+        (ViT, {"model_type": "vit", "image_size": None}, "huggingface"),
+        (ViT, {}, "timm"),
+        (DaViT, {}, "timm"),
+        (Bert, {"model_type": "bert", "hidden_size": 8, "type_vocab_size": 2, "architectures": 7}, "huggingface"),
+    ],
+    ids=str,
+)
+def test_a_foreign_configuration_that_makes_no_sense_is_refused_in_four_parts(model, config, layout):
+    with pytest.raises(ConfigError):
+        model.from_foreign(config, {}, layout)
+
+
+def test_more_layers_than_tensors_are_not_even_built():
+    with pytest.raises(CheckpointError, match="more layers than tensors"):
+        assemble(GPT, GPTConfig(vocabulary=3, dim=4, heads=1, layers=10**9), {"x": torch.zeros(1)}, None, "a file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -89,12 +90,50 @@ def test_the_last_token_is_not_read():
         torch.tensor([[3, 1, 4]], dtype=torch.int32),
         [torch.tensor([3, 1, 4])],
         list(torch.tensor([[3, 1, 4]])),
+        list(torch.tensor([3, 1, 4])),
+        np.array([[3, 1, 4]], dtype=np.uint16),
+        np.array([3, 1, 4]),
+        [np.array([3, 1, 4])],
+        list(np.array([3, 1, 4])),
     ],
     ids=str,
 )
 def test_a_prompt_may_be_written_in_many_ways(prompts):
     toy = Toy()
     assert generate(toy, prompts, max_new=5).sequences == [[3, 1, 4, *greedy_text(toy, [3, 1, 4], 5)]]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    "stop", [torch.tensor([4, 7]), np.array([4, 7]), {4, 7}, [np.int32(4), torch.tensor(7)]], ids=str
+)
+def test_stop_tokens_may_be_written_in_many_ways(stop, beams):
+    expected = generate(Toy(), PROMPTS, max_new=17, beams=beams, stop=(4, 7))
+    assert any(expected.finished)
+    assert generate(Toy(), PROMPTS, max_new=17, beams=beams, stop=stop) == expected
+
+
+def test_no_stop_token_and_a_single_one_may_be_written_in_many_ways():
+    assert generate(Toy(), PROMPTS, max_new=17, stop=None) == generate(Toy(), PROMPTS, max_new=17)
+    assert generate(Toy(), PROMPTS, max_new=17, stop=torch.tensor(4)) == generate(Toy(), PROMPTS, max_new=17, stop=4)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_prompts_are_read_once(beams):
+    class Once(Toy):
+        looks = 0
+
+        @property
+        def context(self):
+            self.looks += 1
+
+        @context.setter
+        def context(self, value):
+            assert value is None
+
+    toy = Once()
+    generate(toy, iter(PROMPTS), max_new=3, beams=beams)
+    assert toy.looks == 1
 
 
 # Chance
@@ -270,6 +309,13 @@ def test_the_source_of_an_encoder_decoder_does_not_count():
         ("hello", {}, "not text"),
         ([["hello"]], {}, "not text"),
         ([[1.5]], {}, "not text"),
+        ([[1, True]], {}, "not text"),
+        (5, {}, "prompts=5"),
+        (None, {}, "prompts=None"),
+        (np.array(5), {}, "prompts=array(5)"),
+        (np.array([[1.0]]), {}, "not text"),
+        (np.zeros((1, 1, 1), dtype=int), {}, "not text"),
+        ([[1]], {"max_new": torch.tensor([3, 4])}, "max_new=[3, 4]"),
         ([[1]], {"max_new": 0}, "max_new=0"),
         ([[1]], {"max_new": 2.0}, "max_new=2.0"),
         ([[1]], {"temperature": -1}, "temperature=-1"),
@@ -279,6 +325,9 @@ def test_the_source_of_an_encoder_decoder_does_not_count():
         ([[1]], {"top_p": 0.5}, "Nothing is drawn"),
         ([[1]], {"stop": 11}, "stop=11"),
         ([[1]], {"stop": (0, -2)}, "stop=-2"),
+        ([[1]], {"stop": 1.5}, "stop=1.5"),
+        ([[1]], {"stop": torch.tensor([1.5])}, "stop=1.5"),
+        ([[1]], {"stop": torch.tensor([[1]])}, "stop=[1]"),
         ([[1]], {"seed": 1.5}, "seed=1.5"),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError
+from regard.models import GPT, GPTConfig
 from regard.models.config import Config
 from regard.models.files import read_safetensors, write_safetensors
 from regard.models.files.tensors import INDEX, SINGLE
@@ -252,6 +253,61 @@ def test_missing_extra_and_misshapen_tensors_are_all_named_with_their_shapes(tmp
         "misshapen: rungs.1.linear.bias (7,), not (5,)",
     ]
     assert str(tmp_path) in caught.value.asked
+
+
+@pytest.mark.parametrize("layout", ["regard", "reddal"])
+def test_a_model_changed_by_hand_is_not_written(tmp_path: Path, layout: str):
+    def untie(model: Ladder) -> None:
+        model.output.weight = nn.Parameter(model.output.weight.detach() + 1)
+
+    def tie(model: Ladder) -> None:
+        model.rungs[1].linear.bias = model.rungs[0].linear.bias
+
+    def fold(model: Ladder) -> None:
+        model.rungs[1].linear.bias = None
+
+    def widen(model: Ladder) -> None:
+        model.rungs[0].linear = nn.Linear(5, 7)
+
+    faults = {
+        untie: ["tied, yet different: embedding.weight and output.weight"],
+        tie: ["tied here, but not by the configuration: rungs.0.linear.bias and rungs.1.linear.bias"],
+        fold: ["missing: rungs.1.linear.bias (5,)"],
+        widen: [
+            "misshapen: rungs.0.linear.weight (7, 5), not (5, 5)",
+            "misshapen: rungs.0.linear.bias (7,), not (5,)",
+        ],
+    }
+    for change, expected in faults.items():
+        model = ladder()
+        change(model)
+        with pytest.raises(CheckpointError, match="no longer the one of its configuration") as caught:
+            model.save_pretrained(tmp_path / "new", layout=layout)
+        assert caught.value.found.splitlines() == expected
+        assert "tied=True" in caught.value.asked
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_head_tied_by_hand_and_a_folded_attention_are_not_written(tmp_path: Path):
+    sizes: dict[str, Any] = dict(vocabulary=11, context=7, dim=6, layers=1, heads=2)
+    tied = GPT(GPTConfig(**sizes, tied=False))
+    tied.output.weight = tied.embedding.weight
+    with pytest.raises(CheckpointError, match=r"not by the configuration: embedding\.weight and output\.weight"):
+        tied.save_pretrained(tmp_path / "tied")
+    folded = GPT(GPTConfig(**sizes))
+    folded.blocks[0].attention = folded.blocks[0].attention.fold_biases()
+    with pytest.raises(CheckpointError, match=r"misshapen: blocks\.0\.attention\.projections\.bias"):
+        folded.save_pretrained(tmp_path / "folded")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, "bfloat16", float])
+def test_a_model_is_loaded_in_floating_point_numbers_only(tmp_path: Path, dtype: Any):
+    ladder().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="floating-point"):
+        Ladder.from_pretrained(tmp_path, dtype=dtype)
+    with pytest.raises(CheckpointError, match="floating-point"):
+        Ladder.from_foreign(*ladder().to_foreign("reddal"), "reddal", dtype=dtype)
 
 
 def test_many_faults_are_counted(tmp_path: Path):

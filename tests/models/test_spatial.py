@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from agreement import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.biases import quadratic_encoding
@@ -246,6 +247,9 @@ def test_what_does_not_fit_is_refused():
         SpatialConfig(position="content", dim=7)
     with pytest.raises(InputError, match="images of shape"):
         make("learned")(torch.zeros(1, 2, 10, 6, dtype=torch.float64))
+    for dtype, word in ((torch.uint8, "floating-point"), (torch.float32, "different precisions")):
+        with refused(InputError, word, str(dtype)):
+            make("learned")(torch.zeros(1, 2, 6, 10, dtype=dtype))
 
 
 def test_a_configuration_comes_back_from_its_dictionary():

@@ -263,6 +263,8 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.zeros(3, 8, 12))
     with refused(InputError, "uint8"):
         model(torch.zeros(1, 3, 8, 12, dtype=torch.uint8))
+    with refused(InputError, "different precisions"):
+        model(torch.zeros(1, 3, 8, 12, dtype=torch.float64))
     with refused(ConfigError, "does not know 'patches'"):
         ViTConfig.from_dict({"patches": 4})
     with refused(ConfigError, "not made of patches"):

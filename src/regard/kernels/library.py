@@ -23,6 +23,7 @@ ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
 LINEAR = struct.Struct("=9q2d12q6q8q")
 FEW = struct.Struct("=11q")
+MANY = struct.Struct("=12q")
 LARGE = 1 << 25  # bytes from which the C library's allocator asks the system for every block, and gives it back
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
@@ -57,10 +58,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
-    for number, fields in enumerate((ATTENTION, DECODE, LINEAR, FEW)):
+    for number, fields in enumerate((ATTENTION, DECODE, LINEAR, FEW, MANY)):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
-    for name in ("attention", "attention_backward", "decode", "linear", "linear_backward", "few"):
+    for name in ("attention", "attention_backward", "decode", "linear", "linear_backward", "few", "many"):
         function = getattr(found, f"regard_{name}")
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
     found.regard_exp2.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]

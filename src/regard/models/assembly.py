@@ -25,6 +25,15 @@ def assemble(
 
     At no time is there more than one copy of the model and one tensor more, and none of it is initialised in vain.
     """
+    layers = getattr(config, "layers", 0)
+    if layers > len(state):  # before building them: a broken number would take forever
+        raise CheckpointError(
+            "There are more layers than tensors.",
+            asked=f"a model of {layers} layers from {source}",
+            found=f"{len(state)} tensors",
+            because="every layer has tensors of its own",
+            instead="the configuration these tensors were saved with",
+        )
     with torch.device("meta"):
         model = build(config)
     groups = same_tensors(model)

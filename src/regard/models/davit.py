@@ -68,7 +68,7 @@ class DaViTConfig(Config):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels", "window")
+        check_sizes(self)
         problem = None
         if not len(self.dims) == len(self.heads) == len(self.depths) > 0:
             problem = "every stage has its channels, heads and depth"
@@ -76,7 +76,7 @@ class DaViTConfig(Config):
             problem = "heads share the channels of their stage evenly"
         elif self.merge not in (2, 3) or self.scale not in ("dim", "tokens"):
             problem = 'merge is 2 or 3, and scale is "dim" or "tokens"'
-        elif min(self.dims) < 1 or min(self.classes, *self.depths) < 0:
+        elif min(self.channels, self.window, *self.dims) < 1 or min(self.classes, *self.depths) < 0:
             problem = "sizes are positive; only classes and depths may be 0"
         elif not 1 <= self.expansion * min(self.dims) < math.inf:
             problem = "a feed-forward layer has at least one hidden channel, and finitely many"

@@ -16,7 +16,7 @@ from regard.models.assembly import assemble, check_dtype, check_readable, stored
 from regard.models.config import Config
 from regard.models.files.folder import read_checkpoint, write_folder
 from regard.models.files.tensors import SHARD_BYTES
-from regard.models.foreign.rules import Converter
+from regard.models.foreign.rules import Converter, understood
 
 State = dict[str, Tensor]
 
@@ -140,7 +140,7 @@ class Pretrained(nn.Module):
     def _convert(
         cls, converter: Converter, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str
     ) -> Self:
-        ours = converter.read_config(config)
+        ours = understood(cls.__name__, converter, config)
         return assemble(cls, ours, converter.read_state(state, ours), dtype, source)
 
     @classmethod

@@ -19,6 +19,7 @@ CHANCES = ("dropout", "attention_dropout")
 EPSILONS = ("norm_eps", "eps")
 # The numbers that rows of an embedding are found by.
 INDICES = (torch.int64, torch.int32)
+OTHER_NUMBERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.uint64)
 
 
 def check_sizes(config: Config, *names: str) -> None:
@@ -60,12 +61,12 @@ def token_numbers(text: Any) -> list[int]:
 def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, past: int = 0) -> None:
     """Refuse what is not a batch of token ids, ids that no row of the embedding belongs to, and texts too long."""
     if tokens.ndim != 2 or tokens.dtype not in INDICES:
-        small = tokens.ndim == 2 and not tokens.dtype.is_floating_point and tokens.dtype != torch.bool
+        whole = tokens.ndim == 2 and tokens.dtype in OTHER_NUMBERS
         raise InputError(
             "These are no tokens.",
             asked=f"a tensor {tuple(tokens.shape)} of {tokens.dtype}",
             because="tokens are whole numbers, (batch, token), and rows of an embedding are found by int64 or int32",
-            instead="tokens.long()" if small else "torch.tensor([[464, 3290]]), with two brackets for one text",
+            instead="tokens.long()" if whole else "torch.tensor([[464, 3290]]), with two brackets for one text",
         )
     if not tokens.shape[1]:
         raise InputError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.models.config import Config
 
 State = dict[str, Tensor]
@@ -57,7 +57,10 @@ class Either(Converter):
         return any(converter.matches(config) for converter in self.converters)
 
     def read_config(self, config: dict[str, Any]) -> Config:
-        return next(converter for converter in self.converters if converter.matches(config)).read_config(config)
+        for converter in self.converters:
+            if converter.matches(config):
+                return converter.read_config(config)
+        raise KeyError("model_type")
 
     def write_config(self, config: Any) -> dict[str, Any]:
         return self._of(config).write_config(config)
@@ -119,3 +122,20 @@ def lacks(library: str, wrong: Mapping[str, bool]) -> str:
     """
     settings = ", ".join(setting for setting, is_so in wrong.items() if is_so)
     return f"{library} has no {settings}" if settings else ""
+
+
+def understood(library: str, converter: Converter, config: dict[str, Any]) -> Config:
+    """Our configuration for a foreign one; what no converter expects becomes an error in the reader's words."""
+    try:
+        return converter.read_config(config)
+    except RegardError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as failure:
+        raise ConfigError(
+            f"This configuration of {library} cannot be understood.",
+            asked=", ".join(f"{name}={value!r}" for name, value in list(config.items())[:8])
+            or "an empty configuration",
+            found=f"{type(failure).__name__}: {failure}",
+            because="a key is missing, or its value is of another type than that library writes",
+            instead="the config.json that was saved with the model",
+        ) from failure
