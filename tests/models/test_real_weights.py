@@ -21,7 +21,7 @@ CLOSE = 1e-4
 def folder(name):
     found = packages.find(name)
     if found is None:
-        pytest.skip(f"{name} is not installed: python -m regard.models.files.fetch {name}")
+        pytest.skip(f"{name} is not here: python -m regard.models.files.fetch {name}")
     return found
 
 

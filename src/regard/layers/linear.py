@@ -16,14 +16,13 @@ from regard.kernels.library import missing
 from regard.kernels.many import run_many
 from regard.kernels.watched import unwatched
 
-# Measured on two cores with AVX2 against torch's own product: up to this many rows the kernel for few is faster, ...
+# Measured on two cores with AVX2 against torch's own product: the kernels are faster, up to this many rows the one for
+# few, beyond them the one for many, ...
 MOST_ROWS = 32
-# ... unless there are so few weights that they stay in the caches and torch finishes as soon.
+# ... unless there are so few weights that they stay in the caches and torch finishes as soon; ...
 FEWEST_WEIGHTS = 1 << 17
-# From this many rows on, the kernel for many is faster, ...
-MANY_ROWS = 96
-# ... unless there are so few products that both are done at once.
-FEWEST_PRODUCTS = 1 << 21
+# ... but for this many products the kernel for many is faster with any weights.
+FEWEST_PRODUCTS = 1 << 25
 LARGE_PAGE = 1 << 21
 
 
@@ -47,8 +46,8 @@ class Linear(nn.Linear):
     depend neither on the rows beside it nor on the number of threads.
 
     Parameters, names in the state, initial numbers and errors are those of `torch.nn.Linear`, results the same up to
-    rounding. Who asks for a gradient, compiles, exports, maps, casts or counts gets torch's product, as do numbers of
-    rows in between, other dtypes and other devices.
+    rounding. Who asks for a gradient, compiles, exports, maps, casts or counts gets torch's product, as do small
+    layers, other dtypes and other devices.
 
         >>> from regard.layers.linear import Linear
         >>> layer = Linear(768, 512).requires_grad_(False)
@@ -75,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, bend: str | No
 
 
 def is_bare(module: nn.Module) -> bool:
-    """Whether nobody notices that `linear` is called in place of this layer: it is of no other class and has no hooks."""
+    """Whether nobody notices that `linear` is called in place of this layer: it is no other class and has no hooks."""
     return type(module) is Linear and not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -118,7 +117,7 @@ def _pays(numbers: int, inside: int, out: int, dtype: torch.dtype) -> bool:
     """Whether a kernel is faster for `numbers / inside` rows."""
     if numbers <= MOST_ROWS * inside:
         return inside * out >= FEWEST_WEIGHTS
-    return dtype == torch.float32 and numbers >= MANY_ROWS * inside and numbers * out >= FEWEST_PRODUCTS
+    return dtype == torch.float32 and (inside * out >= FEWEST_WEIGHTS or numbers * out >= FEWEST_PRODUCTS)
 
 
 def settle(module: nn.Module) -> int:

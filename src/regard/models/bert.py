@@ -28,7 +28,7 @@ from regard.models.config import Config
 from regard.models.foreign.bert import HuggingFaceBert, heads_in
 from regard.models.foreign.rules import Converter
 from regard.models.generation.writer import resting
-from regard.models.packing import pack, pooled_rows
+from regard.models.packing import check_pooling, pack, pooled_rows
 from regard.models.pretrained import Pretrained
 from regard.models.reading import check_segments, check_sizes, check_tokens
 from regard.patterns import Padding, Pattern
@@ -201,8 +201,10 @@ class Bert(Pretrained):
             return self._embed(texts, pooling, normalise, tokens_at_once)
 
     def _embed(self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int) -> Tensor:
+        check_pooling(pooling)
+        rows_of_texts = list(pack(texts, tokens_at_once, self.config.context, self.config.vocabulary))
         made = self.embedding.weight.new_empty(len(texts), self.config.dim)
-        for packed in pack(texts, tokens_at_once, self.config.context, self.config.vocabulary):
+        for packed in rows_of_texts:
             device = made.device
             hidden = self.hidden(
                 packed.tokens.to(device), positions=packed.positions.to(device), pattern=packed.pattern

@@ -5,34 +5,60 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from regard.errors import CheckpointError
 
-# Hidden, so that no reader takes a leftover for a checkpoint, and beside the target, since only a rename within one
-# file system is atomic.
-PARTIAL = ".partial"
+try:
+    import fcntl
+except ImportError:  # not on every system; there each save still works under names of its own
+    fcntl = None
+
+# A file is made in a hidden folder beside its place, and then moved: only a rename within one file system is atomic.
+# The name is nobody else's, so that what a killed save left there can be removed without harm.
+WORK = ".regard-save-"
+# Where nothing can be locked, a folder that was made so long ago belongs to no save that still runs.
+STALE_SECONDS = 24 * 3600
 
 
-def partial(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
-    return path.with_name(f".{path.name}{PARTIAL}")
+@contextlib.contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A hidden folder within `folder`, for files that are not complete; it is removed at the end."""
+    work = new_workplace(folder)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def new_workplace(folder: Path) -> Path:
+    """Such a folder, for who removes it himself."""
+    work = folder / f"{WORK}{secrets.token_hex(4)}"
+    work.mkdir()
+    return work
 
 
 def stage(path: Path, write: Callable[[Path], None]) -> Path:
-    """Write beside `path`, down to the disk; nothing that can be read has changed yet."""
-    temporary = partial(path)
-    write(temporary)
-    with temporary.open("rb+") as file:
+    """Write a file of a workplace down to the disk; nothing that can be read has changed yet."""
+    usual = path.with_name(f"{path.name}.mode")
+    usual.touch()  # as any program would make it; some writers make files that only their owner may read
+    mode = usual.stat().st_mode & 0o777
+    os.remove(usual)
+    write(path)
+    path.chmod(mode)
+    with path.open("rb+") as file:
         os.fsync(file.fileno())
-    return temporary
+    return path
 
 
-def commit(path: Path) -> None:
-    """What was staged for `path` takes its name, in one step that cannot be seen half done."""
-    os.replace(partial(path), path)
+def move(staged: Path, path: Path) -> None:
+    """What was staged takes its name, in one step that cannot be seen half done."""
+    os.replace(staged, path)
     sync_folder(path.parent)
 
 
@@ -45,21 +71,48 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     >>> path.read_text()
     'seven'
     """
+    with workplace(path.parent) as work:
+        move(stage(work / path.name, write), path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Wait until no other process or thread writes to this folder; False where the system has no such locks.
+
+    The lock is on the folder itself, so it leaves no file behind and ends with the process that holds it.
+    """
     try:
-        stage(path, write)
-    except BaseException:
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    except OSError:
+        descriptor = None
+    if fcntl is None or descriptor is None:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # some network file systems lock nothing
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The workplaces within a folder: of saves that run now, or that were killed."""
+    return sorted(place for place in folder.glob(f"{WORK}*") if place.is_dir())
+
+
+def sweep(folder: Path, *, alone: bool) -> None:
+    """Remove what killed saves left in a folder. alone: no other save runs there now, which a lock makes certain."""
+    for place in leftovers(folder):
         with contextlib.suppress(OSError):
-            partial(path).unlink(missing_ok=True)
-        raise
-    commit(path)
-
-
-def sweep(folder: Path) -> list[Path]:
-    """Remove what interrupted saves left in a folder."""
-    leftovers = sorted(folder.glob(f".*{PARTIAL}"))
-    for leftover in leftovers:
-        leftover.unlink(missing_ok=True)
-    return leftovers
+            if alone or time.time() - place.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -73,6 +126,49 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Reading
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that is not there, or that this user may not open."""
+    try:
+        there = path.is_file()
+    except OSError as failure:
+        raise forbidden(path, failure) from failure
+    if not there:
+        raise missing(path)
+    if not os.access(path, os.R_OK):
+        raise forbidden(path)
+
+
+def forbidden(path: Path, failure: OSError | None = None) -> CheckpointError:
+    """The error for a file that the system keeps from us."""
+    return CheckpointError(
+        f"{path.name} may not be opened by this user.",
+        asked=str(path),
+        found="no permission to read it" if failure is None else f"{type(failure).__name__}: {failure}",
+        because="the system does not let this user read it",
+        instead="ask its owner for permission to read (chmod), or copy the file",
+    )
+
+
+def missing(path: Path) -> CheckpointError:
+    """The error for a file that is not there."""
+    folder = path.parent
+    try:
+        present = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    except OSError:
+        present = []
+    listing = ", ".join(present[:8]) + (", ..." if len(present) > 8 else "")
+    return CheckpointError(
+        f"There is no {path.name}.",
+        asked=str(path),
+        found=f"in {folder}: {listing or 'nothing'}" if folder.is_dir() else f"no folder {folder}",
+        because="the file is not there",
+        instead="check the path, or save the model there first",
+    )
 
 
 # JSON, which configurations and indices are written in
@@ -98,7 +194,9 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise missing(path) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as failure:
+    except PermissionError as failure:
+        raise forbidden(path, failure) from failure
+    except (OSError, ValueError, RecursionError) as failure:
         raise CheckpointError(
             f"{path.name} cannot be read.",
             asked=str(path),
@@ -115,17 +213,3 @@ def read_json(path: Path) -> dict[str, Any]:
             instead="get the file again, or save the model once more",
         )
     return value
-
-
-def missing(path: Path) -> CheckpointError:
-    """The error for a file that is not there."""
-    folder = path.parent
-    present = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
-    listing = ", ".join(present[:8]) + (", ..." if len(present) > 8 else "")
-    return CheckpointError(
-        f"There is no {path.name}.",
-        asked=str(path),
-        found=f"in {folder}: {listing or 'nothing'}" if folder.is_dir() else f"no folder {folder}",
-        because="the file is not there",
-        instead="check the path, or save the model there first",
-    )

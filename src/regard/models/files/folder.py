@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import CheckpointError
 from regard.models.files import atomic, gguf, llama2c, tensors
 
+Content = tuple[dict[str, Any], dict[str, Tensor]]
+
 CONFIG = "config.json"
 TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-# How files begin that torch writes: a zip archive, or the pickle of long ago.
-TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02")
+# How often a folder is read anew because it was saved to meanwhile; the last time, saves have to wait.
+TRIES = 5
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_checkpoint(path: str | os.PathLike[str]) -> Content:
     """Configuration and tensors as they are stored, from a folder, a `.gguf`, or a `.bin`/`.data` of llama2.c.
 
     A file of tensors alone (`.safetensors`, `.pt`, `.pth`, torch's `.bin`) is read with the `config.json` beside it.
     Tensors may be views of mapped files: copy what should outlive them or be changed.
     """
     path = Path(path).expanduser()
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as failure:
+        raise atomic.forbidden(path, failure) from failure
+    if is_folder:
         return read_folder(path)
-    if not path.is_file():
-        raise atomic.missing(path)
+    atomic.check_file(path)
     if path.suffix == ".gguf":
         return gguf.read_gguf(path)
     if path.suffix == ".safetensors":
         return atomic.read_json(path.with_name(CONFIG)), tensors.read_safetensors(path)
     if path.suffix in (".bin", ".data", ".pt", ".pth"):
-        with path.open("rb") as file:
-            start = file.read(4)
-        if path.suffix in (".bin", ".data") and not start.startswith(TORCH_STARTS):
+        if path.suffix in (".bin", ".data") and not tensors.is_torch(path):
             return llama2c.read_llama2c(path)
         return atomic.read_json(path.with_name(CONFIG)), tensors.read_torch(path)
     raise CheckpointError(
@@ -49,23 +55,67 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     )
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+# Reading a folder
+
+
+def read_folder(folder: Path) -> Content:
     """`config.json` and the tensors beside it: safetensors before torch's files, one file before shards.
 
-    A save that was interrupted after the tensors and before `config.json` leaves a trace of the latter. The tensors
-    carry the configuration they were saved with, and then that one counts.
+    A save replaces the tensors and then `config.json`. So that the two belong together, the folder is read again if
+    either was replaced meanwhile.
     """
+    for _ in range(TRIES - 1):
+        before = _identities(folder)
+        try:
+            content = _read(folder)
+        except CheckpointError:
+            if _identities(folder) == before:
+                raise
+            continue
+        if _identities(folder) == before:
+            return content
+    with atomic.locked(folder):
+        return _read(folder)
+
+
+def _identities(folder: Path) -> list[tuple[int, int] | None]:
+    """What tells a file from the one that takes its name."""
+
+    def identity(path: Path) -> tuple[int, int] | None:
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    return [identity(folder / name) for name in (CONFIG, tensors.SINGLE, tensors.INDEX)]
+
+
+def _read(folder: Path) -> Content:
     config = atomic.read_json(folder / CONFIG)
-    single, index = folder / tensors.SINGLE, folder / tensors.INDEX
-    if single.is_file():
-        state, notes = tensors.read_safetensors(single), tensors.read_metadata(single)
-    elif index.is_file():
-        state, notes = tensors.read_index(index), atomic.read_json(index).get("metadata") or {}
+    if (folder / tensors.SINGLE).is_file():
+        state, notes = tensors.read_noted(folder / tensors.SINGLE)
+    elif (folder / tensors.INDEX).is_file():
+        state, notes = tensors.read_index(folder / tensors.INDEX), tensors.index_notes(folder / tensors.INDEX)
     else:
         return config, _read_torch_folder(folder)
-    if atomic.partial(folder / CONFIG).exists() and isinstance(saved := notes.get("config"), str):
-        config = json.loads(saved)
-    return config, state
+    return _pending(folder, notes) or config, state
+
+
+def _pending(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration that a save did not come to put in place, if the tensors here are of that save.
+
+    A save marks its beginning by the configuration in its workplace, and its tensors carry the same in their notes.
+    """
+    try:
+        noted = json.loads(notes["config"])
+    except (KeyError, TypeError, ValueError, RecursionError):  # no tensors of ours
+        return None
+    for place in atomic.leftovers(folder):
+        with contextlib.suppress(CheckpointError):  # a mark that was never completed
+            if (place / CONFIG).is_file() and atomic.read_json(place / CONFIG) == noted:
+                return noted
+    return None
 
 
 def _read_torch_folder(folder: Path) -> dict[str, Tensor]:
@@ -88,6 +138,9 @@ def _read_torch_folder(folder: Path) -> dict[str, Tensor]:
     )
 
 
+# Writing a folder
+
+
 def write_folder(
     folder: str | os.PathLike[str],
     config: dict[str, Any],
@@ -97,32 +150,59 @@ def write_folder(
 ) -> None:
     """Write a checkpoint so that the folder holds the previous one or this one, whole, at every moment.
 
-    The new configuration is staged under a hidden name, the tensors are switched over, then the configuration takes
-    its name. What an interrupted save left behind is removed first.
+    The new configuration is staged in a hidden folder, the tensors are switched over, then the configuration takes
+    its name. What a killed save left behind is finished or removed first. Two saves to one folder wait for each other.
     """
     folder = Path(folder).expanduser()
-    if folder.exists() and not folder.is_dir():
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} is a file.",
+                asked=f"save a model to {folder}",
+                because="a model is saved as a folder",
+                instead="another name, or remove the file",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic.locked(folder) as alone:
+            _finish(folder)
+            atomic.sweep(folder, alone=alone)
+            _write(folder, config, state, shard_bytes)
+    except (OSError, SafetensorError) as failure:
         raise CheckpointError(
-            f"{folder} is a file.",
+            f"Nothing can be saved to {folder}.",
             asked=f"save a model to {folder}",
-            because="a model is saved as a folder",
-            instead="another name, or remove the file",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    _finish(folder)
-    atomic.sweep(folder)
-    atomic.stage(folder / CONFIG, atomic.json_writer(config))
+            found=f"{type(failure).__name__}: {failure}",
+            because="the system does not let this user write there, or there is no room",
+            instead="a folder that can be written to; what was saved there before is still whole",
+        ) from failure
+
+
+def _write(folder: Path, config: dict[str, Any], state: Mapping[str, Tensor], shard_bytes: int) -> None:
     notes = {"config": json.dumps(config, ensure_ascii=False)}
-    tensors.write_tensors(folder, state, notes, shard_bytes=shard_bytes)
-    atomic.commit(folder / CONFIG)
+    work = atomic.new_workplace(folder)
+    try:
+        staged = atomic.stage(work / CONFIG, atomic.json_writer(config))
+        atomic.sync_folder(work)
+        atomic.sync_folder(folder)
+        tensors.write_tensors(folder, work, state, notes, shard_bytes=shard_bytes)
+        atomic.move(staged, folder / CONFIG)
+    except (Exception, KeyboardInterrupt):
+        _finish(folder)  # the tensors may be the new ones already; if this fails too, the mark has to stay
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _finish(folder: Path) -> None:
-    """Bring `config.json` in line with the tensors, where the last save was interrupted between the two."""
-    if not atomic.partial(folder / CONFIG).exists() or not (folder / CONFIG).exists():
+    """Bring `config.json` in line with the tensors, where a save was interrupted between the two.
+
+    The mark of that save stays until this is done: it is in another workplace than the one used here.
+    """
+    if not (folder / CONFIG).exists() or not any((place / CONFIG).exists() for place in atomic.leftovers(folder)):
         return
     try:
-        config, _ = read_folder(folder)
+        config, _ = _read(folder)
     except CheckpointError:  # there was nothing whole to keep
         return
-    atomic.write_atomically(folder / CONFIG, atomic.json_writer(config))
+    if config != atomic.read_json(folder / CONFIG):
+        atomic.write_atomically(folder / CONFIG, atomic.json_writer(config))

@@ -60,8 +60,7 @@ def read_gguf(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Tensor]]:
 
 
 def _layout(path: Path) -> Layout:
-    if not path.is_file():
-        raise atomic.missing(path)
+    atomic.check_file(path)
     try:
         return read_layout(path)
     except (ValueError, OSError, struct.error, OverflowError, MemoryError) as failure:
@@ -98,11 +97,27 @@ def _config(path: Path, layout: Layout) -> Config:
     architecture = get("general.architecture")
     if architecture != "llama":
         raise _unknown(path, f"architecture {architecture!r}", "only LLaMA's is known here")
-    heads, width = get("llama.attention.head_count"), get("llama.embedding_length")
+
+    def count(key: str, default: Any = None) -> int:
+        value = get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _damaged(path, f"{key} is {_brief(value)}, and not a count")
+        return value
+
+    def real(key: str, default: float) -> float:
+        value = get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise _damaged(path, f"{key} is {_brief(value)}, and not a positive number")
+        return _shortest(value)
+
+    heads = get("llama.attention.head_count")
     kv_heads = get("llama.attention.head_count_kv", heads)
-    if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads < 1:
-        raise _unknown(path, f"head counts {heads} and {kv_heads}", "every layer must have the same number of heads")
-    head_dim = get("llama.attention.key_length", width // heads)
+    if isinstance(heads, list) or isinstance(kv_heads, list):
+        found = f"head counts {_brief(heads)} and {_brief(kv_heads)}"
+        raise _unknown(path, found, "every layer must have the same number of heads")
+    heads, width = count("llama.attention.head_count"), count("llama.embedding_length")
+    kv_heads = count("llama.attention.head_count_kv", heads)
+    head_dim = count("llama.attention.key_length", width // heads)
     if get("llama.rope.dimension_count", head_dim) != head_dim:
         raise _unknown(path, "rotary embedding of some channels only", "all channels of a head turn here")
     scaled = any(entry.name == "rope_freqs.weight" for entry in layout.tensors)
@@ -111,25 +126,32 @@ def _config(path: Path, layout: Layout) -> Config:
     if experts := get("llama.expert_count", 0):
         raise _unknown(path, f"{experts} experts", "a layer has one feed-forward network here")
     tokens = layout.values.get("tokenizer.ggml.tokens")
+    known = len(tokens) if isinstance(tokens, list) else None
     config: Config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": get("llama.vocab_size", None if tokens is None else len(tokens)),
+        "vocab_size": count("llama.vocab_size", known),
         "hidden_size": width,
-        "intermediate_size": get("llama.feed_forward_length"),
-        "num_hidden_layers": get("llama.block_count"),
+        "intermediate_size": count("llama.feed_forward_length"),
+        "num_hidden_layers": count("llama.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": get("llama.context_length"),
-        "rms_norm_eps": _shortest(get("llama.attention.layer_norm_rms_epsilon", 1e-5)),
-        "rope_theta": _shortest(get("llama.rope.freq_base", 10000.0)),
+        "max_position_embeddings": count("llama.context_length"),
+        "rms_norm_eps": real("llama.attention.layer_norm_rms_epsilon", 1e-5),
+        "rope_theta": real("llama.rope.freq_base", 10000.0),
         "hidden_act": "silu",
     }
     for ours, theirs in {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}.items():
-        if (number := layout.values.get(f"tokenizer.ggml.{theirs}_token_id")) is not None:
+        number = layout.values.get(f"tokenizer.ggml.{theirs}_token_id")
+        if isinstance(number, int):
             config[ours] = number
     return config
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _shortest(value: float) -> float:
@@ -167,7 +189,7 @@ def _tensor(path: Path, content: Any, entry: Entry) -> Tensor:
         shape = (*rows, columns // numbers * size)
         data = content[entry.start : entry.start + math.prod(shape)].reshape(shape)
         values = np.asarray(dequantize(data, kind), dtype=np.float32).reshape(entry.shape)
-    except (ValueError, KeyError, NotImplementedError) as failure:
+    except (ValueError, KeyError, NotImplementedError, TypeError, OverflowError, IndexError, MemoryError) as failure:
         raise _damaged(path, f"{entry.name} {entry.shape}: {failure}") from failure
     # what was not quantised is still a view of the file, which may not be written to
     return torch.from_numpy(values if values.flags.writeable else values.copy())
@@ -202,23 +224,40 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         ) from failure
     kind = _value(path, layout, "tokenizer.ggml.model")
     before = _value(path, layout, "tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or before not in CUTS:
+    if kind != "gpt2" or not isinstance(before, str) or before not in CUTS:
         raise _unknown(
             path, f"a tokenizer of kind {kind!r}, cutting as {before!r}", f"known: 'gpt2' cutting as {', '.join(CUTS)}"
         )
-    tokens = _value(path, layout, "tokenizer.ggml.tokens")
-    merges = [tuple(pair.split(" ", 1)) for pair in _value(path, layout, "tokenizer.ggml.merges")]
+    tokens = _list(path, layout, "tokenizer.ggml.tokens", str)
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [_merge(path, pair, vocabulary) for pair in _list(path, layout, "tokenizer.ggml.merges", str)]
+    kinds = _list(path, layout, "tokenizer.ggml.token_type", int, [1] * len(tokens))
+    if len(kinds) != len(tokens):
+        raise _damaged(path, f"{len(tokens)} tokens, and kinds for {len(kinds)}")
     whole_words = before == "llama-bpe"  # LLaMA 3 takes a word that is in the vocabulary as it is
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = CUTS[before]()
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = _value(path, layout, "tokenizer.ggml.token_type", [1] * len(tokens))
     special = [token for token, sort in zip(tokens, kinds, strict=True) if sort == CONTROL]
     custom = [token for token, sort in zip(tokens, kinds, strict=True) if sort == CUSTOM]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in custom])
     return tokenizer
+
+
+def _list(path: Path, layout: Layout, key: str, kind: type, default: list[Any] | None = None) -> list[Any]:
+    values = _value(path, layout, key, default)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise _damaged(path, f"{key} is {_brief(values)}, and not a list of {kind.__name__}")
+    return values
+
+
+def _merge(path: Path, pair: str, vocabulary: dict[str, int]) -> tuple[str, str]:
+    """Two tokens whose union is a token; the package does not survive others."""
+    first, space, second = pair.partition(" ")
+    if not space or not {first, second, first + second} <= vocabulary.keys():
+        raise _damaged(path, f"the merge {_brief(pair)} is not of tokens of the vocabulary")
+    return first, second
 
 
 def _gpt2_words() -> Any:

@@ -13,7 +13,6 @@ Source: the GGUF specification of ggml, versions 2 and 3, little-endian.
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -27,6 +26,9 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 # More axes than any tensor has: a larger number is a sign of damage.
 MOST_AXES = 8
+# More than a page of any machine, and deeper than any list of lists.
+MOST_ALIGNMENT = 1 << 20
+MOST_NESTING = 8
 
 
 class Entry(NamedTuple):
@@ -72,7 +74,9 @@ class _Reader:
             found[key] = self.value(self.number("I"))
         rows = [self.entry() for _ in range(tensors)]
         alignment = found.get("general.alignment", ALIGNMENT)
-        data = math.ceil(self.at / alignment) * alignment
+        if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
+            raise ValueError(f"tensors would begin at multiples of {alignment!r}")
+        data = -(-self.at // alignment) * alignment
         return Layout(found, [row._replace(start=row.start + data) for row in rows])
 
     def entry(self) -> Entry:
@@ -82,7 +86,7 @@ class _Reader:
         shape = [self.number("Q") for _ in range(axes)]
         return Entry(name, tuple(reversed(shape)), self.number("I"), self.number("Q"))
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
@@ -90,7 +94,9 @@ class _Reader:
             if kind in NUMBERS:
                 size = struct.calcsize(f"<{NUMBERS[kind]}")
                 return list(struct.unpack(f"<{length}{NUMBERS[kind]}", self.bytes(size * length)))
-            return [self.value(kind) for _ in range(self.plausible(length))]
+            if depth >= MOST_NESTING:
+                raise ValueError(f"arrays would lie in arrays, more than {MOST_NESTING} deep")
+            return [self.value(kind, depth + 1) for _ in range(self.plausible(length))]
         if kind not in NUMBERS:
             raise ValueError(f"there is no type {kind}")
         return self.number(NUMBERS[kind])

@@ -118,8 +118,7 @@ def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
 def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) -> ScoredTokenizer:
     """The tokenizer of a `.data` file, or of a `tokenizer.bin` alone, where the number of tokens may be told."""
     path = Path(path)
-    if not path.is_file():
-        raise atomic.missing(path)
+    atomic.check_file(path)
     start = 0
     if is_llama2c(path):
         sizes = _sizes(path)
@@ -148,8 +147,7 @@ def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) 
 
 
 def _sizes(path: Path) -> Sizes:
-    if not path.is_file():
-        raise atomic.missing(path)
+    atomic.check_file(path)
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:

