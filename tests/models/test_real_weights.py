@@ -5,14 +5,18 @@ The decoders (SmolLM2, stories15M) are held against it in test_gguf.py and test_
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from twins import library, transformers
 
+from regard.errors import InputError
 from regard.models import Bert
-from regard.models.files import packages
+from regard.models.files import ScoredTokenizer, packages
 
 # Six and twelve layers in float32, relative to the largest entry.
 CLOSE = 1e-4
@@ -111,3 +115,119 @@ def test_masked_atoms_are_recovered():
         logits = model(masked).masked_tokens
     guessed = logits[torch.arange(len(hidden)), hidden].argmax(-1)
     assert int((guessed == torch.tensor(text)[hidden]).sum()) > len(hidden) // 2
+
+
+# The examples that use them, where they are given something else than they expect. What needs no weights has none.
+
+
+def example(name):
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def teller(monkeypatch, written, context=50):
+    """The example that tells stories, with a model that writes these tokens."""
+    signs = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
+    tokenizer = ScoredTokenizer([*signs, b" ", b"a"], [0.0] * 261)
+    asked = []
+
+    def stream(model, prompts, *, max_new, **choices):
+        asked.append(max_new)
+        if len(prompts[0]) + max_new > context:
+            raise InputError("The text would outgrow the context.", because="it is long", instead="a shorter prompt")
+        for token in written:
+            if token is None:
+                raise InputError("It stops here.", because="of a test", instead="nothing")
+            yield 0, token
+
+    module = example("tell_story")
+    model = SimpleNamespace(context=context)
+    monkeypatch.setattr(module, "fetch", lambda name: Path(name))
+    monkeypatch.setattr(module, "GPT", SimpleNamespace(from_pretrained=lambda file: model))
+    monkeypatch.setattr(module, "read_tokenizer", lambda file: tokenizer)
+    monkeypatch.setattr(module, "stream", stream)
+    return module, tokenizer, asked
+
+
+def test_a_story_shows_characters_of_several_tokens_whole(monkeypatch, capsys):
+    bare = ScoredTokenizer([b""] * 259, [0.0] * 259)
+    written = bare.encode("a猫é🙂", begin=False)
+    module, _, asked = teller(monkeypatch, written)
+    assert module.main(["a", "--tokens", "31"]) == 0
+    assert capsys.readouterr().out.startswith("a a猫é🙂\n\n")
+    assert asked == [31]
+    module, _, _ = teller(monkeypatch, [*written, 3 + 0xF0, 3 + 0x9F])  # the last one is cut short
+    module.main(["a"])
+    assert capsys.readouterr().out.startswith("a a猫é🙂\ufffd\n\n")
+
+
+def test_a_story_without_room_says_so_in_the_words_of_the_library(monkeypatch, capsys):
+    module, _, asked = teller(monkeypatch, [], context=7)
+    assert module.main(["aaaaaaaaaaaaaaa", "--tokens", "11"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("The text would outgrow the context.\n  because")
+    assert asked == [11]
+
+
+def test_a_story_that_breaks_off_says_why_on_a_new_line(monkeypatch, capsys):
+    module, _, _ = teller(monkeypatch, [260, None])
+    assert module.main(["a"]) == 1
+    assert capsys.readouterr().err.startswith("\nIt stops here.")
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--tokens", "0"], ["--temperature", "-1"], ["--temperature", "nan"], ["--top-p", "0"]]
+)
+def test_a_story_that_cannot_be_told_is_refused(monkeypatch, capsys, wrong):
+    module, _, _ = teller(monkeypatch, [])
+    with pytest.raises(SystemExit):
+        module.main(wrong)
+    assert f"error: {wrong[0]} is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "words"),
+    [
+        (b"caf\xe9", [], "no text in UTF-8 (byte 3)"),
+        (b"\n  \n", [], "has no sentences"),
+        (None, [], "No such file"),
+        (b"a line", ["--count", "0"], "--count is 1 or more, not 0"),
+    ],
+)
+def test_a_search_that_cannot_be_made_says_so_in_one_line(monkeypatch, capsys, tmp_path, content, more, words):
+    module = example("find_sentences")
+    monkeypatch.setattr(module, "fetch", None)  # it is known before anything is downloaded
+    if content is not None:
+        (tmp_path / "x.txt").write_bytes(content)
+    assert module.main(["--file", str(tmp_path / "x.txt"), *more]) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_search_without_its_tokenizer_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+    library("tokenizers")
+    module = example("find_sentences")
+    monkeypatch.setattr(module, "fetch", lambda name: tmp_path)
+    monkeypatch.setattr(module, "Bert", SimpleNamespace(from_pretrained=lambda place: None))
+    assert module.main([]) == 1
+    said = capsys.readouterr().err
+    assert "tokenizer.json cannot be read" in said
+    assert said.count("\n") == 1
+
+
+def test_a_search_counts_sentences_and_not_the_question(capsys, tmp_path):
+    folder("minilm")
+    library("tokenizers")
+    (tmp_path / "x.txt").write_text("Leaves eat light.\n\nThe train is late.\nBread rises.\n")
+    assert (
+        example("find_sentences").main(["how do plants eat?", "--file", str(tmp_path / "x.txt"), "--count", "1"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "Leaves eat light." in said
+    assert "3 sentences" in said
