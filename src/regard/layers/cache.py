@@ -143,9 +143,7 @@ class KVCache:
         batch = len(self._storage[0])
         totals = self.lengths or [self.length] * batch
         reals = [min(real, self._held) for real in self._real or [self._held] * batch]
-        if isinstance(lengths, Tensor) and lengths.ndim == 0:
-            lengths = int(lengths)
-        if isinstance(lengths, Integral):
+        if isinstance(lengths, int | Integral) or (isinstance(lengths, Tensor) and lengths.ndim == 0):
             lengths = int(lengths)
             wanted = [min(lengths, total) for total in totals]
             if lengths > self.length:
