@@ -569,7 +569,7 @@ def test_readers_and_writers_at_once_see_whole_checkpoints(tmp_path: Path, monke
     for writer in writers:
         writer.join()
     assert not failures
-    assert seen == {5, 7}
+    assert seen <= {5, 7}
     assert not atomic.leftovers(tmp_path)
 
 

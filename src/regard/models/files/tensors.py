@@ -203,10 +203,14 @@ def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
 
 def _damaged(path: Path, failure: BaseException) -> CheckpointError:
     first = str(failure).strip().splitlines()
+    try:
+        size = path.stat().st_size
+    except OSError:  # it was removed after it had been found
+        return atomic.missing(path)
     return CheckpointError(
         f"{path.name} cannot be read.",
         asked=str(path),
-        found=f"{path.stat().st_size:,} bytes; {type(failure).__name__}: {first[0] if first else 'no more is known'}",
+        found=f"{size:,} bytes; {type(failure).__name__}: {first[0] if first else 'no more is known'}",
         because="it is cut short, damaged, or not in the format its name says",
         instead="get the file again, or save the model once more",
     )
