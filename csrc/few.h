@@ -1,4 +1,4 @@
-// A linear layer for few rows: as fast as its weights can be read.
+// A linear layer for few rows, which waits for its weights.
 //
 //   output[m][n] = bias[n] + sum_k x[m][k] weight[n][k]
 //

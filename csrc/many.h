@@ -1,4 +1,4 @@
-// A linear layer for many rows, and the bend behind it: as fast as the machine multiplies.
+// A linear layer for many rows, and the bend behind it.
 //
 //   output[m][n] = bend(bias[n] + sum_k x[m][k] weight[n][k])
 //

@@ -32,6 +32,7 @@ from regard import (
 )
 from regard.backends.base import bias_tensors
 from regard.kernels import library
+from regard.patterns import And, Not, Or
 
 # The backends that run every soft pattern; without a compiler there is one less.
 TILED = ["blocked"] + (["native"] if library.missing() is None else [])
@@ -97,6 +98,23 @@ def fits(pattern, lengths):
     except PatternError:
         return False
     return True
+
+
+def as_of(pattern, tokens):
+    """The pattern when only the first `tokens` of all `TOKENS` had arrived: facts about rows grow with the tokens."""
+    if isinstance(pattern, And):
+        return as_of(pattern.left, tokens) & as_of(pattern.right, tokens)
+    if isinstance(pattern, Or):
+        return as_of(pattern.left, tokens) | as_of(pattern.right, tokens)
+    if isinstance(pattern, Not):
+        return ~as_of(pattern.pattern, tokens)
+    if isinstance(pattern, Segments):
+        return Segments(pattern.ids[:, :tokens])
+    if isinstance(pattern, Padding) and pattern.side == "left":
+        return Padding([max(count - (TOKENS - tokens), 0) for count in pattern.counts], side="left")
+    if isinstance(pattern, Padding):
+        return Padding([min(count, tokens) for count in pattern.counts])
+    return pattern
 
 
 def biases(heads: int, dim: int, dtype=torch.float64) -> dict:

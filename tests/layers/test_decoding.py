@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from catalog import PATTERNS, TOKENS
+from catalog import PATTERNS, TOKENS, as_of
 from decoders import F64, POSITIONS, SIZES, Decoder, assert_close, assert_four_parts, random, splits
 
 from regard import (
@@ -15,9 +15,7 @@ from regard import (
     Causal,
     First,
     Full,
-    Padding,
     RowColumn,
-    Segments,
     Strided,
     Window,
     attend,
@@ -31,25 +29,7 @@ from regard.layers import (
     Rotary,
     StateCache,
 )
-from regard.patterns import And, Not, Or, has_past
-
-
-def as_of(pattern, tokens):
-    """The pattern when only the first `tokens` of all `TOKENS` had arrived: facts about rows grow with the tokens."""
-    if isinstance(pattern, And):
-        return as_of(pattern.left, tokens) & as_of(pattern.right, tokens)
-    if isinstance(pattern, Or):
-        return as_of(pattern.left, tokens) | as_of(pattern.right, tokens)
-    if isinstance(pattern, Not):
-        return ~as_of(pattern.pattern, tokens)
-    if isinstance(pattern, Segments):
-        return Segments(pattern.ids[:, :tokens])
-    if isinstance(pattern, Padding) and pattern.side == "left":
-        return Padding([max(count - (TOKENS - tokens), 0) for count in pattern.counts], side="left")
-    if isinstance(pattern, Padding):
-        return Padding([min(count, tokens) for count in pattern.counts])
-    return pattern
-
+from regard.patterns import has_past
 
 # Every position scheme, every pattern, every split
 

@@ -157,7 +157,9 @@ def test_what_would_change_the_result_is_refused_and_named(kind: str, changes: d
 def test_what_changes_nothing_is_ignored():
     theirs = twin("llama, grouped")
     config = theirs.config.to_dict() | {"torch_dtype": "float16", "use_cache": False, "pretraining_tp": 1}
-    GPT.from_foreign(config, theirs.state_dict())
+    model, plain = (GPT.from_foreign(c, theirs.state_dict()) for c in (config, theirs.config.to_dict()))
+    assert model.config == plain.config
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(

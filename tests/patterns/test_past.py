@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from catalog import GRID, LEAVES, PATTERNS, TOKENS, fits
+from catalog import GRID, LEAVES, PATTERNS, TOKENS, as_of, fits
 
 from regard import (
     Axial,
@@ -15,13 +15,12 @@ from regard import (
     Neighborhood,
     Padding,
     Random,
-    Segments,
     Selected,
     Strided,
     Where,
     Window,
 )
-from regard.patterns import And, Not, Or, has_past, reach, shiftable
+from regard.patterns import Not, has_past, reach, shiftable
 
 WITH_PAST = [Causal() & leaf for leaf in LEAVES] + [leaf & Window(4, 0, step=3) for leaf in LEAVES]
 MIXED = [
@@ -52,23 +51,6 @@ MIXED = [
 ]
 PREFIXES = [1, 2, 5, 13, 20, 34, TOKENS]
 EVERYTHING = PATTERNS + WITH_PAST + [~pattern for pattern in PATTERNS] + MIXED
-
-
-def as_of(pattern, tokens):
-    """The pattern when only the first `tokens` of all `TOKENS` had arrived: facts about rows grow with the tokens."""
-    if isinstance(pattern, And):
-        return as_of(pattern.left, tokens) & as_of(pattern.right, tokens)
-    if isinstance(pattern, Or):
-        return as_of(pattern.left, tokens) | as_of(pattern.right, tokens)
-    if isinstance(pattern, Not):
-        return ~as_of(pattern.pattern, tokens)
-    if isinstance(pattern, Segments):
-        return Segments(pattern.ids[:, :tokens])
-    if isinstance(pattern, Padding) and pattern.side == "left":
-        return Padding([max(count - (TOKENS - tokens), 0) for count in pattern.counts], side="left")
-    if isinstance(pattern, Padding):
-        return Padding([min(count, tokens) for count in pattern.counts])
-    return pattern
 
 
 def matrices(pattern):

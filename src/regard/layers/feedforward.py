@@ -71,29 +71,8 @@ class FeedForward(nn.Module):
         return f"activation={self.activation!r}"
 
 
-def layer_norm(dim: int, eps: float) -> nn.Module:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias`, over channels (Ba et al., 2016)."""
-    return nn.LayerNorm(dim, eps=eps)
+# Over channels: (x - mean) / sqrt(variance + eps) * weight + bias (Ba et al., 2016), and
+# x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).
+NORMS: dict[str, type[nn.LayerNorm] | type[nn.RMSNorm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
-
-def rms_norm(dim: int, eps: float) -> nn.Module:
-    """`x / sqrt(mean(x^2) + eps) * weight`, over channels (Zhang and Sennrich, 2019)."""
-    return nn.RMSNorm(dim, eps=eps)
-
-
-NORMS: dict[str, Callable[[int, float], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}
-
-
-def normalisation(kind: str, dim: int, eps: float) -> nn.Module:
-    """The norm of this name."""
-    if kind not in NORMS:
-        raise ConfigError(
-            f"There is no norm {kind!r}.",
-            asked=f"norm={kind!r}",
-            because=f"known are {', '.join(NORMS)}",
-            instead='norm="layer"',
-        )
-    return NORMS[kind](dim, eps)
-
-
-__all__ = ["GATED", "NORMS", "PLAIN", "FeedForward", "normalisation"]
+__all__ = ["GATED", "NORMS", "PLAIN", "FeedForward"]

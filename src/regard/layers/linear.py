@@ -35,15 +35,16 @@ BENDS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, 
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, as fast as weights can be read where rows are few, and as the machine multiplies where not.
+    """`torch.nn.Linear`, by kernels of our own where nobody asks for a gradient.
 
         output_n = bias_n + sum_k input_k weight_nk
 
     `input` is `(..., in_features)`, the weight `(out_features, in_features)`. A step of decoding has one row or a few,
-    so it waits for the weights, each of which is needed once. torch's product reads them at half the speed of memory;
-    the kernel `regard::few_linear` does so at nearly the whole of it. An encoder has hundreds of rows and waits for the
-    multiplications: `regard::many_linear` does them at nine tenths of what the machine can. In both, the bits of a row
-    depend neither on the rows beside it nor on the number of threads.
+    so it waits for the weights, each of which is needed once: the kernel `regard::few_linear` reads those of GPT-2 in
+    20 ms where torch's product takes 47. An encoder has hundreds of rows and waits for the multiplications:
+    `regard::many_linear` does them a little faster than torch (134 to 148 GF/s against 125 to 140 of 181 for most
+    shapes, slower for some), and bends in the same pass. In both, the bits of a row depend neither on the rows beside
+    it nor on the number of threads.
 
     Parameters, names in the state, initial numbers and errors are those of `torch.nn.Linear`, results the same up to
     rounding. Who asks for a gradient, compiles, exports, maps, casts or counts gets torch's product, as do small

@@ -24,7 +24,7 @@ from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
-from regard.models.config import Config
+from regard.models.config import Config, published
 from regard.models.foreign.bert import HuggingFaceBert, heads_in
 from regard.models.foreign.rules import Converter
 from regard.models.generation.writer import resting
@@ -84,14 +84,7 @@ class BertConfig(Config):
     @classmethod
     def bert(cls, size: str = "base", **changes: Any) -> BertConfig:
         """BERT `tiny`, `mini`, `small`, `medium`, `base` or `large`, uncased."""
-        if size not in SIZES:
-            raise ConfigError(
-                f"There is no BERT called {size!r}.",
-                asked=f"BertConfig.bert({size!r})",
-                because=f"published are {', '.join(SIZES)}",
-                instead='BertConfig.bert("base")',
-            )
-        layers, dim = SIZES[size]
+        layers, dim = published("BERT", f"BertConfig.bert({size!r})", size, SIZES)
         return cls.from_dict({"layers": layers, "dim": dim, "heads": dim // 64, **changes})
 
 

@@ -7,7 +7,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Self
 
@@ -138,3 +138,15 @@ def _plainly(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(map(_plainly, arguments))
     return str(hint) if origin else getattr(hint, "__name__", str(hint)).replace("NoneType", "None")
+
+
+def published(what: str, asked: str, name: str, table: Mapping[str, Any]) -> Any:
+    """The entry of this name among the published sizes of a model."""
+    if name not in table:
+        raise ConfigError(
+            f"There is no {what} called {name!r}.",
+            asked=asked,
+            because=f"published are {', '.join(table)}",
+            instead=f"one of these, {next(iter(table))!r} say, with changes by name",
+        )
+    return table[name]

@@ -26,7 +26,7 @@ from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
 from regard.layers.rotary import Rotary
-from regard.models.config import Config
+from regard.models.config import Config, published
 from regard.models.foreign.gpt2 import GPT2
 from regard.models.foreign.llama import Llama
 from regard.models.foreign.rules import Either
@@ -87,14 +87,7 @@ class GPTConfig(Config):
     @classmethod
     def gpt2(cls, size: str = "small", **changes: Any) -> GPTConfig:
         """GPT-2 `small`, `medium`, `large` or `xl`."""
-        if size not in SIZES:
-            raise ConfigError(
-                f"There is no GPT-2 called {size!r}.",
-                asked=f"GPTConfig.gpt2({size!r})",
-                because=f"four were published: {', '.join(SIZES)}",
-                instead='GPTConfig.gpt2("small")',
-            )
-        layers, dim, heads = SIZES[size]
+        layers, dim, heads = published("GPT-2", f"GPTConfig.gpt2({size!r})", size, SIZES)
         return cls.from_dict({"layers": layers, "dim": dim, "heads": heads, **changes})
 
     @classmethod
@@ -127,7 +120,7 @@ class GPT(Pretrained):
         self.rotary = Rotary(config.dim // config.heads, config.rotary_base) if config.position == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(self._block() for _ in range(config.layers))
-        self.norm = NORMS[config.norm](config.dim, config.norm_eps)
+        self.norm = NORMS[config.norm](config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocabulary, bias=False)
         if config.tied:
             self.output.weight = self.embedding.weight
@@ -223,8 +216,7 @@ class GPT(Pretrained):
         )
         hidden = 4 * config.dim if config.hidden is None else config.hidden
         feed_forward = FeedForward(config.dim, hidden, config.feed_forward, bias=config.bias)
-        norm = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-        return Block(attention, feed_forward, norm=norm, eps=config.norm_eps, dropout=config.dropout)
+        return Block(attention, feed_forward, norm=NORMS[config.norm], eps=config.norm_eps, dropout=config.dropout)
 
     @torch.no_grad()
     def _initialise(self) -> None:

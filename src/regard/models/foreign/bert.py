@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regard.models.config import Config
-from regard.models.foreign.rules import Converter, State, agree
+from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree
 
 # Parts of a name, theirs first; both ways are the same table.
 NAMES = (
@@ -38,13 +38,6 @@ FIELDS = {
     "intermediate_size": "hidden",
     "layer_norm_eps": "norm_eps",
     "hidden_dropout_prob": "dropout",
-}
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
 }
 PARTS = ("query", "key", "value")
 

@@ -13,6 +13,15 @@ from regard.models.config import Config
 
 State = dict[str, Tensor]
 
+# Names of activations at Hugging Face, and ours.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+
 
 class Converter(ABC):
     """A layout of the same model in another library: its configuration and its names, both ways.

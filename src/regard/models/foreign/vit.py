@@ -10,15 +10,8 @@ import torch
 
 from regard.errors import ConfigError
 from regard.models.config import Config
-from regard.models.foreign.rules import Converter, State, agree
+from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-}
 PARTS = ("query", "key", "value")
 
 # transformers
