@@ -1,0 +1,30 @@
+"""Which laws a subject claims when nobody says."""
+
+from __future__ import annotations
+
+from regard.laws.subjects import Subject
+
+# What everything called attention promises, whatever its pattern, its positions and its temperature.
+UNIVERSAL = (
+    "padding",
+    "row-stochasticity",
+    "batch-independence",
+    "paths",
+    "determinism",
+    "gradients",
+    "statelessness",
+    "shape",
+)
+OF_OPERATORS = ("empty-rows", "range")
+
+
+def infer(subject: Subject) -> list[str]:
+    """The claims of a subject: those of its class where it was recognised, else what every attention promises."""
+    if subject.claims:
+        return list(subject.claims)
+    claims = [*UNIVERSAL, *(OF_OPERATORS if subject.kind == "operator" else ())]
+    if subject.caching is not None:
+        claims += ["cache", "cache-algebra"]
+    if subject.conventions.pattern is not None:
+        claims += ["support"]
+    return claims

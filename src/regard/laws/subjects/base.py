@@ -1,0 +1,256 @@
+"""What a law sees of an operator, a layer or a model: tokens in, one row out for each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import InputError
+from regard.laws.law import Dice
+from regard.laws.subjects import precision
+from regard.patterns import Pattern
+
+Way = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What a subject means by its arguments, where the field has more than one meaning.
+
+    Attributes:
+        mask: what True in a mask means: `"attend"` (a key that may be seen, a real token) or `"hide"`.
+        empty: what a query that sees nothing yields: `"zeros"`, `"mean"` (of all values), `"nan"`, or `"finite"` (any
+            number, the same on every path).
+        align: where unequal lengths meet: at the `"end"` (the last query sits on the last key) or at the `"start"`.
+        pattern: the pairs that the subject says it lets interact, without any mask; None if it says nothing.
+        beta: the factor of the scores; None is `1 / sqrt(dim)`.
+        layout: of an operator `"heads"` for (batch, head, token, dim) or `"tokens"` for (batch, token, head, dim); of a
+            layer `"batch"` for (batch, token, channel) or `"tokens"` for (token, batch, channel).
+        left: whether tokens may be padded on the left as well. None: yes, unless the subject counts absolute positions
+            from the left edge and sees both ways, as encoders do.
+        growth: the power of the length with which its operations grow; None if it says nothing.
+    """
+
+    mask: Literal["attend", "hide"] = "attend"
+    empty: Literal["zeros", "mean", "nan", "finite"] = "zeros"
+    align: Literal["end", "start"] = "end"
+    pattern: Pattern | None = None
+    beta: float | None = None
+    layout: str = ""
+    left: bool | None = None
+    growth: float | None = None
+
+
+class Cached(Protocol):
+    """How a subject runs piece by piece."""
+
+    def start(self, batch: int, tokens: int) -> Any:
+        """A fresh state, for at most `tokens` tokens."""
+        ...
+
+    def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The output rows of the next piece, and the state after it. `mask` covers everything so far."""
+        ...
+
+    def reorder(self, state: Any, index: Tensor) -> Any | None:
+        """The state with its batch rows taken by `index`; None if the subject cannot."""
+        ...
+
+    def crop(self, state: Any, tokens: int) -> Any | None:
+        """The state as it was after `tokens` tokens; None if the subject cannot."""
+        ...
+
+
+class Subject:
+    """A target with everything a law may ask of it. Subclasses know how to call one kind of target.
+
+    Attributes:
+        target: the function or module itself, or a copy of it in another precision.
+        name: how reports call it.
+        kind: operator, layer or model.
+        conventions: what its arguments mean.
+        abilities: what it can do: mask, aligned, float, gradients, cache, lengths, operator, module.
+        dtype: the precision of its inputs.
+        native: the precision it came in.
+        longest: the most tokens it takes, or None.
+        claims: the laws that its kind claims by itself.
+        parts: further views of the same target, such as the source side of an encoder-decoder.
+        declared: one line of what was recognised, for the report.
+    """
+
+    kind: str = ""
+
+    def __init__(self, target: Any, name: str, conventions: Conventions | None = None) -> None:
+        self.target = target
+        self.name = name
+        self.conventions = conventions or Conventions()
+        self.abilities: set[str] = set()
+        self.dtype = self.native = _dtype_of(target)
+        self.longest: int | None = None
+        self.shortest = 1
+        self.step_of_lengths = 1
+        self.claims: tuple[str, ...] = ()
+        self.parts: list[Subject] = []
+        self.declared = ""
+        self.part = ""
+        self.context: tuple[str, ...] = ()  # the laws claimed beside the one that asks
+        self.caching: Cached | None = None
+        self._views: dict[torch.dtype, Subject | None] = {}
+        self._eps: float | None = None
+        if isinstance(target, nn.Module):
+            self.abilities.add("module")
+
+    # What laws call
+
+    def draw(self, batch: int, tokens: int, dice: Dice) -> Tensor:
+        """Random input for `batch` rows of `tokens` tokens; tokens lie on axis 1."""
+        raise NotImplementedError
+
+    def run(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The output, `(batch, token, ...)` if aligned; `mask` is `(batch, token)`, True is a real token."""
+        raise NotImplementedError
+
+    def scaled(self, x: Tensor, factor: float, dice: Dice) -> Tensor:
+        """Other content of the same kind, `factor` times as large where that means anything."""
+        fresh = self.draw(x.shape[0], x.shape[1], dice)
+        return fresh * factor if fresh.is_floating_point() else fresh
+
+    def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """The attention weights of each layer, `(batch, head, query, key)`; empty if they cannot be observed."""
+        return []
+
+    def ways(self) -> dict[str, Way]:
+        """Other ways to compute the same: each a name and a function like `run`."""
+        return {}
+
+    def fresh(self) -> Subject:
+        """The same subject in another instance, as nobody has used it yet."""
+        other = copy.copy(self)
+        other.target = self._copied()
+        return other
+
+    @property
+    def channels(self) -> int:
+        """Terms that a product over features sums, for the bound of rounding."""
+        return 64
+
+    # Lengths
+
+    def lengths(self, *wanted: int) -> list[int]:
+        """Those of the wanted lengths that the subject takes; at least one."""
+        step = self.step_of_lengths
+        fitting = []
+        for tokens in wanted:
+            tokens = max(-(-tokens // step) * step, self.shortest)
+            if self.longest is None or tokens <= self.longest:
+                fitting.append(tokens)
+        if not fitting:
+            fitting = [self.longest or self.shortest]
+        return list(dict.fromkeys(fitting))
+
+    # Precision
+
+    def at(self, dtype: torch.dtype) -> Subject | None:
+        """This subject in another precision, or None if it cannot be had."""
+        if dtype == self.dtype:
+            return self
+        if dtype not in self._views:
+            self._views[dtype] = self._in(dtype)
+        return self._views[dtype]
+
+    def _in(self, dtype: torch.dtype) -> Subject | None:
+        view = copy.copy(self)
+        view._views, view._eps = {self.dtype: self}, None
+        try:
+            view.target = precision.in_precision(self.target, dtype)
+            view.dtype = dtype
+            view._rebind(self)
+            x = view.draw(1, view.lengths(3)[0], Dice(0, "precision"))
+            output = view.run(x)
+            if output.dtype != dtype and dtype == torch.float64:
+                return None
+            if dtype == torch.float64:
+                own = self.run(self.draw(1, self.lengths(3)[0], Dice(0, "precision"))).double()
+                scale = float(own.abs().max()) + 1e-30
+                if own.isfinite().all() and float((own - output).abs().max()) > 0.1 * scale:
+                    return None  # it computes something else in float64; its own precision has to do
+        except Exception:  # a subject may refuse another precision in any way
+            return None
+        return view
+
+    def _rebind(self, original: Subject) -> None:
+        """Called on a copy whose target is another one: renew what refers to the target."""
+
+    @property
+    def eps(self) -> float:
+        """The spacing of numbers near one, in the coarsest precision that the computation passes through."""
+        if self._eps is None:
+            dtype = self.dtype
+            if dtype == torch.float64:
+                x = self.draw(1, self.lengths(3)[0], Dice(0, "eps"))
+                dtype = precision.narrowest(lambda: self.run(x))
+            self._eps = torch.finfo(dtype).eps
+        return self._eps
+
+    # Bookkeeping
+
+    def _copied(self) -> Any:
+        return copy.deepcopy(self.target) if isinstance(self.target, nn.Module) else self.target
+
+    @contextmanager
+    def training_without_dropout(self) -> Iterator[None]:
+        """The module in training mode with every dropout switched off."""
+        module = self.target
+        probabilities = [(part, part.p) for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
+        modes = [(part, part.training) for part in module.modules()]
+        try:
+            for part, _ in probabilities:
+                part.p = 0.0
+            module.train()
+            yield
+        finally:
+            for part, p in probabilities:
+                part.p = p
+            for part, mode in modes:
+                part.training = mode
+
+    def with_conventions(self, **fields: Any) -> Subject:
+        self.conventions = replace(self.conventions, **fields)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
+
+def first_tensor(output: Any, names: Sequence[str] = ("logits", "last_hidden_state")) -> Tensor:
+    """The output proper of what a layer or model returned: a tensor, the first of a tuple, or a named one."""
+    if isinstance(output, Tensor):
+        return output
+    for name in names:
+        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple) and output:
+        return first_tensor(output[0])
+    raise InputError(
+        "the subject returns no tensor.",
+        found=f"{type(output).__name__}",
+        because="a law compares outputs, and this is none",
+        instead="a function that returns a tensor, or a tuple that begins with one",
+    )
+
+
+def _dtype_of(target: Any) -> torch.dtype:
+    if isinstance(target, nn.Module):
+        for tensor in target.parameters():
+            if tensor.is_floating_point():
+                return tensor.dtype
+    return torch.float32

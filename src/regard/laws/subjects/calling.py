@@ -1,0 +1,92 @@
+"""How to call a stranger: which argument is the mask, and which form it wants."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MASKS = (
+    "mask",
+    "attn_mask",
+    "attention_mask",
+    "padding_mask",
+    "pad_mask",
+    "key_mask",
+    "token_mask",
+    "key_padding_mask",
+    "src_key_padding_mask",
+)
+# torch's names for masks in which True hides.
+HIDING = ("key_padding_mask", "src_key_padding_mask")
+# Switches between two ways to compute the same, as arguments of a call.
+SWITCHES = (
+    "need_weights",
+    "return_weights",
+    "return_attention",
+    "output_attentions",
+    "return_attn",
+    "fused",
+    "fast",
+    "flash",
+    "use_flash",
+    "use_sdpa",
+    "use_fast_path",
+)
+
+
+def parameters(target: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a call; empty where Python cannot tell."""
+    call: Callable = target.forward if isinstance(target, nn.Module) else target
+    try:
+        return dict(inspect.signature(call).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def mask_name(target: Any) -> str | None:
+    """The name of the argument that takes a mask, or None."""
+    names = parameters(target)
+    for name in MASKS:
+        if name in names:
+            return name
+    return next((name for name in names if "mask" in name), None)
+
+
+def switches(target: Any) -> dict[str, bool]:
+    """Arguments of the call that only choose how to compute, and the value that is not their default."""
+    found = {}
+    for name, parameter in parameters(target).items():
+        if name in SWITCHES and (isinstance(parameter.default, bool) or parameter.default is None):
+            found[name] = not parameter.default
+    return found
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """How a mask that is True for what may be seen is handed over."""
+
+    name: str
+    hide: bool = False
+    dtype: torch.dtype = torch.bool
+
+    def give(self, mask: Tensor) -> Tensor:
+        mask = ~mask if self.hide else mask
+        return mask if self.dtype == torch.bool else mask.to(self.dtype)
+
+
+def accepted_form(call: Callable[[MaskForm], object], name: str, hide: bool) -> MaskForm:
+    """The first form of mask with which a call succeeds: boolean, then 0 and 1."""
+    failure: Exception | None = None
+    for dtype in (torch.bool, torch.long, torch.float32):
+        form = MaskForm(name, hide, dtype)
+        try:
+            call(form)
+            return form
+        except Exception as reason:  # whatever a stranger raises means that it wants something else
+            failure = failure or reason
+    raise failure or RuntimeError("no form of mask was accepted")
