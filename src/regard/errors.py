@@ -21,14 +21,18 @@ class RegardError(Exception):
         self.found = found
         self.because = because
         self.instead = instead
-        parts = {"asked": asked, "found": found, "because": because, "instead": instead}
-        lines = [headline]
-        for label, text in parts.items():
-            if text:
-                first, *rest = text.split("\n")
-                lines.append(f"  {label:<8} {first}")
-                lines.extend(" " * 11 + line for line in rest)
-        super().__init__("\n".join(lines))
+        super().__init__(_lines(headline, asked=asked, found=found, because=because, instead=instead))
+
+
+def _lines(headline: str, **parts: str) -> str:
+    """A headline and its labelled parts, those without words left out."""
+    lines = [headline]
+    for label, text in parts.items():
+        if text:
+            first, *rest = text.split("\n")
+            lines.append(f"  {label:<8} {first}")
+            lines.extend(" " * 11 + line for line in rest)
+    return "\n".join(lines)
 
 
 class PatternError(RegardError, ValueError):
@@ -65,3 +69,30 @@ class InputError(RegardError, ValueError):
 
 class CacheError(RegardError, ValueError):
     """A cache that is asked for what it does not hold."""
+
+
+class LawViolation(RegardError, AssertionError):
+    """A law that is claimed and does not hold; also an AssertionError, as which tests know it.
+
+        LawViolation: causality - a later token changed an earlier output.
+          subject  SelfAttention(dim=7, heads=1)
+          smallest batch=1, tokens=2, kept=1                  # batch: any size fails
+          changed  input[:, 1]  ->  output[0, 0] moved by 3.1e-02, bound 1.2e-06
+          replay   regard check mymodule:attention --law causality --seed 7
+
+    Attributes:
+        law: its slug.
+        parts: what is printed after each label: subject, smallest, changed, because, replay.
+        others: the violations beside this one, if several laws are broken; the message has them all.
+    """
+
+    def __init__(self, law: str, headline: str, parts: dict[str, str], others: tuple[LawViolation, ...] = ()) -> None:
+        self.law = law
+        self.headline = headline
+        self.parts = parts
+        self.others = others
+        alone = _lines(f"{law} - {headline}", **parts)
+        Exception.__init__(self, "\n\n".join([alone, *(f"{type(other).__name__}: {other}" for other in others)]))
+
+    def __reduce__(self) -> tuple[type[LawViolation], tuple[object, ...]]:
+        return type(self), (self.law, self.headline, self.parts, self.others)

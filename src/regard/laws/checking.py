@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from regard.laws.subjects import Subject, read
 from regard.laws.verdict import Verdict, Verdicts
 
 # Seconds that one law may search, in a fast and in a full check.
-SECONDS = {True: 0.8, False: 8.0}
+SECONDS = {True: 1.5, False: 10.0}
+
+# Laws that ask for nothing but ordinary input: a subject that claims one and raises in every case breaks it.
+MUST_RUN = ("causality", "padding", "permutation", "batch-independence", "determinism", "statelessness", "gradients")
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,6 +32,7 @@ def check(
     *,
     kind: str | None = None,
     claims: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
     seed: int = 0,
     fast: bool = False,
     progress: Progress | None = None,
@@ -37,9 +42,9 @@ def check(
     """Search for a case in which the target breaks a law that it claims.
 
     `target` is an operator `f(query, key, value, mask=None)`, a layer `f(x, mask=None)`, a model, or anything that
-    is recognised: modules of torch, Hugging Face, timm, x-transformers and Regard. `claims` are slugs or numbers of laws;
-    without them the target's kind decides. Options are its conventions and sizes: see `Conventions`. The same seed looks at
-    the same cases.
+    is recognised: modules of torch, Hugging Face, timm, x-transformers and Regard. `claims` are slugs or numbers of
+    laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them. Options are its conventions and sizes: see `Conventions`. The same
+    seed looks at the same cases.
 
         >>> from regard.laws import check
         >>> check(attend, kind="operator", claims=["permutation", "empty-rows"], pattern=None).ok
@@ -47,9 +52,15 @@ def check(
     """
     with _quiet():
         subject = read(target, kind, name, **options)
-        laws = find_laws(infer(subject) if claims is None else claims)
-        verdicts = [_verdict(law, subject, seed, fast, progress, laws, claims is not None) for law in laws]
-    return Report(subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast)
+        claimed = find_laws(infer(subject) if claims is None else claims)
+        chosen = claimed if only is None else find_laws(only)
+        laws = find_laws([law.slug for law in (*claimed, *chosen)])
+        verdicts = [
+            _verdict(law, subject, seed, fast, progress, laws, claims is not None or law not in claimed)
+            for law in chosen
+        ]
+    asked = {"kind": kind, "claims": None if claims is None else [law.slug for law in claimed], **options}
+    return Report(subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, asked=asked)
 
 
 def probe(
@@ -74,7 +85,33 @@ def probe(
             if verdict.outcome != "not applicable":
                 verdict.measured = law.measure(subject) or ""
             verdicts.append(verdict)
-    return Report(subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, probing=True)
+    asked = {"kind": kind, **options}
+    return Report(
+        subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, probing=True, asked=asked
+    )
+
+
+def assert_laws(
+    target: Any,
+    *,
+    kind: str | None = None,
+    claims: Sequence[str] | None = None,
+    seed: int = 0,
+    fast: bool = True,
+    **options: Any,
+) -> Report:
+    """`check`, for tests: raises a LawViolation with the smallest counterexample if a claim is broken.
+
+        >>> from regard.laws import assert_laws
+        >>> assert_laws(attend, kind="operator", claims=["causality"])
+        Traceback (most recent call last):
+        regard.errors.LawViolation: causality - a later token changed an earlier output.
+          subject  attend
+          ...
+    """
+    report = check(target, kind=kind, claims=claims, seed=seed, fast=fast, **options)
+    report.require()
+    return report
 
 
 def find_laws(names: Sequence[str]) -> list[Law]:
@@ -87,6 +124,7 @@ def find_laws(names: Sequence[str]) -> list[Law]:
         if law is None:
             raise InputError(
                 f"there is no law {name!r}.",
+                asked=f"claims={list(names)!r}",
                 because="laws are called by their slug or their number",
                 instead=", ".join(law.slug for law in LAWS),
             )
@@ -106,6 +144,8 @@ def _verdict(
     """The law's word on the subject and on every other view of it; the worst counts."""
     worst: Verdict | None = None
     for part in (subject, *subject.parts):
+        if part is not subject and part.claims and law.slug not in part.claims:
+            continue  # a decoder is causal, what it reads is not
         part.context = tuple(other.slug for other in laws)
 
         def tick(cases: int) -> None:
@@ -114,8 +154,8 @@ def _verdict(
 
         tick(0)
         verdict = examine(law, part, seed, fast=fast, seconds=SECONDS[fast], tick=tick)
-        if explicit and verdict.outcome == "not applicable" and verdict.cases and verdict.refused == verdict.cases:
-            verdict.outcome = "broken"  # who claims a law must at least run
+        if explicit and law.slug in MUST_RUN and 0 < verdict.cases == verdict.refused:
+            verdict.outcome = "broken"  # who claims such a law must at least run
         if worst is None or _RANK[verdict.outcome] > _RANK[worst.outcome]:
             worst = verdict
         elif verdict.outcome == worst.outcome:
@@ -128,15 +168,13 @@ def _verdict(
 _RANK = {"not applicable": 0, "holds": 1, "flaky": 2, "broken": 3}
 
 
-class _quiet(warnings.catch_warnings):
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Strangers' warnings stay inside, and the random numbers outside go on as if nothing had happened."""
-
-    def __enter__(self) -> Any:
-        self._state = torch.get_rng_state()
-        entered = super().__enter__()
-        warnings.simplefilter("ignore")
-        return entered
-
-    def __exit__(self, *why: Any) -> None:
-        super().__exit__(*why)
-        torch.set_rng_state(self._state)
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_rng_state(state)

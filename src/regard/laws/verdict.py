@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ class Witness:
         precision: the precision in which it shows.
         touched: `(batch, token)`, True where the input was changed.
         map: `(batch, token)`, by how much each output row moved.
+        where: `(batch, token)`, False where outputs are free to move; None if none is.
+        tokens: the token that each column of `map` stands for, where that is not its own number.
+        row: the row of the batch that the first row of `map` stands for.
         expected, actual: the two sides, for drawing.
     """
 
@@ -41,6 +44,9 @@ class Witness:
     remarks: dict[str, str] = field(default_factory=dict)
     touched: Tensor | None = None
     map: Tensor | None = None
+    where: Tensor | None = None
+    tokens: Sequence[int] | None = None
+    row: int = 0
     expected: Tensor | None = None
     actual: Tensor | None = None
     extra: dict[str, object] = field(default_factory=dict)
@@ -121,10 +127,10 @@ class Verdicts(tuple[Verdict, ...]):
     @overload
     def __getitem__(self, item: str) -> Verdict: ...
     @overload
-    def __getitem__(self, item: int) -> Verdict: ...
+    def __getitem__(self, item: SupportsIndex) -> Verdict: ...
     @overload
     def __getitem__(self, item: slice) -> tuple[Verdict, ...]: ...
-    def __getitem__(self, item: Any) -> Any:
+    def __getitem__(self, item: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if isinstance(item, str):
             for verdict in self:
                 if item in (verdict.slug, verdict.id):

@@ -1,4 +1,5 @@
 """Every law, in the order of their numbers. A new law is one file here and one line below."""
+
 import importlib
 
 from regard.laws.law import Law
@@ -15,7 +16,12 @@ def _found():
         except ModuleNotFoundError:
             continue
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Law) and value is not Law and value.__module__ == module.__name__:
+            if (
+                isinstance(value, type)
+                and issubclass(value, Law)
+                and value is not Law
+                and value.__module__ == module.__name__
+            ):
                 yield value()
 
 

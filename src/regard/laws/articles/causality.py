@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from regard.laws.law import Case, Dice, Law, Observation, equal
-from regard.laws.subjects.base import Subject
+from regard.laws.subjects.base import Subject, every_way, take_way
 
 
 class Causality(Law):
@@ -28,6 +28,12 @@ class Causality(Law):
             for mask in masks:
                 for kept in range(1, tokens):
                     yield {"batch": 1 + (kept % 2), "tokens": tokens, "kept": kept, "content": "other", "mask": mask}
+        for way in every_way(subject):
+            for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
+                for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
+                    for mask in masks:
+                        case = {"batch": 1, "tokens": tokens, "kept": kept, "content": "other", "mask": mask}
+                        yield case | {"way": way}
         for tokens in subject.lengths(33, 130) if fast else subject.lengths(33, 66, 131, 260):
             for mask in masks:
                 for kept in sorted({1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 128, 129, 255, tokens - 1, tokens // 2}):
@@ -45,7 +51,8 @@ class Causality(Law):
         mask = torch.ones(batch, tokens, dtype=torch.bool) if case["mask"] == "ones" else None
         other = x.clone()
         other[:, kept:] = subject.scaled(x, 30.0 if case["content"] == "large" else 1.0, dice)[:, kept:]
-        before, after = subject.run(x, mask), subject.run(other, mask)
+        run = subject.run if "way" not in case else take_way(subject, str(case["way"]))
+        before, after = run(x, mask).detach(), run(other, mask).detach()
         early = torch.arange(tokens).expand(batch, tokens) < kept
         yield equal(
             before,

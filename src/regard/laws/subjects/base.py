@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.laws.law import Dice
-from regard.laws.subjects import precision
+from regard.laws.subjects import copying, precision
 from regard.patterns import Pattern
 
 Way = Callable[[Tensor, Tensor | None], Tensor]
@@ -88,6 +88,7 @@ class Subject:
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None) -> None:
         self.target = target
+        self._unused = copying.instance(target)
         self.name = name
         self.conventions = conventions or Conventions()
         self.abilities: set[str] = set()
@@ -133,6 +134,8 @@ class Subject:
         """The same subject in another instance, as nobody has used it yet."""
         other = copy.copy(self)
         other.target = self._copied()
+        other._views, other._eps = {}, None
+        other._rebind(self)
         return other
 
     @property
@@ -164,6 +167,7 @@ class Subject:
             self._views[dtype] = self._in(dtype)
         return self._views[dtype]
 
+    @torch.no_grad()
     def _in(self, dtype: torch.dtype) -> Subject | None:
         view = copy.copy(self)
         view._views, view._eps = {self.dtype: self}, None
@@ -194,31 +198,42 @@ class Subject:
             dtype = self.dtype
             if dtype == torch.float64:
                 x = self.draw(1, self.lengths(3)[0], Dice(0, "eps"))
-                dtype = precision.narrowest(lambda: self.run(x))
+                with torch.no_grad():
+                    dtype = precision.narrowest(lambda: self.run(x))
             self._eps = torch.finfo(dtype).eps
         return self._eps
 
     # Bookkeeping
 
     def _copied(self) -> Any:
-        return copy.deepcopy(self.target) if isinstance(self.target, nn.Module) else self.target
+        if isinstance(self.target, nn.Module) and type(self.target) is not type(self._unused):
+            return copy.deepcopy(self.target)  # it was exchanged after it came
+        other = copying.instance(self._unused)
+        return other if self.dtype == self.native else precision.in_precision(other, self.dtype)
 
     @contextmanager
     def training_without_dropout(self) -> Iterator[None]:
         """The module in training mode with every dropout switched off."""
         module = self.target
-        probabilities = [(part, part.p) for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
+        chances = [(part, name, chance) for part in module.modules() for name, chance in _chances(part)]
         modes = [(part, part.training) for part in module.modules()]
         try:
-            for part, _ in probabilities:
-                part.p = 0.0
+            for part, name, _ in chances:
+                setattr(part, name, 0.0)
             module.train()
             yield
         finally:
-            for part, p in probabilities:
-                part.p = p
+            for part, name, chance in chances:
+                setattr(part, name, chance)
             for part, mode in modes:
                 part.training = mode
+
+    @property
+    def trains_as_it_runs(self) -> bool:
+        """Whether training without dropout computes what evaluation does: no part keeps statistics of batches."""
+        if not isinstance(self.target, nn.Module):
+            return False
+        return not any(isinstance(part, nn.modules.batchnorm._NormBase) for part in self.target.modules())
 
     def with_conventions(self, **fields: Any) -> Subject:
         self.conventions = replace(self.conventions, **fields)
@@ -226,6 +241,27 @@ class Subject:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
+
+
+def every_way(subject: Subject) -> list[str]:
+    """Names of all the ways in which a subject may compute the same: its own, with gradients, and in training."""
+    return [*subject.ways(), "with gradients", *(["in training"] if subject.trains_as_it_runs else [])]
+
+
+def take_way(subject: Subject, name: str) -> Way:
+    """One of `every_way`, as a function like `run`."""
+
+    def with_gradients(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_() if x.is_floating_point() else x
+            return subject.run(leaf, mask)
+
+    def in_training(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with subject.training_without_dropout(), torch.enable_grad():
+            torch.manual_seed(0)  # should anything still be random, it is so in the same way each time
+            return subject.run(x, mask)
+
+    return {"with gradients": with_gradients, "in training": in_training}.get(name) or subject.ways()[name]
 
 
 def first_tensor(output: Any, names: Sequence[str] = ("logits", "last_hidden_state")) -> Tensor:
@@ -246,6 +282,13 @@ def first_tensor(output: Any, names: Sequence[str] = ("logits", "last_hidden_sta
         because="a law compares outputs, and this is none",
         instead="a function that returns a tensor, or a tuple that begins with one",
     )
+
+
+def _chances(part: nn.Module) -> list[tuple[str, float]]:
+    """The attributes of a module that are chances of dropping something."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return [("p", part.p)]
+    return [(name, value) for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
 
 
 def _dtype_of(target: Any) -> torch.dtype:

@@ -66,6 +66,20 @@ def switches(target: Any) -> dict[str, bool]:
     return found
 
 
+def needed(target: Any) -> dict[str, Any]:
+    """Arguments beside the input that a call cannot do without, with what means "nothing yet": no mask, no past."""
+    found: dict[str, Any] = {}
+    for name, parameter in list(parameters(target).items())[1:]:
+        named = parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        if not named or parameter.default is not inspect.Parameter.empty:
+            continue
+        if "mask" in name or "cache" in name or "past" in name or name == "state":
+            found[name] = None
+        elif name in ("start_pos", "offset", "position", "pos", "position_offset"):
+            found[name] = 0
+    return found
+
+
 @dataclass(frozen=True)
 class MaskForm:
     """How a mask that is True for what may be seen is handed over."""

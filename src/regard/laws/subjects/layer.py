@@ -13,11 +13,21 @@ from regard.laws.law import Dice
 from regard.laws.subjects import watching
 from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
 from regard.laws.subjects.caching import find_cache
-from regard.laws.subjects.calling import HIDING, MaskForm, accepted_form, mask_name, switches
+from regard.laws.subjects.calling import HIDING, MaskForm, accepted_form, mask_name, needed, switches
 
 # Channels to try where the target does not say.
 CHANNELS = (16, 8, 32, 64, 12, 24, 48, 4, 6, 96, 128, 256, 512, 768, 1024, 10, 20, 30, 40, 100, 3, 5, 7, 2, 1)
-SAYS_CHANNELS = ("embed_dim", "d_model", "dim", "hidden_size", "channels", "in_features", "width", "n_embd", "model_dim")
+SAYS_CHANNELS = (
+    "embed_dim",
+    "d_model",
+    "dim",
+    "hidden_size",
+    "channels",
+    "in_features",
+    "width",
+    "n_embd",
+    "model_dim",
+)
 # Attributes of modules that choose between two ways to compute the same.
 FLAGS = ("fused_attn", "fused", "flash", "use_flash", "use_sdpa", "sdpa", "fast", "use_fast_path", "use_flash_attn")
 
@@ -32,12 +42,13 @@ class Sequences(Subject):
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None) -> None:
         super().__init__(target, name, conventions)
         self.form: MaskForm | None = None
+        self.needed = needed(target)
 
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Any:
         """Whatever the target returns."""
         if mask is not None and self.form is not None:
             more[self.form.name] = self.form.give(mask)
-        return self.target(x, **more)
+        return self.target(x, **{**self.needed, **more})
 
     def run(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return first_tensor(self.call(x, mask))

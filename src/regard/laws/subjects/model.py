@@ -14,7 +14,15 @@ from regard.laws.subjects.calling import parameters
 from regard.laws.subjects.layer import Sequences, said_channels
 
 IDS = ("input_ids", "ids", "tokens", "token_ids", "idx", "input", "x")
-SAYS_LENGTH = ("max_position_embeddings", "block_size", "context", "max_len", "max_length", "max_seq_len", "n_positions")
+SAYS_LENGTH = (
+    "max_position_embeddings",
+    "block_size",
+    "context",
+    "max_len",
+    "max_length",
+    "max_seq_len",
+    "n_positions",
+)
 SAYS_IMAGE = ("img_size", "image_size", "input_size")
 
 
@@ -65,7 +73,8 @@ class Model(Sequences):
             asked="f(ids) with ids of (2, 5)",
             found=f"{type(failure).__name__}: {failure}",
             because="a law has to call it before it can judge it",
-            instead='vocabulary= or longest= if they are unusual; image=(3, 224, 224) for images; kind="layer" for rows',
+            instead='vocabulary= or longest= if they are unusual; image=(3, 224, 224) for images; kind="layer" for rows'
+            " of numbers",
         ) from failure
 
 
@@ -153,5 +162,3 @@ def has_one_argument(target: Any) -> bool:
         and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     ]
     return len(needed) <= 1
-
-

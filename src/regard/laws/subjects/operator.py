@@ -19,8 +19,10 @@ SIZES = ((3, 8), (4, 8), (2, 8), (8, 8), (1, 8), (3, 16), (4, 16), (8, 16), (8, 
 class Operator(Subject):
     """Queries, keys and values in, as `(batch, head, token, dim)`.
 
-    To laws about tokens it is also a layer: a token is its query, key and value side by side, and a mask of tokens hides
-    keys. Attributes:
+    To laws about tokens it is also a layer: a token is its query, key and value side by side, and a mask of tokens
+    hides keys.
+
+    Attributes:
         heads, kv_heads, dim, value_dim: the sizes of what is drawn.
         form: how it wants its mask, or None if it takes none.
     """
@@ -51,9 +53,7 @@ class Operator(Subject):
 
     # The operator itself
 
-    def tensors(
-        self, dice: Dice, batch: int, queries: int, keys: int, **sizes: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self, dice: Dice, batch: int, queries: int, keys: int, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
         """Random query, key and value; `heads`, `kv_heads`, `dim` and `value_dim` may differ from the subject's."""
         heads, dim = sizes.get("heads", self.heads), sizes.get("dim", self.dim)
         kv_heads = sizes.get("kv_heads", self.kv_heads if "heads" not in sizes else heads)
@@ -74,7 +74,7 @@ class Operator(Subject):
     def matrix(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
         """The weights `(batch, head, query, key)`, read off by attending over the columns of the identity.
 
-            out = A V,  so  V = [e_a ... e_b]  gives the columns a to b of A
+        out = A V,  so  V = [e_a ... e_b]  gives the columns a to b of A
         """
         batch, kv_heads, keys, _ = key.shape
         identity = torch.eye(keys, dtype=key.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,5 +77,4 @@ def in_precision(target: Any, dtype: torch.dtype) -> Any:
         with Doubling():
             return target(*args, **kwargs)
 
-    doubled.__wrapped__ = target  # signature and name are those of the function itself
-    return doubled
+    return functools.update_wrapper(doubled, target, assigned=())  # the signature is that of the function itself

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,7 @@ from regard.laws.subjects.calling import parameters
 from regard.laws.subjects.layer import Layer
 from regard.laws.subjects.model import Images, Model, said_image, takes_ids
 from regard.laws.subjects.operator import Operator
+from regard.patterns import Causal, Window
 
 KINDS = ("operator", "layer", "model")
 CONVENTIONS = tuple(Conventions.__dataclass_fields__)
@@ -26,13 +29,15 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
     """The subject of a target: recognised by its library, or called as the kind says.
 
     Options are the fields of `Conventions`, and sizes: `heads kv_heads dim value_dim` of an operator, `channels` of a
-    layer, `vocabulary longest image` of a model.
+    layer, `vocabulary longest image` of a model. `window=8` says causal, and that a token sees 8 keys, itself
+    among them.
     """
     if isinstance(target, Subject):
         return target
     if kind is not None and kind not in KINDS:
         raise InputError(
             f"there is no kind {kind!r}.",
+            asked=f"kind={kind!r}",
             because="a subject is an operator, a layer or a model",
             instead=" or ".join(f'kind="{each}"' for each in KINDS),
         )
@@ -46,15 +51,15 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
     if inspect.isclass(target):
         raise InputError(
             f"{target.__name__} is a class.",
+            found=f"{target.__module__}.{target.__qualname__}",
             because="a law observes an instance, whose sizes are fixed",
             instead=f"check({target.__name__}(...)) with sizes of your choice",
         )
     name = name or name_of(target)
     if isinstance(target, nn.Module):
-        try:
-            target = copy.deepcopy(target)  # nothing that is done here touches the user's own
-        except Exception:  # some modules hold what cannot be copied; then theirs is used, and put back as it was
-            pass
+        # Nothing that is done here touches the user's own; except what cannot be copied, which is used as it is.
+        with contextlib.suppress(Exception):
+            target = copy.deepcopy(target)
         target.eval()
     for recognise in adapters():
         subject = recognise(target, kind, name, options)
@@ -67,6 +72,9 @@ def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> 
     """A target that nobody recognises."""
     conventions = Conventions(**{key: value for key, value in options.items() if key in CONVENTIONS})
     sizes = {key: value for key, value in options.items() if key not in CONVENTIONS}
+    if (window := sizes.pop("window", None)) is not None:
+        # As models count it: the keys that a token sees, itself among them.
+        conventions = replace(conventions, pattern=Causal() & Window(window - 1, 0))
     kind = kind or kind_of(target)
     if kind == "operator":
         return _built(Operator, target, name, conventions, sizes)
@@ -77,7 +85,14 @@ def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> 
         image = said_image(target)
     if image is not None:
         return Images(target, name, conventions, image=image)
-    return _built(Model, target, name, conventions, sizes)
+    try:
+        return _built(Model, target, name, conventions, sizes)
+    except InputError:
+        if takes_ids(target):
+            raise
+        layer = _built(Layer, target, name, conventions, sizes)  # a model of measurements: rows of numbers in
+        layer.kind = "model"
+        return layer
 
 
 def _built(kind: Callable[..., Subject], target: Any, name: str, conventions: Conventions, sizes: dict) -> Subject:
@@ -121,4 +136,6 @@ def name_of(target: Any) -> str:
 
 def adapters() -> list[Callable[[Any, str | None, str, dict[str, Any]], Subject | None]]:
     """Those who recognise the modules of a library, each without importing it."""
-    return []
+    from regard.laws.subjects import torch_modules
+
+    return [torch_modules.recognise]

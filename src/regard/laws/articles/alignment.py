@@ -1,0 +1,85 @@
+"""L2: the last queries alone are the last rows of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from regard.laws.hiding import pair_mask, token_mask
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+from regard.laws.traits import size
+
+MASKS = ("none", "keys", "causal", "shared", "pairs", "heads")
+
+
+class Alignment(Law):
+    id = "L2"
+    slug = "alignment"
+    title = "Alignment of unequal lengths"
+    headline = "the last queries alone give other outputs than among all queries."
+    statement = (
+        "Asking with the last m queries gives the last m rows of asking with all of them, for every m, also with more "
+        "queries than keys. Who aligns at the start owes the same for the first m."
+    )
+    equation = "attn(Q[-m:], K, V) = attn(Q, K, V)[-m:]"
+    catches = "a causal mask that starts at the upper left, so that one query with a cache sees the first key only"
+    needs = ("operator",)
+    smallest = {"batch": 1, "keys": 1, "queries": 1, "asked": 1}
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masks = MASKS if "mask" in subject.abilities else ("none",)
+        turn = 0
+        sizes = [(5, 5), (4, 7), (7, 4), (2, 3), (3, 2), (9, 9), (1, 6), (6, 1), (8, 3)]
+        if not fast:
+            sizes += [(n, n) for n in (2, 3, 4, 6, 7, 8)] + [(9, 5), (5, 9)]
+        for queries, keys in sizes:
+            for asked in dict.fromkeys([1, queries - 1, *range(2, queries)]):
+                if 0 < asked < queries:
+                    for mask in ("none", masks[turn % len(masks)]) if masks[turn % len(masks)] != "none" else ("none",):
+                        yield self._case(1 + turn % 2, queries, keys, asked, mask)
+                    turn += 1
+        for queries, keys in [(33, 33), (65, 65), (130, 130), (65, 130), (130, 65), (17, 33)]:
+            for asked in (1, 2, 16, 32, 63, 64, queries - 1):
+                if asked < queries:
+                    turn += 1
+                    yield self._case(1 + turn % 2, queries, keys, asked, "none")
+                    if masks[turn % len(masks)] != "none":
+                        yield self._case(1 + turn % 2, queries, keys, asked, masks[turn % len(masks)])
+
+    @staticmethod
+    def _case(batch: int, queries: int, keys: int, asked: int, mask: str) -> Case:
+        return {"batch": batch, "queries": queries, "keys": keys, "asked": asked, "mask": mask}
+
+    def possible(self, case: Case) -> bool:
+        return 0 < int(case["asked"]) <= int(case["queries"])
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        assert isinstance(subject, Operator)
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        asked, form = int(case["asked"]), str(case["mask"])
+        query, key, value = subject.tensors(dice, batch, queries, keys)
+        end = subject.conventions.align == "end"
+        mask = None
+        if form == "keys":
+            mask = token_mask("random", batch, keys, keys // 2, dice)[:, None, None, :]
+        elif form == "causal":
+            shift = keys - queries if end else 0
+            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(shift)
+        elif form != "none":
+            mask = pair_mask(subject, form, batch, queries, keys, dice)
+        rows = slice(queries - asked, queries) if end else slice(0, asked)
+        part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+        everything = subject.rows(subject.attend(query, key, value, mask))
+        alone = subject.rows(subject.attend(query[:, :, rows], key, value, part))
+        yield equal(
+            everything[:, rows],
+            alone,
+            changed=f"queries[{'-' if end else ':'}{asked}{':' if end else ''}] of {queries} asked alone",
+            tokens=range(queries)[rows],
+            reduction=keys + subject.channels,
+            scale=size(everything),
+        )

@@ -1,0 +1,142 @@
+"""L3: a text read in pieces gives the same as a text read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.laws.judge import FACTOR
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects.base import Cached, Subject
+from regard.laws.subjects.precision import narrowest
+
+SPLITS = ("ones", "halves", "first", "last", "twos", "prefill", "threes", "random")
+
+
+class Cache(Law):
+    id = "L3"
+    slug = "cache"
+    title = "Cache consistency"
+    headline = "reading in pieces gave something else than reading at once."
+    statement = "However a text is split into pieces, the outputs with a cache are those of one run over the whole."
+    equation = "f(x_{1:a}, {}), f(x_{a+1:b}, cache_a), ... = f(x_{1:n})"
+    catches = (
+        "positions that restart at each piece, a mask for whole texts only, empty slots attended, a window kept short"
+    )
+    needs = ("cache", "aligned", "lengths")
+    smallest = {"batch": 1, "tokens": 2}
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masked = "mask" in subject.abilities and subject.conventions.left is not False
+        for tokens in subject.lengths(5, 12):
+            for split in SPLITS:
+                yield _case(1 if split in ("ones", "last") else 3, tokens, split)
+        if masked:
+            for split in ("prefill", "ones", "halves", "random"):
+                yield _case(3, subject.lengths(11)[0], split, mask="left")
+            yield _case(1, subject.lengths(11)[0], "prefill", mask="ones")
+        yield _case(2, subject.lengths(7)[0], "prefill", used=True)
+        for tokens in subject.lengths(33, 70) if fast else subject.lengths(33, 70, 140):
+            for split in ("prefill", "halves", "random") if fast else ("prefill", "halves", "random", "threes", "ones"):
+                yield _case(1 if tokens > 70 else 2, tokens, split)
+        for more in range(0 if fast else 12):
+            tokens = subject.lengths(*((9, 17, 25, 40)[: 1 + more % 4]))[-1]
+            yield {**_case(1 + more % 3, tokens, "random"), "try": more}
+            if masked:
+                yield {**_case(2, tokens, "random", mask="left"), "try": more}
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        caching = cached(subject)
+        x = subject.draw(batch, tokens, dice)
+        pieces = split_into(str(case["split"]), tokens, dice)
+        mask = None if case["mask"] == "none" else torch.ones(batch, tokens, dtype=torch.bool)
+        if mask is not None and case["mask"] == "left":
+            for row in range(batch):
+                mask[row, : (tokens - 1) * (row + 1) // (batch + 1)] = False
+            if not _hides(subject, x, mask, dice):
+                return  # it does not hide what is padded on the left even in one run; that is another law's business
+        if case["used"]:
+            decode(caching, subject.draw(batch, tokens, dice), pieces)
+        whole = subject.run(x, mask)
+        found = decode(caching, x, pieces, mask)
+        yield equal(
+            whole,
+            found,
+            where=mask,
+            changed=f"read in pieces of {words(pieces)}",
+            reduction=tokens + subject.channels,
+            scale=float(whole.abs().nan_to_num(0, 0, 0).max()) * coarseness(subject, caching),
+        )
+
+
+def _case(batch: int, tokens: int, split: str, mask: str = "none", used: bool = False) -> dict:
+    return {"batch": batch, "tokens": tokens, "split": split, "mask": mask, "used": used}
+
+
+def cached(subject: Subject) -> Cached:
+    """How the subject runs piece by piece."""
+    assert subject.caching is not None
+    return subject.caching
+
+
+def decode(caching: Cached, x: Tensor, pieces: list[int], mask: Tensor | None = None) -> Tensor:
+    """The output rows of a text read in pieces."""
+    state: Any = caching.start(x.shape[0], x.shape[1])
+    rows, read = [], 0
+    for piece in x.split(pieces, 1):
+        read += piece.shape[1]
+        row, state = caching.step(state, piece, None if mask is None else mask[:, :read])
+        rows.append(row)
+    return torch.cat(rows, 1)
+
+
+def split_into(split: str, tokens: int, dice: Dice) -> list[int]:
+    """The sizes of the pieces, none of them empty."""
+    each = {"ones": 1, "twos": 2, "threes": 3}.get(split)
+    first = {"halves": -(-tokens // 2), "first": 1, "last": tokens - 1}.get(split, tokens)
+    if each is not None:
+        sizes = [each] * (tokens // each) + [tokens % each]
+    elif split == "prefill":
+        begin = max(1, tokens - 4)
+        sizes = [begin] + [1] * (tokens - begin)
+    elif split == "random":
+        sizes = []
+        while sum(sizes) < tokens:
+            largest = (2, 4, tokens)[dice.integer(0, 3)]
+            sizes.append(min(dice.integer(1, largest + 1), tokens - sum(sizes)))
+    else:
+        sizes = [first, tokens - first]
+    return [size for size in sizes if size]
+
+
+def words(pieces: list[int]) -> str:
+    """Sizes of pieces, short."""
+    if len(pieces) > 6:
+        return ", ".join(map(str, pieces[:4])) + f" ... {pieces[-1]}"
+    return ", ".join(map(str, pieces))
+
+
+def coarseness(subject: Subject, caching: Cached) -> float:
+    """How much coarser the numbers in the cache are than those of a run, in bounds: a cache may have its own precision."""
+    if subject.dtype != torch.float64:
+        return 1.0
+    tokens = subject.lengths(3)[0]
+    x = subject.draw(1, tokens, Dice(0, "coarseness"))
+    eps = torch.finfo(narrowest(lambda: decode(caching, x, [1] * tokens))).eps
+    if eps <= subject.eps:
+        return 1.0
+    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
+
+
+def _hides(subject: Subject, x: Tensor, mask: Tensor, dice: Dice) -> bool:
+    """Whether one run with this mask is deaf to what it hides."""
+    other = x.clone()
+    other[~mask] = subject.draw(x.shape[0], x.shape[1], dice)[~mask]
+    one, two = subject.run(x, mask)[mask], subject.run(other, mask)[mask]
+    scale = float(one.abs().nan_to_num(0, 0, 0).max()) + 1e-30
+    return bool(((one - two).abs() <= 1e-3 * scale).all() or one.isnan().all())

@@ -1,0 +1,59 @@
+"""One fault, rebuilt small: what broke, who reported it, and the same code put right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A faulty piece of attention beside its corrected twin.
+
+    Attributes:
+        id: the row of the list of reports, or a name of our own that begins with the law's number.
+        report_url: where it happened; empty for faults that we invented.
+        story: what went wrong, in one sentence.
+        kind: operator, layer or model.
+        faulty, twin: factories of the two.
+        law: the laws that must catch the fault.
+        claims: what the twin claims, and must keep; the laws of `law` are among them.
+        options: the conventions and sizes to check with.
+    """
+
+    id: str
+    report_url: str
+    story: str
+    kind: str
+    faulty: Callable[[], Any]
+    twin: Callable[[], Any]
+    law: tuple[str, ...]
+    claims: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = set(self.law) - set(self.claims)
+        if missing:
+            raise ValueError(f"{self.id}: the twin has to claim {sorted(missing)}")
+
+    def build(self, which: str) -> Any:
+        """The faulty one or the twin, with the same numbers at every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            return getattr(self, which)()
+
+    def __repr__(self) -> str:
+        return f"<exhibit {self.id}>"
+
+
+def report(path: str) -> str:
+    """The address of a public report."""
+    return f"https://github.com/{path}"
+
+
+def given(function: Callable) -> Callable[[], Callable]:
+    """The factory of a plain function."""
+    return lambda: function
