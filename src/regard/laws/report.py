@@ -64,12 +64,13 @@ class Report:
     @property
     def summary(self) -> str:
         """How many laws hold and how many do not, in words."""
-        words = {"holds": "hold", "not applicable": "do not apply"}
+        words = {"holds": ("holds", "hold"), "not applicable": ("does not apply", "do not apply")}
         counts: dict[str, int] = {}
         for verdict in self.verdicts:
             counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
         order = [outcome for outcome in ("broken", "flaky", "holds", "not applicable") if outcome in counts]
-        return ", ".join(f"{counts[outcome]} {words.get(outcome, outcome)}" for outcome in order) or "no law was asked"
+        said = [f"{counts[outcome]} {words.get(outcome, (outcome, outcome))[counts[outcome] != 1]}" for outcome in order]
+        return ", ".join(said) or "no law was asked"
 
     def require(self) -> None:
         """Raise the first violation, with the others behind it, if there is one."""

@@ -122,7 +122,7 @@ def words(pieces: list[int]) -> str:
 
 
 def coarseness(subject: Subject, caching: Cached) -> float:
-    """How much coarser the numbers in the cache are than those of a run, in bounds: a cache may have its own precision."""
+    """How much coarser the numbers in a cache are than those of a run, in bounds; it may have a precision of its own."""
     if subject.dtype != torch.float64:
         return 1.0
     tokens = subject.lengths(3)[0]

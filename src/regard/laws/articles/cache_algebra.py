@@ -22,7 +22,7 @@ class CacheAlgebra(Law):
     title = "Cache algebra"
     headline = "a changed cache is not the cache of the changed text."
     statement = (
-        "A cache with its rows reordered goes on as the reordered batch does; a cache cropped to n tokens goes on as one "
+        "A cache with its rows reordered goes on as the reordered batch; a cache cropped to n tokens goes on as one "
         "built from n tokens."
     )
     equation = "reorder(cache(x), pi) = cache(x_pi);  crop(cache(x_{1:m}), n) = cache(x_{1:n})"

@@ -79,7 +79,7 @@ class StrangerCache:
         if self.style == "made":
             return State(_made(self.subject.target, batch, tokens, self.subject.dtype), batch)
         if self.style == "inside":
-            return State(_emptied(copy.deepcopy(self.subject.target), batch, tokens, self.subject.dtype), batch)
+            return State(_emptied(self.subject._copied(), batch, tokens, self.subject.dtype), batch)
         return State({"dict": {}, "list": []}.get(self.style), batch)
 
     def step(self, state: State, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, State]:
@@ -189,7 +189,7 @@ class StrangerCache:
         leaves, shape = tree_flatten(held)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             return None
-        if not all(isinstance(leaf, Tensor | PLAIN) for leaf in leaves):
+        if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
             return None
         trees = []
         with torch.no_grad():

@@ -32,7 +32,8 @@ COUNT_THEMSELVES = ("roberta", "camembert", "xlm-roberta", "longformer", "opt", 
 PLACELESS = ("bloom", "mpt", "t5", "mt5", "umt5", "roformer", "deberta", "deberta-v2", "opt", "xlnet", "biogpt")
 # Some rows of their weights sum to less than one: a sink takes the rest.
 WITH_SINKS = ("gpt_oss",)
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_decoder_position_embeddings")
+ENDLESS = 4096
 
 
 def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Subject | None:
@@ -275,11 +276,11 @@ def _sizes(weights: Tensor) -> tuple[int, int, int]:
     return weights.shape[0], weights.shape[2], weights.shape[3]
 
 
-def _longest(config: Any) -> int | None:
+def _longest(config: Any) -> int:
     text = config.get_text_config(decoder=True)
     sizes = [size for name in LENGTHS if isinstance(size := getattr(text, name, None), int) and size > 0]
     # Some tables begin behind the entry for padding.
-    return min(sizes) - 2 - (getattr(text, "pad_token_id", None) or 0) if sizes else None
+    return min(sizes) - 2 - (getattr(text, "pad_token_id", None) or 0) if sizes else ENDLESS
 
 
 def _reach(config: Any) -> int | None:

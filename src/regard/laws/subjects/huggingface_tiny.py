@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "d_inner", "dff"), INNER),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), INNER),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), LONGEST),
+    **dict.fromkeys(("max_encoder_position_embeddings", "max_decoder_position_embeddings"), LONGEST),
     "num_experts": 4,
     "num_local_experts": 4,
     "sliding_window": 5,

@@ -14,6 +14,7 @@ from regard.laws.subjects.base import Conventions, Subject
 from regard.laws.subjects.layer import Layer
 
 CONVENTIONS = tuple(Conventions.__dataclass_fields__)
+SAID = ("heads", "kv_heads", "dim", "value_dim", "channels", "vocabulary", "longest", "image", "window")
 # What any module promises, whatever it computes.
 SOBER = ("batch-independence", "determinism", "gradients", "statelessness", "shape")
 
@@ -28,10 +29,10 @@ def named(target: Any, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(target).__mro__)
 
 
-def conventions_of(options: dict[str, Any], sizes: Sequence[str] = (), **own: Any) -> Conventions:
-    """The conventions of a known class; what the user says goes first. Other options are refused, but for `sizes`."""
+def conventions_of(options: dict[str, Any], **own: Any) -> Conventions:
+    """The conventions of a known class; what the user says goes first. Sizes are known, so they may be said or not."""
     for key in options:
-        if key not in CONVENTIONS and key not in sizes:
+        if key not in CONVENTIONS and key not in SAID:
             raise InputError(
                 f"{key!r} is no option here.",
                 asked=f"{key}={options[key]!r}",

@@ -41,13 +41,6 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
             because="a subject is an operator, a layer or a model",
             instead=" or ".join(f'kind="{each}"' for each in KINDS),
         )
-    if not callable(target):
-        raise InputError(
-            "this cannot be called.",
-            found=f"{type(target).__name__}",
-            because="a law observes what a function or module does with its input",
-            instead="f(query, key, value, mask=None), f(x, mask=None), or a module",
-        )
     if inspect.isclass(target):
         raise InputError(
             f"{target.__name__} is a class.",
@@ -65,6 +58,13 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
         subject = recognise(target, kind, name, options)
         if subject is not None:
             return subject
+    if not callable(target):
+        raise InputError(
+            "this cannot be called.",
+            found=f"{type(target).__name__}",
+            because="a law observes what a function or module does with its input",
+            instead="f(query, key, value, mask=None), f(x, mask=None), or a module",
+        )
     return plain(target, kind, name, options)
 
 
@@ -136,6 +136,7 @@ def name_of(target: Any) -> str:
 
 def adapters() -> list[Callable[[Any, str | None, str, dict[str, Any]], Subject | None]]:
     """Those who recognise the modules of a library, each without importing it."""
-    from regard.laws.subjects import torch_modules
+    from regard.laws.subjects import huggingface, ours, torch_modules, vision, x_transformers
 
-    return [torch_modules.recognise]
+    libraries = (ours, torch_modules, huggingface, vision, x_transformers)
+    return [library.recognise for library in libraries]

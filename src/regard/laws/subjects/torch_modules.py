@@ -76,7 +76,7 @@ def _operator(target: Any, settings: dict[str, Any], name: str, options: dict[st
         own |= {"align": "start", "pattern": Causal()}
     sizes = ("heads", "kv_heads", "dim", "value_dim")
     given = {key: options[key] for key in sizes if key in options}
-    subject = Fused(target, name, conventions_of(options, sizes, **own), **given)
+    subject = Fused(target, name, conventions_of(options, **own), **given)
     if not causal and "attn_mask" not in settings:
         subject.form = MaskForm("attn_mask")
         subject.abilities.add("mask")

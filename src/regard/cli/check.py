@@ -1,0 +1,211 @@
+"""`regard check TARGET` and `regard laws`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from regard.laws import Report, Subject
+    from regard.laws.checking import Progress
+
+KINDS = ("operator", "layer", "model")
+CONSTANTS = {"true": True, "false": False, "none": None}
+
+DESCRIPTION = """Search for the smallest case in which TARGET breaks a law that it claims.
+
+TARGET is one of
+  module:name                 a function or a module; a class is built without arguments
+  "module:name(16, heads=2)"  a class, or a function that makes one, called with plain values
+  file.py:name                the same from a file
+  transformers:BertModel      a tiny random model of a class of Hugging Face
+  timm:vit_tiny_patch16_224   a model of timm with random weights
+  path/to/checkpoint          a folder with a config.json, or a file of weights
+"""
+EPILOG = "Ends with 0 if every claim holds, 1 if one is broken, 2 if the question cannot be asked."
+
+
+def add(commands: Any) -> None:
+    """Teach the command line the word `check`."""
+    words = commands.add_parser(
+        "check",
+        help="check TARGET against the laws that it claims",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words.add_argument("target", metavar="TARGET", nargs="?", help="what to check")
+    words.add_argument("--kind", choices=KINDS, help="how to call it, where that cannot be seen")
+    words.add_argument("--law", metavar="SLUG", action="append", default=[], help="look at this law only; repeatable")
+    words.add_argument("--claims", metavar="A,B", help="the laws that it claims; its kind decides if not given")
+    words.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed looks at the same cases")
+    words.add_argument("--fast", action="store_true", help="a second for each law instead of ten")
+    words.add_argument("--probe", action="store_true", help="claim nothing: say which laws hold, and measure")
+    words.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image=3,64,64",
+    )
+    words.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    words.add_argument("--html", metavar="FILE", help="write the report as a page")
+    words.add_argument("--list", action="store_true", help="list the laws that would be looked at, and stop")
+    words.set_defaults(run=run)
+
+
+def run(words: argparse.Namespace) -> int:
+    """Check, print, write, and say how it went."""
+    laws = [slug for given in words.law for slug in _split(given)]
+    claims = None if words.claims is None else _split(words.claims)
+    if words.target is None:
+        if words.list:
+            return list_laws(words, [*laws, *(claims or [])])
+        raise InputError(
+            "no target was given.",
+            because="a law observes what something does",
+            instead="regard check module:name; regard check --help shows other targets",
+        )
+    options = dict(read_option(text) for text in words.option)
+    for file in (words.json, words.html):
+        _check_writable(file)
+
+    from regard.cli.targets import find
+    from regard.laws import check, probe, read
+    from regard.laws.checking import find_laws
+    from regard.laws.claims import infer
+
+    find_laws([*laws, *(claims or [])])  # a misspelt law is told before anything long begins
+    subject = read(find(words.target, words.seed), words.kind, **options)
+    chosen = laws or claims or (None if words.probe else infer(subject))
+    if words.list:
+        return list_laws(words, chosen)
+    from regard.laws import LAWS
+
+    with _progress(len(find_laws(chosen)) if chosen else len(LAWS)) as progress:
+        if words.probe:
+            report = probe(subject, laws=chosen, seed=words.seed, fast=words.fast, progress=progress)
+        else:
+            only = laws or None
+            report = check(subject, claims=claims, only=only, seed=words.seed, fast=words.fast, progress=progress)
+    report.asked = {"kind": words.kind, "claims": claims, **options}
+    report.command = _command(words)
+    return _tell(report, words)
+
+
+def list_laws(words: argparse.Namespace, names: list[str] | None = None) -> int:
+    """Print each law with its equation and what it says."""
+    from regard.laws import LAWS
+    from regard.laws.checking import find_laws
+
+    for law in find_laws(names) if names else LAWS:
+        print(f"{law.id:<4}{law.slug:<20}{law.equation}")
+        print(f"{'':<24}{law.statement}")
+    return 0
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """`heads=3` as a name and a value: a number, a constant, numbers with commas, a pattern, or a word."""
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name.isidentifier() or not value.strip():
+        raise InputError(
+            f"{text!r} is no option.",
+            because="an option is a name, an equals sign and a value",
+            instead="--option heads=3",
+        )
+    return name, _value(name, value.strip())
+
+
+def _value(name: str, text: str) -> Any:
+    if text.lower() in CONSTANTS:
+        return CONSTANTS[text.lower()]
+    if name == "pattern":
+        from regard.patterns import read_pattern
+
+        return read_pattern(text)
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"\d+(,\d+)+", text):
+        return tuple(int(part) for part in text.split(","))
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _split(text: str) -> list[str]:
+    return [slug.strip() for slug in text.split(",") if slug.strip()]
+
+
+def _check_writable(file: str | None) -> None:
+    """A search takes a while; that its report cannot be written is better known before."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise InputError(
+            f"{file} cannot be written.",
+            because="it is a folder" if path.is_dir() else f"there is no folder {path.resolve().parent}",
+            instead="the name of a file in a folder that exists",
+        )
+
+
+def _command(words: argparse.Namespace) -> str:
+    """The command again, without its law, its seed and where it writes."""
+    parts = ["regard", "check", words.target]
+    for name in ("kind", "claims"):
+        if getattr(words, name) is not None:
+            parts += [f"--{name}", getattr(words, name)]
+    for option in words.option:
+        parts += ["--option", option]
+    parts += [f"--{name}" for name in ("fast", "probe") if getattr(words, name)]
+    return shlex.join(parts)
+
+
+def _tell(report: Report, words: argparse.Namespace) -> int:
+    report.show()
+    for file, write in ((words.json, report.to_json), (words.html, report.to_html)):
+        if file is None:
+            continue
+        try:
+            write(file)
+        except OSError as failure:
+            raise InputError(
+                f"{file} cannot be written.",
+                found=f"{type(failure).__name__}: {failure}",
+                because="the system refuses",
+                instead="another file",
+            ) from failure
+        print(f"wrote {file}", file=sys.stderr)
+    return 0 if report.probing or report.ok else 1
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress | None]:
+    """A bar on the error stream while there is somebody to see it; it leaves nothing behind."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+
+    columns = (TextColumn("{task.fields[law]:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[cases]}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("laws", total=total, law="", cases="")
+        seen: list[str] = []
+
+        def progress(slug: str, number: int, cases: int) -> None:
+            if slug not in seen:
+                seen.append(slug)
+            bar.update(task, completed=len(seen) - 1, law=slug, cases=f"{cases} cases")
+
+        yield progress

@@ -1,0 +1,330 @@
+"""From the text TARGET of a command line to the function or module that it means. The text is parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import InputError, RegardError
+from regard.laws.subjects.quiet_import import quietly
+
+FORMS = """mypackage.attention:attend              a function, or a module that exists
+mypackage.attention:Attention           a class, built without arguments
+"mypackage.attention:Attention(24, heads=3)"  a class or a function that makes one, with plain values
+path/to/file.py:attend                  the same from a file
+transformers:GPT2LMHeadModel            a tiny random model of a class of Hugging Face
+timm:vit_tiny_patch16_224               a model of timm, with random weights
+path/to/checkpoint                      a folder with a config.json, or a file of weights"""
+
+
+def find(text: str, seed: int = 0) -> Any:
+    """The target that a text names. What is random in making it depends on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if ":" not in text or Path(text).exists():
+            return _checkpoint(text)
+        place, _, name = text.rpartition(":") if "(" not in text else text[: text.index("(")].rpartition(":")
+        if not name or not place:
+            raise _unreadable(text, "a place and a name are needed, on either side of the colon")
+        if "(" in text:
+            name += text[text.index("(") :]
+        if place == "transformers":
+            return _hugging_face(text, name, seed)
+        if place == "timm":
+            return _timm(text, name)
+        return _named(text, place, name)
+
+
+def made(target: Any, seed: int = 0) -> Any:
+    """A target given in Python: itself, or what a text means, or what a class or a function without arguments makes."""
+    if isinstance(target, str):
+        return find(target, seed)
+    if isinstance(target, nn.Module) or not callable(target) or not _needs_nothing(target):
+        return target
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return target()
+
+
+def _needs_nothing(target: Any) -> bool:
+    """Whether a call without arguments is complete, and meant: `f(*args)` takes none by accident."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # some builtins do not tell
+        return False
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if inspect.isclass(target):
+        return all(p.default is not p.empty or p.kind in variadic for p in parameters)
+    return all(p.default is not p.empty and p.kind not in variadic for p in parameters)
+
+
+# Names in modules
+
+
+def _named(text: str, place: str, name: str) -> Any:
+    path, arguments = _parsed(text, name)
+    found: Any = _module(text, place)
+    for depth, part in enumerate(path):
+        try:
+            found = getattr(found, part)
+        except AttributeError as failure:
+            owner = ".".join([place, *path[:depth]])
+            raise InputError(
+                f"{owner} has no {part!r}.",
+                asked=text,
+                found=_offers(found),
+                because="the name after the colon is looked up in the module before it",
+                instead="one of these, or another module",
+            ) from failure
+    if arguments is not None:
+        return _called(text, found, *arguments)
+    if not inspect.isclass(found):
+        return found
+    if not _needs_nothing(found):
+        needed = ", ".join(_required(found))
+        raise InputError(
+            f"{found.__name__} cannot be built without arguments.",
+            asked=text,
+            because=f"it needs {needed}",
+            instead=f'"{place}:{name}(...)" with plain values for {needed}, or a function that makes one',
+        )
+    return _called(text, found, [], {})
+
+
+def _parsed(text: str, name: str) -> tuple[list[str], tuple[list[Any], dict[str, Any]] | None]:
+    """`a.b` is a path; `a.b(1, c=2)` is a path and arguments."""
+    try:
+        tree = ast.parse(name, mode="eval").body
+        arguments = None
+        if isinstance(tree, ast.Call):
+            if any(keyword.arg is None for keyword in tree.keywords):
+                raise ValueError("**")
+            values = [ast.literal_eval(argument) for argument in tree.args]
+            arguments = values, {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+            tree = tree.func
+        path: list[str] = []
+        while isinstance(tree, ast.Attribute):
+            path.insert(0, tree.attr)
+            tree = tree.value
+        if not isinstance(tree, ast.Name):
+            raise ValueError(name)
+        return [tree.id, *path], arguments
+    except (SyntaxError, ValueError, TypeError) as failure:
+        raise _unreadable(text, "after the colon comes a name, and perhaps plain values in brackets") from failure
+
+
+def _module(text: str, place: str) -> ModuleType:
+    """The module of a name or a file; the current folder is looked at first, as Python itself does."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        if place.endswith(".py"):
+            return _file(text, Path(place))
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise _unreadable(text, f"{place!r} is the name of no module")
+        return importlib.import_module(place)
+    except RegardError:
+        raise
+    except Exception as failure:  # a stranger's module may fail in any way while it is imported
+        missing = isinstance(failure, ModuleNotFoundError) and place.startswith(failure.name or "\0")
+        raise InputError(
+            f"there is no module {failure.name!r}." if missing else f"{place} cannot be imported.",  # type: ignore[attr-defined]
+            asked=text,
+            found=f"{type(failure).__name__}: {failure}",
+            because=f"it is neither in {here} nor installed" if missing else "importing it fails",
+            instead="the module's full name, from the folder that holds it; or path/to/file.py:name"
+            if missing
+            else f"python -c 'import {place}' shows where",
+        ) from failure
+
+
+def _file(text: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path}.",
+            asked=text,
+            because=f"the current folder is {os.getcwd()}",
+            instead="check the path",
+        )
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # the file's own imports
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> Any:
+    name = getattr(maker, "__name__", type(maker).__name__)
+    try:
+        return maker(*values, **words)
+    except Exception as failure:  # a stranger's own error; its words are the best there are
+        given = ", ".join([*map(repr, values), *(f"{key}={value!r}" for key, value in words.items())])
+        raise InputError(
+            f"{name}({given}) failed.",
+            asked=text,
+            found=f"{type(failure).__name__}: {failure}",
+            because="a law observes what it makes, and it makes nothing",
+            instead=f"other arguments, or a function without arguments that makes one: {text.split('(')[0]}()",
+        ) from failure
+
+
+def _required(kind: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return ["arguments"]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds]
+
+
+def _offers(owner: Any) -> str:
+    names = [name for name, value in vars(owner).items() if callable(value) and not name.startswith("_")]
+    own = [name for name in names if getattr(getattr(owner, name), "__module__", "") == getattr(owner, "__name__", None)]
+    shown = (own or names)[:12]
+    return ", ".join(shown) + (", ..." if len(own or names) > 12 else "") if shown else "nothing that can be called"
+
+
+# Other people's models
+
+
+def _hugging_face(text: str, name: str, seed: int) -> nn.Module:
+    _library("transformers", text)
+    from regard.laws.subjects.huggingface import tiny
+
+    name, words = _words(text, name)
+    return tiny(name, seed=seed, **words)
+
+
+def _timm(text: str, name: str) -> nn.Module:
+    timm = _library("timm", text)
+    name, words = _words(text, name)
+    if not timm.is_model(name):
+        close = timm.list_models(f"*{name.split('_')[0]}*")[:6]
+        raise InputError(
+            f"timm has no model {name!r}.",
+            asked=text,
+            found=f"timm {timm.__version__}",
+            because="it is not in the list of timm.list_models()",
+            instead=", ".join(close) or "vit_tiny_patch16_224",
+        )
+    return _called(text, timm.create_model, [name], {"pretrained": False, **words})
+
+
+def _words(text: str, name: str) -> tuple[str, dict[str, Any]]:
+    """`name(word=value)` as the name and the words; a name alone may be anything."""
+    if "(" not in name:
+        return name, {}
+    path, arguments = _parsed(text, name)
+    if arguments is None or arguments[0]:
+        raise _unreadable(text, "a model of a library takes words: name(word=value)")
+    return ".".join(path), arguments[1]
+
+
+def _library(name: str, asked: str) -> Any:
+    try:
+        return quietly(name)
+    except Exception as failure:  # an import may fail with anything
+        raise InputError(
+            f"{name} cannot be imported.",
+            asked=asked,
+            found=f"{type(failure).__name__}: {failure}",
+            because="the model is one of its own",
+            instead=f"pip install {name}",
+        ) from failure
+
+
+# Checkpoints
+
+
+def _checkpoint(text: str) -> nn.Module:
+    path = Path(text).expanduser()
+    if not path.exists():
+        raise _unreadable(text, "it names nothing in a module, and no such file or folder is here")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise InputError(
+            f"{path} is no checkpoint.",
+            asked=text,
+            found="a folder without a config.json" if any(path.iterdir()) else "an empty folder",
+            because="config.json says which model it is",
+            instead="the folder that save_pretrained wrote",
+        )
+    config = _config(path)
+    kind = str(config.get("model_type", ""))
+    if path.is_dir() and kind and not kind.startswith("regard."):
+        try:
+            transformers = quietly("transformers")
+        except Exception:  # without it our own models read what they can
+            return _ours(path, text, config)
+        try:
+            return transformers.AutoModel.from_pretrained(path, local_files_only=True).eval()
+        except Exception as failure:  # its own errors, of many kinds
+            raise InputError(
+                f"transformers does not read {path}.",
+                asked=text,
+                found=f"{type(failure).__name__}: {str(failure).strip().splitlines()[0]}",
+                because=f"its config.json says model_type {kind!r}",
+                instead="a folder that AutoModel.from_pretrained reads",
+            ) from failure
+    return _ours(path, text, config)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path.with_name("config.json")
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise InputError(
+            f"{file} cannot be read.",
+            found=f"{type(failure).__name__}: {failure}",
+            because="config.json says which model it is",
+            instead="the folder that save_pretrained wrote",
+        ) from failure
+    return config if isinstance(config, dict) else {}
+
+
+def _ours(path: Path, text: str, config: dict[str, Any]) -> nn.Module:
+    """The one of our models that says it can read the checkpoint."""
+    from regard import models
+    from regard.models.pretrained import Pretrained
+
+    kinds = [kind for kind in vars(models).values() if inspect.isclass(kind) and issubclass(kind, Pretrained)]
+    refusals = []
+    for kind in kinds:
+        if str(config.get("model_type", "")) not in ("", f"regard.{kind.__name__.lower()}") and not any(
+            converter.matches(config) for converter in kind.converters.values()
+        ):
+            continue
+        try:
+            return kind.from_pretrained(path)
+        except RegardError as refusal:
+            refusals.append(f"{kind.__name__}: {refusal.headline}")
+    raise InputError(
+        f"no model here reads {path}.",
+        asked=text,
+        found="\n".join(refusals) or f"model_type {config.get('model_type')!r}",
+        because=f"known are {', '.join(kind.__name__ for kind in kinds)}",
+        instead="a function that loads it: mymodule:load()",
+    )
+
+
+def _unreadable(text: str, because: str) -> InputError:
+    return InputError(f"{text!r} is no target.", because=because, instead=FORMS)

@@ -1,0 +1,185 @@
+"""L10: a row of a batch knows nothing of the others."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.laws.hiding import SIDES, pair_mask, token_mask
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+from regard.laws.traits import different, size
+
+# Calls that each of two threads makes while the other makes its own.
+CALLS = 12
+
+
+class BatchIndependence(Law):
+    id = "L10"
+    slug = "batch-independence"
+    title = "Batch independence"
+    headline = "a row of the batch changed with the other rows."
+    statement = (
+        "A row alone gives what it gives in a batch of any size and order, whatever the other rows contain or hide, "
+        "whatever was called in between and whoever calls at the same time."
+    )
+    equation = "f(X)_i = f(X_i)"
+    catches = "attention across the batch, a softmax over axis 0, one row's positions used for all, a shared buffer"
+    smallest = {"batch": 2, "tokens": 1, "queries": 1, "keys": 1}
+    about_repetition = True
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masked = "mask" in subject.abilities
+        sides = ["none", *SIDES] if masked else ["none"]
+        heads = subject.heads if isinstance(subject, Operator) else 4
+        turn = 0
+        sizes = [(2, 5), (3, 5), (5, 5), (2, 2)] if fast else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3)]
+        for batch, wanted in dict.fromkeys(sizes):
+            tokens = subject.lengths(wanted)[0]
+            for ask in ("alone", "others", "order", "expanded", "between"):
+                side = sides[turn % len(sides)]
+                turn += 1
+                for mask in dict.fromkeys(["none", side]):
+                    yield {"ask": ask, "batch": max(batch, 2), "tokens": tokens, "mask": mask}
+        if isinstance(subject, Operator):
+            for batch, queries, keys in ((2, 3, 7), (3, 7, 3), (2, 1, 5), (4, 4, 4)):
+                for mask in ("none", "pairs", "heads", "shared") if masked else ("none",):
+                    yield {"ask": "operator", "batch": batch, "queries": queries, "keys": keys, "mask": mask}
+        tokens = subject.lengths(33)[0]
+        yield {"ask": "threads", "batch": 2, "tokens": tokens, "mask": "none"}
+        if masked:
+            yield {"ask": "threads", "batch": 2, "tokens": tokens, "mask": "right"}
+        for tokens in subject.lengths(17, 33, 130) if not fast else subject.lengths(33):
+            for ask in ("alone", "others"):
+                for mask in sides:
+                    yield {"ask": ask, "batch": 3, "tokens": tokens, "mask": mask}
+
+    def possible(self, case: Case) -> bool:
+        return case["mask"] in ("none", "pairs", "heads", "shared") or int(case["tokens"]) > 1
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if case["ask"] == "operator":
+            assert isinstance(subject, Operator)
+            yield from _operator(subject, case, dice)
+            return
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        x = subject.draw(batch, tokens, dice)
+        mask = None
+        if case["mask"] != "none":
+            mask = token_mask(str(case["mask"]), batch, tokens, max(tokens // 2, 1), dice)
+        observe = {"alone": _alone, "others": _others, "order": _order, "expanded": _expanded}
+        observe |= {"between": _between, "threads": _threads}
+        yield from observe[str(case["ask"])](subject, x, mask, dice)
+
+
+def _rows(tensor: Tensor | None, index: slice | Tensor) -> Tensor | None:
+    return None if tensor is None else tensor[index]
+
+
+def _agree(
+    subject: Subject, expected: Tensor, actual: Tensor, mask: Tensor | None, changed: str, row: int = 0
+) -> Observation:
+    where = mask if mask is not None and "aligned" in subject.abilities else None
+    reduction = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
+    return equal(
+        expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=size(expected)
+    )
+
+
+def _alone(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    together = subject.run(x, mask)
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        alone = subject.run(x[one], _rows(mask, one))
+        yield _agree(subject, alone, together[one], _rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row)
+
+
+def _others(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    before = subject.run(x, mask)
+    for row in sorted({0, len(x) - 1}):
+        one = slice(row, row + 1)
+        for factor in (1.0, 1000.0) if x.is_floating_point() else (1.0,):
+            other = different(subject, x, dice, factor)
+            other[one] = x[one]
+            after = subject.run(other, mask)
+            yield _agree(subject, before[one], after[one], _rows(mask, one), f"every row but {row}", row)
+        if mask is not None:
+            # The same rows, of which the others hide something else.
+            masks = mask.flip(1).clone()
+            masks[one] = mask[one]
+            after = subject.run(x, masks)
+            yield _agree(subject, before[one], after[one], _rows(mask, one), f"the mask of every row but {row}", row)
+
+
+def _order(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    order = dice.permutation(len(x))
+    before, after = subject.run(x, mask), subject.run(x[order], _rows(mask, order))
+    yield _agree(subject, before[order], after, _rows(mask, order), "the order of rows")
+
+
+def _expanded(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    """One row shown several times without a copy of it."""
+    one, hidden = x[:1], _rows(mask, slice(0, 1))
+    alone = subject.run(one, hidden)
+    wide = None if hidden is None else hidden.expand(len(x), -1)
+    several = subject.run(one.expand(len(x), *[-1] * (x.ndim - 1)), wide)
+    yield _agree(subject, alone.expand_as(several), several, wide, "one row, expanded to a batch")
+
+
+def _between(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    before = subject.run(x, mask)
+    subject.run(subject.draw(len(x) + 1, x.shape[1] if "lengths" in subject.abilities else 1, dice))
+    subject.run(different(subject, x, dice), mask)
+    yield _agree(subject, before, subject.run(x, mask), mask, "a call with another batch in between")
+
+
+def _threads(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    """Two callers at the same time."""
+    inputs = [x, different(subject, x, dice)]
+    expected = [subject.run(each, mask).clone() for each in inputs]
+    answers: list[list[Tensor]] = [[], []]
+    failures: list[Exception] = []
+    start = threading.Barrier(2)
+
+    def call(caller: int) -> None:
+        try:
+            start.wait(timeout=10)
+            with torch.no_grad():
+                for _ in range(CALLS):
+                    answers[caller].append(subject.run(inputs[caller], mask))
+        except Exception as failure:  # raised again below, where it is counted as a refusal
+            failures.append(failure)
+
+    patience = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        callers = [threading.Thread(target=call, args=(caller,), daemon=True) for caller in range(2)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    finally:
+        sys.setswitchinterval(patience)
+    if failures:
+        raise failures[0]
+    for caller in range(2):
+        for answer in answers[caller]:
+            yield _agree(subject, expected[caller], answer, mask, "a call from another thread at the same time")
+
+
+def _operator(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
+    tensors = subject.tensors(dice, batch, queries, keys)
+    mask = None if form == "none" else pair_mask(subject, form, batch, queries, keys, dice)
+    together = subject.rows(subject.attend(*tensors, mask))
+    for row in range(batch):
+        one = slice(row, row + 1)
+        part = mask if mask is None or len(mask) == 1 else mask[one]
+        alone = subject.rows(subject.attend(*(tensor[one] for tensor in tensors), part))
+        yield _agree(subject, alone, together[one], None, f"row {row} alone, against a batch of {batch}", row)

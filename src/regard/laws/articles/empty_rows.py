@@ -1,0 +1,281 @@
+"""L6: who sees nothing still gets an answer, and a documented one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.hiding import pair_mask, token_mask
+from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+from regard.laws.traits import is_causal, same, size
+
+
+class EmptyRows(Law):
+    id = "L6"
+    slug = "empty-rows"
+    title = "Totality on empty rows"
+    headline = "a query that sees nothing has no proper answer."
+    statement = (
+        "A query from which everything is hidden yields one documented value, zeros unless declared otherwise, on every "
+        "path. Its gradients are finite, and nobody else notices. Of a layer, the output is finite."
+    )
+    equation = "sum_j m_ij = 0  =>  y_i = 0"
+    catches = "a softmax over -inf alone, a whole block of hidden keys in a running softmax, NaN that only gradients meet"
+    smallest = {"batch": 1, "tokens": 1, "hidden": 1, "queries": 1, "keys": 1}
+
+    def applies(self, subject: Subject) -> str | None:
+        if "mask" in subject.abilities or (isinstance(subject, Operator) and is_causal(subject)):
+            return None
+        return "nothing can be hidden from a query: it takes no mask"
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masked, causal = "mask" in subject.abilities, is_causal(subject)
+        if not isinstance(subject, Operator):
+            for batch, wanted in ((2, 5), (1, 3), (3, 7), (2, 1), (2, 33), (2, 130)):
+                for tokens in subject.lengths(wanted):
+                    yield {"ask": "layer", "batch": batch, "tokens": tokens, "hidden": tokens, "side": "row"}
+                    if causal and tokens > 1:
+                        yield {"ask": "layer", "batch": batch, "tokens": tokens, "hidden": tokens // 2, "side": "left"}
+            return
+        for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (1, 1, 1), (2, 1, 6)):
+            for form in ("shared", "pairs", "heads", "row", "head", "all") if masked else ():
+                if form != "head" or subject.heads > 1:
+                    yield {"ask": "rows", "batch": batch, "queries": queries, "keys": keys, "form": form}
+        for queries, keys in ((5, 3), (7, 2), (3, 1), (70, 6), (130, 129)) if causal else ():
+            yield {"ask": "longer", "batch": 2, "queries": queries, "keys": keys}
+        for tokens in (5, 7, 33, 130) if causal and masked else ():
+            yield {"ask": "left", "batch": 2, "tokens": tokens, "hidden": tokens // 2}
+        for tokens in (5, 33, 130) if masked else ():
+            yield {"ask": "paths", "batch": 2, "tokens": tokens}
+        for keys in ((200,) if fast else (40, 70, 140, 200, 300, 130, 65)) if masked else ():
+            for form in ("band", "late", "early"):
+                yield {"ask": "blocks", "batch": 1, "queries": min(keys, 200), "keys": keys, "form": form}
+            yield {"ask": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "pairs"}
+            yield {"ask": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "row"}
+
+    def possible(self, case: Case) -> bool:
+        if case["ask"] == "longer":
+            return int(case["queries"]) > int(case["keys"])
+        if case.get("side") == "left" or case["ask"] == "left":
+            return 0 < int(case["hidden"]) < int(case["tokens"])
+        return True
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if case["ask"] == "layer":
+            yield from _layer(subject, case, dice)
+            return
+        assert isinstance(subject, Operator)
+        observe = {"rows": _rows, "longer": _longer, "left": _left, "paths": _paths, "blocks": _blocks}
+        yield from observe[str(case["ask"])](subject, case, dice)
+
+
+def _answers(subject: Operator, output: Tensor, value: Tensor, empty: Tensor, changed: str) -> Iterator[Observation]:
+    """What empty rows say. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
+    meaning = subject.conventions.empty
+    if meaning == "nan":
+        yield true(bool(output[empty].isnan().all()), "is a number for a query that sees nothing", changed=changed)
+        return
+    yield finite(output, changed=changed)
+    if meaning == "zeros":
+        effect = "is not zero for a query that sees nothing"
+        yield equal(torch.zeros_like(output), output, where=empty, exact=True, changed=changed, effect=effect)
+    elif meaning == "mean":
+        mean = value.mean(2, keepdim=True).repeat_interleave(subject.heads // subject.kv_heads, 1)
+        mean = subject.rows(mean).expand_as(output)
+        yield equal(mean, output, where=empty, reduction=value.shape[2] + subject.channels, changed=changed)
+
+
+def _gradients(subject: Operator, tensors: tuple[Tensor, ...], mask: Tensor | None, empty: Tensor, dice: Dice):
+    """Gradients are finite; empty rows send none where they are zeros."""
+    if subject.conventions.empty == "nan":
+        return
+    tensors = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
+    output = subject.rows(subject.attend(*tensors, mask))
+    if not output.requires_grad:
+        return
+    weight = dice.normal(*output.shape, dtype=output.dtype)
+    gradients = torch.autograd.grad((output * weight).sum(), tensors, retain_graph=True, allow_unused=True)
+    for name, gradient in zip(("query", "key", "value"), gradients, strict=True):
+        if gradient is not None:
+            yield finite(subject.rows(gradient), changed="a mask with empty rows", output=f"gradient of {name}")
+    if subject.conventions.empty != "zeros":
+        return
+    weight = weight.masked_fill(empty[..., None], 0.0)
+    others = torch.autograd.grad((output * weight).sum(), tensors, allow_unused=True)
+    scale = max((size(gradient) for gradient in gradients if gradient is not None), default=1.0)
+    for name, gradient, other in zip(("query", "key", "value"), gradients, others, strict=True):
+        if gradient is not None and other is not None:
+            yield equal(
+                subject.rows(other),
+                subject.rows(gradient),
+                reduction=output.shape[1] + subject.channels,
+                scale=scale,
+                changed="outputs of queries that see nothing",
+                output=f"gradient of {name}",
+            )
+
+
+def _rows(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
+    tensors = subject.tensors(dice, batch, queries, keys)
+    mask = pair_mask(subject, form if form in ("shared", "pairs") else "heads", batch, queries, keys, dice)
+    empty = torch.zeros(mask.shape[:3], dtype=torch.bool)  # (batch, head, query)
+    if form == "row":
+        real = token_mask("row", batch, keys, max(keys // 3, 1), dice) if keys > 1 else torch.zeros(batch, 1).bool()
+        mask = real[:, None, None, :]
+        empty = ~real.any(1)[:, None, None].expand(-1, 1, queries)
+    elif form == "all":
+        mask, empty = torch.zeros_like(mask), torch.ones_like(empty)
+    elif form == "head":
+        empty[:, subject.heads // 2] = True
+    else:
+        empty[..., sorted({0, queries // 2})] = True
+        empty[0] &= dice.integers(0, 3, *empty.shape[1:]) > 0
+        empty[..., -1 if case["batch"] == 1 else 0] = True
+    mask = mask & ~empty[..., None] if mask.shape[2] == queries else mask
+    changed = f"everything hidden from {'some queries' if form in ('shared', 'pairs', 'heads') else f'one {form}'}"
+    changed = "everything hidden" if form == "all" else changed
+    shown = empty.expand(batch, subject.heads, queries).transpose(1, 2)
+    with torch.no_grad():
+        output = subject.rows(subject.attend(*tensors, mask))
+        yield from _answers(subject, output, tensors[2], shown, changed)
+        if not shown.all():
+            filled = mask | empty[..., None] if mask.shape[2] == queries else mask | ~mask.any(-1, keepdim=True)
+            without = subject.rows(subject.attend(*tensors, filled))
+            reduction = keys + subject.channels
+            yield equal(without, output, where=~shown, reduction=reduction, changed=changed, scale=size(without))
+    yield from _gradients(subject, tensors, mask, shown, dice)
+
+
+def _longer(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """A causal operator with more queries than keys: the first queries come before the first key."""
+    batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+    if not _meets_at_the_end(subject):
+        return
+    tensors = subject.tensors(dice, batch, queries, keys)
+    empty = (torch.arange(queries) < queries - keys)[None, :, None].expand(batch, -1, subject.heads)
+    with torch.no_grad():
+        output = subject.rows(subject.attend(*tensors))
+    yield from _answers(subject, output, tensors[2], empty, f"{queries} queries for {keys} keys")
+    yield from _gradients(subject, tensors, None, empty, dice)
+
+
+@torch.no_grad()
+def _meets_at_the_end(subject: Operator) -> bool:
+    """Whether a causal operator puts the last query on the last key: only that query sees it."""
+    if subject.conventions.align != "end":
+        return False
+    query, key, value = subject.tensors(Dice(0, "end"), 1, 5, 3)
+    before = subject.attend(query, key, value)
+    key, value = key.clone(), value.clone()
+    key[:, :, -1], value[:, :, -1] = -key[:, :, -1], value[:, :, -1] + 3
+    after = subject.attend(query, key, value)
+    return same(subject, before[:, :, 3], after[:, :, 3]) and not same(subject, before[:, :, 4], after[:, :, 4])
+
+
+def _left(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """A causal operator with padding on the left: padded queries see nothing."""
+    batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
+    tensors = subject.tensors(dice, batch, tokens, tokens)
+    real = torch.arange(tokens).expand(batch, -1) >= hidden
+    empty = ~real[..., None].expand(-1, -1, subject.heads)
+    mask = real[:, None, None, :]
+    with torch.no_grad():
+        output = subject.rows(subject.attend(*tensors, mask))
+    yield from _answers(subject, output, tensors[2], empty, f"the first {hidden} keys hidden")
+    yield from _gradients(subject, tensors, mask, empty, dice)
+
+
+@torch.no_grad()
+def _paths(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """Every other way to compute the same has the same word for it."""
+    batch, tokens = int(case["batch"]), int(case["tokens"])
+    x = subject.draw(batch, tokens, dice)
+    mask = torch.ones(batch, tokens, dtype=torch.bool)
+    mask[-1] = False
+    expected = subject.run(x, mask)
+    empty = (~mask)[..., None].expand(-1, -1, subject.heads)
+    yield from _answers(subject, expected, subject.parted(x)[2], empty, "everything hidden from one row")
+    for name, way in subject.ways().items():
+        try:
+            actual = way(x, mask)
+        except Exception:  # a way that does not take this mask says nothing
+            continue
+        changed = f"everything hidden from one row, {name}"
+        yield equal(expected, actual, changed=changed, reduction=tokens + subject.channels, scale=size(expected))
+
+
+@torch.no_grad()
+def _blocks(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """Whole blocks of keys are hidden from queries that see others."""
+    batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
+    tensors = subject.tensors(dice, batch, queries, keys)
+    query_place, key_place = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    seen = (query_place - key_place).abs() <= 1
+    if form == "late":
+        seen = seen | (key_place >= keys - 2)
+    elif form == "early":
+        seen = seen | (key_place < 2)
+    mask = seen[None, None]
+    output = subject.rows(subject.attend(*tensors, mask))
+    if subject.conventions.empty != "nan":
+        yield finite(output, changed="all but a few keys hidden from each query")
+    # Hidden keys have no say, so one query at a time must agree with all of them together.
+    several = mask.clone()
+    several[:, :, 1::2] = True
+    others = subject.rows(subject.attend(*tensors, several))
+    alternate = (torch.arange(queries) % 2 == 0)[None].expand(batch, -1)
+    yield equal(
+        others,
+        output,
+        where=alternate,
+        changed="all but a few keys hidden from each query, against every other query",
+        reduction=keys + subject.channels,
+        scale=size(output),
+    )
+
+
+def _layer(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+    """Of a layer, only that the output is a number: what is added to it is its own business."""
+    batch, tokens, side = int(case["batch"]), int(case["tokens"]), str(case["side"])
+    x = subject.draw(batch, tokens, dice)
+    if side == "left":
+        mask = torch.arange(tokens).expand(batch, -1) >= int(case["hidden"])
+    elif tokens > 1:
+        mask = token_mask("row", batch, tokens, tokens // 2, dice)
+    else:
+        mask = torch.arange(batch)[:, None] < batch - 1
+    changed = "everything hidden from the first tokens" if side == "left" else "everything hidden in the last row"
+    with torch.no_grad():
+        output = subject.run(x, mask)
+        if subject.conventions.empty != "nan":
+            yield finite(output, changed=changed, touched=~mask)
+        if side == "row" and batch > 1:
+            without = subject.run(x[:-1], mask[:-1])
+            yield equal(
+                without,
+                output[:-1],
+                where=mask[:-1] if "aligned" in subject.abilities else None,
+                changed=changed,
+                reduction=tokens + subject.channels,
+                scale=size(without),
+            )
+    if subject.conventions.empty == "nan":
+        return
+    leaves = [parameter for parameter in _parameters(subject) if parameter.requires_grad]
+    if x.is_floating_point():
+        leaves.insert(0, x.requires_grad_())
+    output = subject.run(x, mask)
+    if not output.requires_grad or not leaves:
+        return
+    gradients = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
+    worst = [gradient.detach().sum()[None] for gradient in gradients if gradient is not None]
+    yield finite(torch.cat([each.double() for each in worst]), changed=changed, output="gradient")
+
+
+def _parameters(subject: Subject) -> list[nn.Parameter]:
+    return list(subject.target.parameters()) if isinstance(subject.target, nn.Module) else []

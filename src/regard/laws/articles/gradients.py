@@ -1,0 +1,518 @@
+"""L13: the gradient is the derivative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.judge import FACTOR
+from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
+from regard.laws.subjects import precision
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+Call = Callable[..., Tensor]
+# Above this no difference quotient tells a wrong gradient from rounding.
+COARSEST = 1e-5
+PARTS = ("query", "key", "value")
+
+
+class Gradients(Law):
+    id = "L13"
+    slug = "gradients"
+    title = "Gradient law"
+    headline = "the gradient is not the derivative."
+    statement = "Along every direction the gradient is the limit of difference quotients; what is masked has none."
+    equation = "<grad L(x), u> = (L(x + hu) - L(x - hu)) / 2h,  grad of what is masked = 0"
+    catches = (
+        "a backward that forgets a factor, the tail of a block, a mask, or works only if all inputs want gradients"
+    )
+    needs = ("gradients",)
+    smallest = {"batch": 1, "tokens": 1, "keys": 1}
+
+    def applies(self, subject: Subject) -> str | None:
+        if "float" not in subject.abilities and not _parameters(subject):
+            return "its inputs are whole numbers and it has no parameters"
+        return super().applies(subject)
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        operator = isinstance(subject, Operator)
+        masked = "mask" in subject.abilities
+        lengths = subject.lengths(5, 67) if fast else subject.lengths(5, 17, 67, 1, 130, 2, 64, 33)
+        first = lengths[0]
+        plain = {"batch": 2, "tokens": first, "keys": first, "mask": "none", "kind": "all"}
+        yield plain
+        if masked:
+            yield {**plain, "mask": "padding"}
+        if operator:
+            yield {**plain, "kind": "each"}
+            yield {**plain, "mask": "random" if masked else "none", "batch": 1, "kind": "strided"}
+            if masked:
+                yield {**plain, "kind": "bias"}
+                yield {**plain, "kind": "bias", "batch": 1, "tokens": 3, "keys": 7}
+        else:
+            yield {**plain, "kind": "strided"}
+        for place, tokens in enumerate(lengths[1:]):
+            sizes = {"batch": 1 + place % 2, "tokens": tokens, "keys": tokens}
+            yield {**plain, **sizes}
+            if masked:
+                yield {**plain, **sizes, "mask": "padding"}
+            if operator:
+                yield {**plain, **sizes, "mask": "random" if masked else "none", "kind": "each"}
+        if operator:
+            unequal = [(3, 11), (1, 9), (5, 70)] if fast else [(3, 11), (1, 9), (5, 70), (66, 131), (7, 3), (131, 66)]
+            for queries, keys in unequal:
+                yield {**plain, "tokens": queries, "keys": keys}
+                if masked and queries <= keys:
+                    yield {**plain, "tokens": queries, "keys": keys, "mask": "random", "batch": 1}
+            for kind in ("one key head", "half the key heads"):
+                yield {**plain, "kind": kind}
+        yield {**plain, "kind": "constant"}
+
+    def possible(self, case: Case) -> bool:
+        if case["mask"] == "random" or case["kind"] == "bias":
+            return int(case["keys"]) >= int(case["tokens"])
+        return case["mask"] == "none" or int(case["tokens"]) > 2
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if isinstance(subject, Operator):
+            if case["kind"] == "bias":
+                yield from self._bias(subject, case, dice)
+            else:
+                yield from self._operator(subject, case, dice)
+        else:
+            yield from self._tokens(subject, case, dice)
+
+    # Operators
+
+    def _operator(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, queries, keys, kind = int(case["batch"]), int(case["tokens"]), int(case["keys"]), case["kind"]
+        sizes = {}
+        if kind in ("one key head", "half the key heads"):
+            heads = subject.heads if kind == "one key head" else 4
+            sizes = {"heads": heads, "kv_heads": heads // 2 if heads == 4 and kind != "one key head" else 1}
+        inputs = list(subject.tensors(dice, batch, queries, keys, **sizes))
+        mask = _mask(str(case["mask"]), batch, queries, keys, dice)
+
+        def call(view: Operator, *parts: Tensor) -> Tensor:
+            return view.attend(*cast(tuple[Tensor, Tensor, Tensor], parts), mask)
+
+        if kind == "strided":
+            inputs = [tensor.transpose(1, 2).contiguous() for tensor in inputs]
+
+            def call(view: Operator, *parts: Tensor) -> Tensor:
+                query, key, value = (part.transpose(1, 2) for part in parts)
+                return view.attend(query, key, value, mask)
+
+        try:
+            with torch.no_grad():
+                output = call(subject, *inputs)
+        except Exception:
+            if sizes:
+                return  # fewer key heads are an offer, not a duty
+            raise
+        if mask is None and queries <= keys:
+            yield finite(output, changed="nothing but random input")
+        if not _full(output):
+            return  # a row that sees nothing, or what looks like one: empty-rows has a word on it
+        weight = _weight(output, kind, dice)
+        names = list(PARTS)
+        reduction = keys + subject.dim
+        wanted = _Gradient(subject, call, inputs, weight, reduction)
+        yield from wanted.observe(dice, names)
+        if mask is not None:
+            hidden = ~mask.expand(batch, 1, queries, keys).any(2)[:, 0]
+            for name, gradient in zip(names[1:], wanted.gradients[1:], strict=True):
+                gradient = gradient if kind == "strided" else gradient.transpose(1, 2)
+                rows = gradient * hidden[:, :, None, None]
+                yield zero(
+                    rows,
+                    scale=wanted.largest,
+                    reduction=reduction,
+                    touched=hidden,
+                    output=f"the gradient of the {name}",
+                    changed=f"a {name} that no query may see",
+                )
+        if kind == "each":
+            for index, name in enumerate(names):
+                yield from wanted.alone(index, name)
+            yield from wanted.again()
+
+    def _bias(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        """An additive mask is an input too, and may be the only one that wants a gradient."""
+        batch, queries, keys = int(case["batch"]), int(case["tokens"]), int(case["keys"])
+        inputs = subject.tensors(dice, batch, queries, keys)
+        bias = dice.normal(batch, subject.heads, queries, keys, dtype=subject.dtype)
+        if not _additive(subject, inputs, bias):
+            return
+        assert subject.form is not None
+        name = subject.form.name
+
+        def call(view: Operator, bias: Tensor) -> Tensor:
+            return view.attend(*(part.to(bias.dtype) for part in inputs), **{name: bias})
+
+        with torch.no_grad():
+            output = call(subject, bias)
+        weight = dice.normal(*output.shape).to(output.dtype)
+        together = [tensor.clone().requires_grad_() for tensor in (*inputs, bias)]
+        with_others = subject.attend(*cast(tuple[Tensor, Tensor, Tensor], together[:3]), **{name: together[3]})
+        _backward(subject, with_others, weight)
+        if together[3].grad is None:
+            return  # its mask is no input of the derivative, and it says so by giving none
+        try:
+            wanted = _Gradient(subject, call, [bias], weight, keys + subject.dim)
+        except Exception as failure:
+            words = f"cannot be had if only the mask wants one: {type(failure).__name__}"
+            yield true(False, words, output="the gradient", changed="an additive mask that alone requires a gradient")
+            return
+        yield from wanted.observe(dice, ["additive mask"])
+        yield equal(
+            together[3].grad,
+            wanted.gradients[0],
+            reduction=keys + subject.dim,
+            scale=wanted.largest,
+            output="the gradient of the mask",
+            changed="whether queries, keys and values require gradients too",
+        )
+
+    # Layers and models
+
+    def _tokens(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens, kind = int(case["batch"]), int(case["tokens"]), case["kind"]
+        x = subject.draw(batch, tokens, dice)
+        mask = _real(batch, tokens, dice) if case["mask"] == "padding" else None
+        kept = mask if mask is not None and "aligned" in subject.abilities else None
+
+        def rows(output: Tensor) -> Tensor:
+            return output if kept is None else output[kept]
+
+        with torch.no_grad():
+            output = subject.run(x, mask)
+        if mask is None:
+            yield finite(output, changed="nothing but random input")
+        if not output.isfinite().all():
+            return
+        output = rows(output)
+        weight = _weight(output, kind, dice)
+        reduction = tokens + subject.channels
+        if x.is_floating_point():
+            strided = kind == "strided" and x.ndim == 3
+
+            def call(view: Subject, x: Tensor) -> Tensor:
+                return rows(view.run(x.transpose(0, 1) if strided else x, mask))
+
+            content = x.transpose(0, 1).contiguous() if strided else x
+            wanted = _Gradient(subject, call, [content], weight, reduction)
+            yield from wanted.observe(dice, ["input"], token_axis=0 if strided else 1)
+            if mask is not None and not strided:
+                hidden = (~mask).reshape(*mask.shape, *(1,) * (x.ndim - 2))
+                yield zero(
+                    wanted.gradients[0] * hidden,
+                    scale=wanted.largest,
+                    reduction=reduction,
+                    touched=~mask,
+                    output="the gradient of the input",
+                    changed="a token that is padding",
+                )
+            yield from wanted.again()
+        if _parameters(subject) and kind == "all":
+            yield from self._parameters(subject, x, mask, rows, weight, reduction, dice)
+
+    def _parameters(
+        self,
+        subject: Subject,
+        x: Tensor,
+        mask: Tensor | None,
+        rows: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        reduction: int,
+        dice: Dice,
+    ) -> Iterator[Observation]:
+        others = {view.dtype: view.fresh() for view in (subject, subject.at(torch.float64)) if view is not None}
+
+        def call(view: Subject, *numbers: Tensor) -> Tensor:
+            other = others[numbers[0].dtype]
+            state = {f"module.{name}": number for name, number in zip(_parameters(other), numbers, strict=True)}
+            content = x.to(other.dtype) if x.is_floating_point() else x
+            return rows(torch.func.functional_call(_Shell(other), state, (content, mask)))
+
+        inputs = [parameter.detach().clone() for parameter in _parameters(subject).values()]
+        if len({number.dtype for number in inputs}) > 1:
+            return  # mixed precisions: there is no one step that suits all of them
+        wanted = _Gradient(subject, call, inputs, weight, reduction)
+        yield from wanted.observe(dice, ["parameters"], together=True)
+
+
+class _Gradient:
+    """The gradient of one weighted sum of outputs, and what it must agree with."""
+
+    def __init__(self, subject: Subject, call: Call, inputs: Sequence[Tensor], weight: Tensor, reduction: int) -> None:
+        self.subject, self.call, self.weight, self.reduction = subject, call, weight, reduction
+        self.inputs = [tensor.detach().clone() for tensor in inputs]
+        self.output, self.gradients = self.of(range(len(inputs)))
+        self.largest = max([float(each.abs().nan_to_num(0, 0, 0).max()) for each in self.gradients], default=0.0)
+
+    def of(self, wanted: Sequence[int], twice: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Output and gradients with respect to some of the inputs, the others being constants."""
+        leaves = [
+            tensor.clone().requires_grad_() if index in wanted else tensor.clone()
+            for index, tensor in enumerate(self.inputs)
+        ]
+        output = self.call(self.subject, *leaves)
+        if output.requires_grad:
+            _backward(self.subject, output, self.weight, keep=twice)
+            if twice:
+                for leaf in leaves:
+                    leaf.grad = None
+                _backward(self.subject, output, self.weight)
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        return output.detach(), [gradients[index] for index in wanted]
+
+    def observe(
+        self, dice: Dice, names: Sequence[str], token_axis: int | None = None, together: bool = False
+    ) -> Iterator[Observation]:
+        """Directions in all inputs, in each of them, and in the last token only."""
+        for index, gradient in enumerate(self.gradients):
+            name = names[0] if together else names[index]
+            yield finite(gradient.flatten(1) if gradient.ndim > 2 else gradient, output=f"the gradient of the {name}")
+        if not all(gradient.isfinite().all() for gradient in self.gradients):
+            return
+        double = self.subject.at(torch.float64)
+        if double is not None and double is not self.subject:
+            checked = False
+            for observation in self._like(double, names, together):
+                checked = True
+                yield observation
+            if checked:
+                return
+        if self.subject.eps > COARSEST:
+            return
+        whole = [self._direction(tensor, dice, together) for tensor in self.inputs]
+        yield from self._along(whole, "every input" if len(names) > 1 else f"the {names[0]}")
+        if together:
+            return
+        for index, name in enumerate(names):
+            only = [each if place == index else torch.zeros_like(each) for place, each in enumerate(whole)]
+            if len(names) > 1:
+                yield from self._along(only, f"the {name} only")
+            axis = token_axis if token_axis is not None else self.inputs[index].ndim - 2
+            last = [torch.zeros_like(each) for each in whole]
+            last[index].select(axis, -1).copy_(whole[index].select(axis, -1))
+            yield from self._along(last, f"the last token of the {name}")
+
+    def _direction(self, tensor: Tensor, dice: Dice, together: bool) -> Tensor:
+        size = max(float(tensor.double().pow(2).mean().sqrt()), 0.05) if together and tensor.numel() else 1.0
+        return (size * dice.normal(*tensor.shape)).to(tensor.dtype)
+
+    def _along(self, direction: list[Tensor], name: str) -> Iterator[Observation]:
+        """The slope that the gradient says, against the slope that is measured.
+
+        A kink within one step bends the quotient, not the gradient; what is wrong is wrong at every step.
+        """
+        said = sum(float((g.double() * u.double()).sum()) for g, u in zip(self.gradients, direction, strict=True))
+        best = None
+        for shorter in (1, 16, 256) if self.subject.eps < 1e-12 else (1, 4, 16):
+            seen = self._slope(direction, said, self.subject.eps**0.2 / shorter)
+            if seen is None:
+                continue
+            measured, scale, ratio = seen
+            if best is None or ratio < best[2]:
+                best = seen
+            if ratio <= 1:
+                break
+        if best is None:
+            return  # it has no slope here that could be measured
+        measured, scale, _ = best
+        yield equal(
+            torch.tensor([measured], dtype=torch.float64),
+            torch.tensor([said], dtype=torch.float64),
+            scale=scale,
+            reduction=self.reduction,
+            changed=f"{name}, along one direction",
+            output="the slope",
+            effect=f"is {measured:.4e} by differences and {said:.4e} by the gradient",
+        )
+
+    def _slope(self, direction: list[Tensor], said: float, h: float) -> tuple[float, float, float] | None:
+        """The measured slope, the size that its rounding is relative to, and its distance from `said` in bounds."""
+        eps, weight = self.subject.eps, self.weight.double()
+        values = {}
+        with torch.no_grad():
+            for step in (-1.0, -0.5, 0.0, 0.5, 1.0):
+                moved = [x + step * h * u for x, u in zip(self.inputs, direction, strict=True)]
+                values[step] = float((weight * self.call(self.subject, *moved).double()).sum())
+        coarse, fine = (values[1.0] - values[-1.0]) / (2 * h), (values[0.5] - values[-0.5]) / h
+        right, left = (values[0.5] - values[0.0]) / (0.5 * h), (values[0.0] - values[-0.5]) / (0.5 * h)
+        size = max(abs(fine), abs(said), self._typical(direction))
+        if not all(map(math.isfinite, values.values())) or abs(coarse - fine) > 0.05 * size:
+            return None  # a jump or a kink nearby
+        if abs(right - left) > 0.3 * size:
+            return None
+        measured = (4 * fine - coarse) / 3
+        spread = (FACTOR[torch.float64] if eps < 1e-12 else FACTOR[torch.float32]) * eps
+        spread *= math.sqrt(max(self.reduction, 1))
+        noise = float(self.output.double().abs().max()) * float(weight.norm())
+        scale = noise / h + 2 * abs(coarse - fine) / spread
+        return measured, scale, abs(measured - said) / (spread * scale + 1e-300)
+
+    def _typical(self, direction: list[Tensor]) -> float:
+        return max(float(g.norm()) for g, u in zip(self.gradients, direction, strict=True) if u.any())
+
+    def _like(self, double: Subject, names: Sequence[str], together: bool) -> Iterator[Observation]:
+        """In the subject's own precision: the gradient is that of float64, where the outputs are the same."""
+        try:
+            wide = _Gradient(double, self.call, [x.double() for x in self.inputs], self.weight.double(), self.reduction)
+        except Exception:  # its backward does not run in float64; differences have to do
+            return
+        apart = float((wide.output - self.output.double()).abs().max())
+        if not apart <= 1e3 * self.subject.eps * float(wide.output.abs().max()):
+            return
+        scale = wide.largest
+        if not any(self.weight.stride()):
+            # The sum of a normalised row does not change: its gradient cancels, but the roundings on the way do not.
+            signs = torch.ones_like(wide.output).flatten()
+            signs[::2] = -1
+            other = _Gradient(double, self.call, wide.inputs, signs.reshape(wide.output.shape), self.reduction)
+            scale = max(scale, other.largest)
+        for index, (expected, actual) in enumerate(zip(wide.gradients, self.gradients, strict=True)):
+            yield equal(
+                expected,
+                actual,
+                scale=scale,
+                reduction=self.reduction,
+                output=f"the gradient of the {names[0] if together else names[index]}",
+                changed="the precision",
+            )
+
+    def alone(self, index: int, name: str) -> Iterator[Observation]:
+        """One input wants a gradient, the others do not."""
+        try:
+            _, (gradient,) = self.of([index])
+        except Exception as failure:
+            words = f"cannot be had if only the {name} wants one: {type(failure).__name__}"
+            yield true(False, words, output="the gradient", changed=f"a {name} that alone requires a gradient")
+            return
+        yield equal(
+            self.gradients[index],
+            gradient,
+            scale=self.largest,
+            reduction=self.reduction,
+            output=f"the gradient of the {name}",
+            changed="whether the other inputs require gradients",
+        )
+
+    def again(self) -> Iterator[Observation]:
+        """The same graph a second time."""
+        try:
+            _, gradients = self.of(range(len(self.inputs)), twice=True)
+        except Exception:  # a graph may serve once only
+            return
+        for first, second in zip(self.gradients, gradients, strict=True):
+            yield equal(
+                first,
+                second,
+                scale=self.largest,
+                reduction=self.reduction,
+                output="the gradient",
+                changed="nothing: the same graph, backward a second time",
+            )
+
+
+class _Shell(nn.Module):
+    """A subject as a module, so that it runs with other numbers in place of its parameters."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.module, self.subject = subject.target, subject
+        self.train(subject.target.training)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.subject.run(x, mask)
+
+
+def _parameters(subject: Subject) -> dict[str, Tensor]:
+    if not isinstance(subject.target, nn.Module):
+        return {}
+    return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point()}
+
+
+def _backward(subject: Subject, output: Tensor, weight: Tensor, keep: bool = False) -> None:
+    # The backward of a plain function meets the single-precision numbers it closes over as well.
+    widen = subject.dtype == torch.float64 and not isinstance(subject.target, nn.Module)
+    with precision.Doubling() if widen else nullcontext():
+        torch.autograd.backward(output, weight, retain_graph=keep)
+
+
+def _weight(output: Tensor, kind: object, dice: Dice) -> Tensor:
+    """What outputs are weighted with; a backward has to read it whatever its strides are."""
+    if kind == "constant":
+        return torch.ones((), dtype=output.dtype).expand(output.shape)
+    weight = dice.normal(*output.shape).to(output.dtype)
+    if kind == "strided" and output.ndim > 2:
+        return weight.transpose(1, 2).contiguous().transpose(1, 2)
+    return weight
+
+
+def _full(output: Tensor) -> bool:
+    """Whether every row is finite and none is zero, as that of a query which sees nothing may be."""
+    return bool(output.isfinite().all()) and bool((output != 0).flatten(0, 2).any(-1).all())
+
+
+def _real(batch: int, tokens: int, dice: Dice) -> Tensor:
+    """Which tokens are real: single ones inside are not, nor is the last of the first row."""
+    mask = torch.ones(batch, tokens, dtype=torch.bool)
+    for row in range(batch):
+        start = dice.integer(1, 3)
+        mask[row, start::3] = False
+    if tokens > 2:
+        mask[0, -1], mask[0, -2] = False, True
+    mask[:, 0] = True
+    return mask
+
+
+def _mask(kind: str, batch: int, queries: int, keys: int, dice: Dice) -> Tensor | None:
+    """Pairs that may interact; no query is left without a key, whatever window it has beside."""
+    if kind == "none":
+        return None
+    if kind == "padding":
+        mask = _real(batch, keys, dice)
+        if keys > 8:  # a whole stretch at the end, as the shorter of two sequences has
+            mask[-1, keys - keys // 2 :] = False
+        return mask[:, None, None, :]
+    mask = dice.integers(0, 2, batch, 1, queries, keys).bool()
+    row, column = torch.arange(queries)[:, None], torch.arange(keys)
+    for offset in (0, keys - queries):
+        mask |= (column - row - offset == 0) | (column - row - offset == -1)
+    mask[..., 0] = True
+    if keys > 2:
+        mask[..., keys // 2] = False
+    return mask
+
+
+def _additive(subject: Operator, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> bool:
+    """Whether a mask of numbers is added to the scores: zeros change nothing, -inf hides as a boolean mask does."""
+    assert subject.form is not None
+    name, (batch, heads, queries, keys) = subject.form.name, bias.shape
+    hidden = torch.zeros(batch, heads, queries, keys, dtype=torch.bool)
+    hidden[..., -1, 0] = keys > 1
+    zeros = torch.zeros_like(bias)
+    try:
+        with torch.no_grad():
+            pairs = [
+                (subject.attend(*inputs), subject.attend(*inputs, **{name: zeros})),
+                (
+                    subject.attend(*inputs, ~hidden),
+                    subject.attend(*inputs, **{name: zeros.masked_fill(hidden, -math.inf)}),
+                ),
+            ]
+            moved = subject.attend(*inputs, **{name: bias})
+    except Exception:  # it takes no mask of numbers
+        return False
+    near = 1e-4 if subject.dtype != torch.float64 else 1e-9
+    same = all(a.shape == b.shape and torch.allclose(a, b, near, near) for a, b in pairs)
+    return same and bool(moved.isfinite().all()) and (keys == 1 or not torch.allclose(moved, pairs[0][0], 1e-2, 1e-2))

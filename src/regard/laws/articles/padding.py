@@ -1,0 +1,253 @@
+"""L4: what is hidden by a mask might as well not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.laws.hiding import SIDES, pair_mask, token_mask
+from regard.laws.judge import FACTOR
+from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+from regard.laws.traits import different, ignores_order, owes_left, same, size, takes
+
+CONTENTS = ("other", "large", "zeros")
+
+
+class Padding(Law):
+    id = "L4"
+    slug = "padding"
+    title = "Padding invariance"
+    headline = "a token that the mask hides changed the output of a real one."
+    statement = (
+        "Outputs of real tokens are the same whatever hidden tokens contain, and the same when these are taken away: on "
+        "the right for everyone, on the left for who counts no positions from the left edge, in between for who has "
+        "none. No gradient flows to hidden tokens. A mask that hides nothing is no mask."
+    )
+    equation = "y_real(x, m) = y(x_real);  d y_real / d x_hidden = 0;  y(x, 1) = y(x)"
+    catches = (
+        "a mask applied to values only, after the softmax, inverted, transposed, lost in one path; positions counted "
+        "from the padding; hidden keys left in a normaliser"
+    )
+    needs = ("mask",)
+    smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        if isinstance(subject, Operator):
+            for form in ("keys", "pairs", "heads", "shared"):
+                yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
+            for form in ("pairs", "heads", "shared"):
+                for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (5, 5, 5)):
+                    yield {"ask": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
+        small = [(2, 5, 2), (1, 7, 3), (3, 7, 4)] if fast else [(2, 5, 2), (1, 7, 3), (3, 7, 5), (5, 5, 3), (4, 3, 1)]
+        for batch, wanted, hidden in small:
+            tokens = subject.lengths(wanted)[0]
+            yield {"ask": "ones", "batch": batch, "tokens": tokens}
+            for side in ("right", "left", "interior", "random", "row", "same"):
+                for ask in ("content", "removal", "gradient"):
+                    if ask != "gradient" or "float" in subject.abilities:
+                        yield {"ask": ask, "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+        long = (33, 130) if fast else (17, 33, 70, 130, 260, 16, 64, 128)
+        # Whole blocks of 16, 64 and 128 keys are hidden, and all but one token.
+        for tokens in subject.lengths(*long):
+            for hidden in sorted({tokens // 3, tokens - 1, min(tokens - 1, 128), min(tokens - 1, 64)}):
+                for side in SIDES:
+                    batch = 1 + hidden % 2
+                    yield {"ask": "removal", "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+                yield {"ask": "content", "batch": 2, "tokens": tokens, "hidden": hidden, "side": "random"}
+            if isinstance(subject, Operator):
+                yield {"ask": "pairs", "batch": 2, "queries": 3, "keys": tokens, "form": "pairs"}
+
+    def possible(self, case: Case) -> bool:
+        if case.get("side") == "row" and int(case["batch"]) < 2:
+            return False
+        return "hidden" not in case or 0 < int(case["hidden"]) < int(case["tokens"])
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if not self.possible(case):
+            return
+        ask = case["ask"]
+        if ask == "gradient":
+            yield from _gradient(subject, case, dice)
+            return
+        with torch.no_grad():
+            if ask == "ones":
+                yield from _ones(subject, case, dice)
+            elif ask == "pairs":
+                assert isinstance(subject, Operator)
+                yield from _pairs(subject, case, dice)
+            else:
+                yield from (_content if ask == "content" else _removal)(subject, case, dice)
+
+
+def _draw(subject: Subject, case: Case, dice: Dice) -> tuple[Tensor, Tensor]:
+    batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
+    x = subject.draw(batch, tokens, dice)
+    return x, token_mask(str(case["side"]), batch, tokens, hidden, dice)
+
+
+def _shared(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (x.ndim - 2))
+
+
+def _where(subject: Subject, mask: Tensor) -> Tensor | None:
+    """The outputs of which the law speaks: those of real tokens; of rows with any, where outputs have no tokens."""
+    if "aligned" in subject.abilities:
+        return mask
+    return None if mask.any(1).all() else mask.any(1)
+
+
+def _content(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+    """Hidden tokens may contain anything."""
+    x, mask = _draw(subject, case, dice)
+    before = subject.run(x, mask)
+    where = _where(subject, mask)
+    about = {"where": where, "touched": ~mask, "reduction": x.shape[1] + subject.channels, "scale": size(before)}
+    for content in CONTENTS if x.is_floating_point() else CONTENTS[:1]:
+        other = different(subject, x, dice, 100.0 if content == "large" else 1.0)
+        other = torch.zeros_like(other) if content == "zeros" else other
+        changed = torch.where(_shared(mask, x), x, other)
+        yield equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
+    if "aligned" in subject.abilities and subject.run(x[:, : subject.lengths(1)[0]]).isfinite().all():
+        # A token sees at least itself, so there is always something to say.
+        shown = torch.where(_shared(mask, before), before, torch.zeros_like(before))
+        yield finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
+    if x.shape[0] > 1 and case["side"] != "row":
+        # The same row among rows with other masks.
+        mixed = mask.roll(1, 0).clone()
+        mixed[0] = mask[0]
+        keep = torch.zeros(x.shape[0], dtype=torch.bool)
+        keep[0] = True
+        chosen = mask & keep[:, None] if "aligned" in subject.abilities else keep
+        yield equal(
+            before, subject.run(x, mixed), **{**about, "where": chosen, "touched": None}, changed="masks of other rows"
+        )
+
+
+def _removal(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+    """Hidden tokens may be taken away, where that moves nothing that matters."""
+    x, mask = _draw(subject, case, dice)
+    tokens = x.shape[1]
+    before = subject.run(x, mask)
+    for row in range(x.shape[0]):
+        places = mask[row].nonzero().flatten()
+        hidden = tokens - len(places)
+        if not hidden or not takes(subject, len(places)):
+            continue
+        if case["side"] == "left" and not owes_left(subject, x[row : row + 1], hidden):
+            continue
+        if case["side"] in ("interior", "random"):
+            first = torch.cat([places, (~mask[row]).nonzero().flatten()])
+            if not ignores_order(subject, x[row : row + 1], first, Dice(0, "order").permutation(tokens)):
+                continue
+        alone = subject.run(x[row : row + 1, places])
+        padded = before[row : row + 1]
+        yield equal(
+            alone,
+            padded[:, places] if "aligned" in subject.abilities else padded,
+            changed=f"{hidden} of {tokens} tokens hidden ({case['side']}), against none there",
+            tokens=places.tolist() if "aligned" in subject.abilities else None,
+            row=row,
+            reduction=tokens + subject.channels,
+            scale=size(alone) * (_table_coarseness(subject) if case["side"] == "left" else 1.0),
+        )
+
+
+def _table_coarseness(subject: Subject) -> float:
+    """How much coarser tables of positions may be than the computation, in bounds.
+
+    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
+    """
+    if subject.eps > 1e-12:
+        return 1.0
+    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
+    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
+
+
+def _ones(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+    """A mask that hides nothing is no mask."""
+    if "form" in case:
+        assert isinstance(subject, Operator)
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        tensors = subject.tensors(dice, batch, queries, keys)
+        sizes = {"keys": (batch, 1, 1), "pairs": (batch, 1, queries), "shared": (1, 1, queries)}
+        sizes["heads"] = (batch, subject.heads, queries)
+        ones = torch.ones(*sizes[str(case["form"])], keys, dtype=torch.bool)
+        expected, actual = (subject.rows(subject.attend(*tensors, mask)) for mask in (None, ones))
+    else:
+        x = subject.draw(int(case["batch"]), int(case["tokens"]), dice)
+        keys = x.shape[1]
+        expected, actual = subject.run(x), subject.run(x, torch.ones(x.shape[0], keys, dtype=torch.bool))
+    yield equal(
+        expected,
+        actual,
+        changed="no mask, against a mask that hides nothing",
+        reduction=keys + subject.channels,
+        scale=size(expected),
+    )
+
+
+def _gradient(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+    """No gradient flows from real outputs to hidden tokens; and the outputs are those of a call without gradients."""
+    x, mask = _draw(subject, case, dice)
+    where = _where(subject, mask)
+    with torch.no_grad():
+        quiet = subject.run(x, mask)
+    x.requires_grad_()
+    output = subject.run(x, mask)
+    about = {"reduction": x.shape[1] + subject.channels, "scale": size(quiet)}
+    yield equal(quiet, output, where=where, changed="a call with gradients, against one without", **about)
+    if not output.requires_grad or not output.isfinite().all():
+        return  # what is no number at a place nobody reads is the business of another law
+    chosen = output if where is None else output[where]
+    (gradient,) = torch.autograd.grad((chosen * dice.normal(*chosen.shape, dtype=output.dtype)).sum(), x)
+    yield zero(
+        torch.where(_shared(mask, x), torch.zeros_like(gradient), gradient),
+        size(gradient),
+        changed="real outputs",
+        output="gradient of input",
+        touched=~mask,
+        reduction=x.shape[1] + subject.channels,
+    )
+
+
+def _pairs(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """A mask of pairs: each query may be asked without the keys that it does not see."""
+    batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+    query, key, value = subject.tensors(dice, batch, queries, keys)
+    mask = pair_mask(subject, str(case["form"]), batch, queries, keys, dice)
+    before = subject.attend(query, key, value, mask)
+    full = mask.expand(batch, subject.heads, queries, keys)
+    group = subject.heads // subject.kv_heads
+    order = dice.permutation(keys)
+    plain = subject.attend(query, key, value)
+    free = same(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order]))
+    for asked in sorted({0, queries // 2, queries - 1}):
+        one = slice(asked, asked + 1)
+        seen = full[:, :, asked]  # (batch, head, key)
+        hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
+        _, other, fresh = subject.tensors(dice, batch, queries, keys)
+        after = subject.attend(query, torch.where(hidden, other, key), torch.where(hidden, fresh * 30, value), mask)
+        about = {"tokens": [asked], "reduction": keys + subject.channels, "scale": size(before)}
+        yield equal(
+            subject.rows(before)[:, one],
+            subject.rows(after)[:, one],
+            changed=f"keys and values hidden from query {asked}",
+            **about,
+        )
+        if free and same(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
+            # Neither the order of keys nor the place of the query matters, so what remains can be given alone.
+            places = seen[0, 0].nonzero().flatten()
+            rows = (seen == seen[:1, :1]).all(-1)  # (batch, head) that see the same keys
+            alone = subject.attend(query[:, :, one], key[:, :, places], value[:, :, places])
+            yield equal(
+                subject.rows(alone),
+                subject.rows(before)[:, one],
+                where=rows[:, None, :],
+                changed=f"all but the keys that query {asked} sees hidden, against none there",
+                **about,
+            )
+    yield true(before.shape == plain.shape, f"is {tuple(before.shape)} with a mask, {tuple(plain.shape)} without")

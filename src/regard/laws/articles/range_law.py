@@ -1,0 +1,380 @@
+"""L17: large numbers and few digits stay finite, and right."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+# The largest number of float16.
+LARGEST = 65504.0
+# How far a correct answer may be off, in answers of float64 to inputs that are moved by a few roundings.
+SAFETY = 16.0
+
+
+class Range(Law):
+    id = "L17"
+    slug = "range"
+    title = "Range law"
+    headline = "large or coarse numbers gave a wrong answer."
+    statement = (
+        "Scores of any size that the precision holds give a mean of the values: finite, within their range, not moved by "
+        "a shift of all scores nor by what is hidden. Half precision gives the same answer, rounded."
+    )
+    equation = "softmax(s + c) = softmax(s),  min_j v_j <= y <= max_j v_j,  |y_half - y| <= rounding"
+    catches = (
+        "exp without its maximum, masks of -1e4 under larger scores, products that overflow float16 before the scale"
+    )
+    smallest = {"batch": 1, "tokens": 2}
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        operator = isinstance(subject, Operator)
+        first, second = (subject.lengths(5, 19) * 2)[:2]
+        plain = {"batch": 2, "tokens": first}
+        if operator:
+            for size in (1e3, 1e4, 1e2, 1e6):
+                yield {**plain, "kind": "large", "size": size}
+            yield {**plain, "kind": "negative", "size": 1e4}
+            yield {**plain, "kind": "negative", "size": 1e3}
+            for size in (1e3, 1e4, 30.0):
+                yield {**plain, "kind": "shift", "size": size}
+        elif "float" in subject.abilities:
+            for size in (1e3, 1e2, 1e4):
+                yield {**plain, "kind": "large", "size": size}
+        if "float" in subject.abilities and "aligned" in subject.abilities:
+            for size in (1e6, 1e5, 1e3):
+                if "mask" in subject.abilities:
+                    yield {**plain, "kind": "hidden", "size": size}
+                yield {**plain, "kind": "later", "size": size}
+        for precision in HALVES:
+            yield {**plain, "kind": "half", "precision": precision, "size": 1.0}
+            if "mask" in subject.abilities:
+                yield {**plain, "kind": "half, masked", "precision": precision, "size": 1.0}
+            if operator:
+                for size in (1e3, 1e4, 5e4):
+                    yield {**plain, "kind": "half, large", "precision": precision, "size": size}
+        if operator:
+            for size in (7e4, 1.2e5):
+                yield {**plain, "kind": "half, overflow", "precision": "float16", "size": size}
+        if not fast:
+            for tokens in (second, *subject.lengths(67, 130)):
+                more = {"batch": 1, "tokens": tokens}
+                if operator:
+                    for size in (1e2, 1e3, 1e4, 1e6):
+                        yield {**more, "kind": "large", "size": size}
+                    yield {**more, "kind": "negative", "size": 1e4}
+                    yield {**more, "kind": "shift", "size": 1e4}
+                elif "float" in subject.abilities:
+                    yield {**more, "kind": "large", "size": 1e3}
+                if "mask" in subject.abilities and "float" in subject.abilities and "aligned" in subject.abilities:
+                    yield {**more, "kind": "hidden", "size": 1e6}
+                for precision in HALVES:
+                    yield {**more, "kind": "half", "precision": precision, "size": 1.0}
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        kind = str(case["kind"])
+        if kind.startswith("half"):
+            yield from self._half(subject, case, dice)
+        elif kind in ("hidden", "later"):
+            yield from self._unseen(subject, case, dice)
+        elif isinstance(subject, Operator):
+            yield from self._shift(subject, case, dice) if kind == "shift" else self._scores(subject, case, dice)
+        else:
+            yield from self._inputs(subject, case, dice)
+
+    # Large scores
+
+    def _scores(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        query, key, value = drawn = subject.tensors(dice, batch, tokens, tokens)
+        large = _aimed(query, key, size, negative=case["kind"] == "negative", dice=dice)
+        words = {"changed": f"queries and keys: scores {'near' if case['kind'] == 'negative' else 'up to'} {size:.0e}"}
+        yield from self._mean(subject, subject, drawn, (*large, value), words)
+        double = subject.at(torch.float64)
+        if double is not None and double is not subject:
+            inputs = (*large, value)
+            output = subject.attend(*inputs)
+            if output.isfinite().all():
+                yield from _like(double.attend, inputs, output, _eps(subject), dice, words)  # type: ignore[attr-defined]
+
+    def _mean(
+        self, subject: Operator, view: Operator, drawn: tuple[Tensor, ...], large: tuple[Tensor, ...], words: dict
+    ) -> Iterator[Observation]:
+        """Finite, a mean of the values, and for constant values that constant: where it is so for ordinary scores.
+
+        `view` is the subject, or the subject in half precision; what is ordinary, the subject itself says.
+        """
+        output = view.attend(*large)  # type: ignore[arg-type]
+        yield finite(_rows(output), **words)
+        if not output.isfinite().all() or drawn[1].shape[1] != drawn[0].shape[1]:
+            return
+        query, key, value = (tensor.to(subject.dtype) for tensor in drawn)
+        largest, rough = float(value.abs().max()), _eps(subject)
+        coarser = max(_eps(view), rough) / subject.eps
+        if bool((_outside(subject.attend(query, key, value), value) <= 64 * rough * largest).all()):
+            beyond = _outside(output, large[2])
+            yield zero(_rows(beyond), largest * coarser, reduction=value.shape[2], **words)
+        if bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= 64 * rough).all()):
+            total = view.attend(large[0], large[1], torch.ones_like(large[2]))
+            words = {**words, "scale": coarser, "reduction": value.shape[2], "output": "the sum of weights"}
+            yield equal(torch.ones_like(total), total, **words)
+
+    def _shift(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        """The same vector added to every key."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        query, key, value = subject.tensors(dice, batch, tokens, tokens)
+        way = dice.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
+        way = way / way.norm()
+        query = query + 2 * way  # every query has a share in it
+        reach = float((query @ way.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
+        before = subject.attend(query, key, value)
+        largest = float(value.abs().max())
+        slight = subject.attend(query, key + way, value)
+        if not before.isfinite().all() or float((slight - before).abs().max()) > 4096 * _finest(subject) * largest:
+            return  # its scores are not linear in keys, or know positions
+        coarser = _eps(subject) / subject.eps
+        for sign in (1.0, -1.0):
+            after = subject.attend(query, key + sign * size / reach * way, value)
+            words: dict[str, Any] = {"changed": f"every key: all scores shifted by {sign * size:.0e}"}
+            yield finite(_rows(after), **words)
+            # A score of that size is rounded to so many digits, and its rounding multiplies the weight.
+            yield equal(
+                _rows(before),
+                _rows(after),
+                scale=largest * (1 + size) * coarser,
+                reduction=tokens + subject.dim,
+                **words,
+            )
+
+    def _inputs(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        """A layer whose whole input is large."""
+        x = subject.draw(int(case["batch"]), int(case["tokens"]), dice) * _size(subject, float(case["size"]))
+        output = subject.run(x)
+        yield finite(output, changed=f"the input: {float(case['size']):.0e} times as large")
+        double = subject.at(torch.float64)
+        if double is not None and double is not subject and output.isfinite().all():
+            words = {"changed": f"the input: {float(case['size']):.0e} times as large"}
+            yield from _like(double.run, (x,), output, _eps(subject), dice, words)
+
+    # What nobody may see
+
+    def _unseen(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        """A token that is hidden, or comes later, is made large: who did not see it does not see it now."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        x = subject.draw(batch, tokens, dice)
+        hidden = torch.zeros(batch, tokens, dtype=torch.bool)
+        hidden[:, -1] = True
+        if case["kind"] == "hidden" and tokens > 3:
+            hidden[-1, -1], hidden[-1, tokens // 2] = False, True
+        mask = ~hidden if case["kind"] == "hidden" else None
+        place = hidden[:, :, None]
+        before = subject.run(x, mask)
+        slight = subject.run(torch.where(place, subject.draw(batch, tokens, dice), x), mask)
+        scale = float(before.abs().nan_to_num(0, 0, 0).max())
+        still = (before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale  # (batch, token)
+        still &= ~hidden
+        if not still.any():
+            return
+        for sign in (1.0, -1.0):
+            after = subject.run(torch.where(place, _grown(subject, x, sign * size), x), mask)
+            yield equal(
+                before,
+                after,
+                where=still,
+                touched=hidden,
+                scale=scale * _eps(subject) / subject.eps,
+                reduction=tokens + subject.channels,
+                changed=f"a token that is {'hidden' if mask is not None else 'later'}: its scores reach {size:.0e}",
+            )
+
+    # Few digits
+
+    def _half(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        precision = HALVES[str(case["precision"])]
+        if subject.dtype != subject.native:
+            return  # said once, of the subject as it came
+        batch, tokens, size, kind = int(case["batch"]), int(case["tokens"]), float(case["size"]), str(case["kind"])
+        view = subject.at(precision)
+        if kind == "half, overflow":
+            # Products beyond float16 are the business of those who compute in it: by their own choice, not by ours.
+            double = subject.at(torch.float64)
+            if not (subject.native == precision or (double is not None and double.eps == torch.finfo(precision).eps)):
+                return
+            view = view if subject.native == precision else subject
+        if view is None:
+            return  # it refuses half precision, which is its right
+        words: dict[str, Any] = {"changed": f"the precision: {case['precision']}"}
+        mask = None
+        if kind == "half, masked":
+            mask = torch.ones(batch, tokens, dtype=torch.bool)
+            mask[:, -1] = False
+        if kind in ("half, large", "half, overflow"):
+            assert isinstance(view, Operator)
+            query, key, value = drawn = view.tensors(dice, batch, tokens, tokens)
+            if kind == "half, large" and precision == torch.float16 and not _softmax(subject):
+                # Without a softmax sums over tokens may be as large as tokens times products, and rightly so.
+                size = min(size, 0.5 * LARGEST / (tokens * max(1.0, float(value.abs().max()))))
+            # `size` is that of the bare product; the score is smaller by the root of the dimension.
+            large = _aimed(query, key, size / math.sqrt(view.dim), negative=False, dice=dice)
+            words["changed"] += f", products of query and key up to {size:.0e}"
+            assert isinstance(subject, Operator)
+            yield from self._mean(subject, view, drawn, (*large, value), words)
+            return
+        try:
+            x = view.draw(batch, tokens, dice)
+            output = view.run(x, mask)
+        except Exception:  # a refusal: masks of -1e9 are no numbers of float16
+            return
+        rows = mask if mask is not None and "aligned" in subject.abilities else None
+        spoken = finite(output, where=rows, **words)
+        yield spoken
+        if rows is not None:
+            output = output[rows]
+        if not output.isfinite().all():
+            return
+        reference = _widened(view, subject)
+        if reference is None:
+            return
+
+        def run(x: Tensor) -> Tensor:
+            wide = reference(x, mask)
+            return wide if rows is None else wide[rows]
+
+        yield from _like(run, (x,), output, torch.finfo(precision).eps, dice, words, reference.moved)
+
+
+class _widened_call:
+    """The numbers of a half-precision view, computed with in float64."""
+
+    def __init__(self, view: Subject, target: Any) -> None:
+        self.view = copy.copy(view)
+        self.view.target, self.view.dtype = target, torch.float64
+        self.view._rebind(view)
+
+    def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.view.run(x, mask)
+
+    def moved(self, eps: float, dice: Dice) -> Callable[[], None]:
+        """Move every parameter by a rounding; the function returned puts them back."""
+        target = self.view.target
+        if not isinstance(target, nn.Module):
+            return lambda: None
+        kept = [(p, p.detach().clone()) for p in target.parameters() if p.is_floating_point()]
+        for parameter, old in kept:
+            parameter.copy_(old * (1 + eps * dice.normal(*old.shape).to(old.dtype)))
+
+        def back() -> None:
+            for parameter, old in kept:
+                parameter.copy_(old)
+
+        return back
+
+
+def _widened(view: Subject, native: Subject) -> _widened_call | None:
+    if isinstance(view.target, nn.Module):
+        return _widened_call(view, copy.deepcopy(view.target).double())
+    double = native.at(torch.float64)
+    return None if double is None else _widened_call(double, double.target)
+
+
+def _like(
+    run: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    output: Tensor,
+    eps: float,
+    dice: Dice,
+    words: dict,
+    moved: Callable[[float, Dice], Callable[[], None]] | None = None,
+) -> Iterator[Observation]:
+    """The answer of float64 to the same numbers, as closely as it answers to these numbers rounded once more."""
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    expected = run(*wide)
+    if not expected.isfinite().all():
+        return
+    spread = torch.zeros((), dtype=torch.float64)
+    for _ in range(4):
+        back = moved(2 * eps, dice) if moved is not None else None
+        near = [x * (1 + 4 * eps * dice.normal(*x.shape)) if x.is_floating_point() else x for x in wide]
+        spread = torch.maximum(spread, (run(*near) - expected).abs().max())
+        if back is not None:
+            back()
+    scale = float(expected.abs().max())
+    apart = float((expected - output.double()).abs().max())
+    bound = SAFETY * (float(spread) + 4 * eps * scale)
+    yield true(
+        not apart > bound,
+        f"is {apart:.1e} away from that of float64, bound {bound:.1e}",
+        **words,
+    )
+
+
+def _eps(subject: Subject) -> float:
+    """The coarsest precision on the way, which a computation in float64 shows."""
+    double = subject.at(torch.float64) if subject.dtype == subject.native else subject
+    return max(torch.finfo(subject.dtype).eps, double.eps if double is not None else 0.0)
+
+
+def _finest(subject: Subject) -> float:
+    """A precision in which "nothing moved" means something."""
+    return min(_eps(subject), 1e-6)
+
+
+def _softmax(subject: Subject) -> bool:
+    """Whether a shift of all keys changes nothing, as under a softmax."""
+    assert isinstance(subject, Operator)
+    dice = Dice(0, "softmax")
+    query, key, value = subject.tensors(dice, 2, 5, 5)
+    shifted = subject.attend(query, key + dice.normal(1, 1, 1, subject.dim, dtype=subject.dtype), value)
+    return bool(torch.allclose(subject.attend(query, key, value), shifted, 1e-3, 1e-3))
+
+
+def _size(subject: Subject, size: float) -> float:
+    """As large as a score may be; who rounds to float16 on the way has no larger numbers."""
+    double = subject.at(torch.float64)
+    coarse = double is not None and double.eps == torch.finfo(torch.float16).eps
+    return min(size, 5e3) if coarse or subject.dtype == torch.float16 else size
+
+
+def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, dice: Dice) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly from -size to size, or all near -size."""
+    dim, keys = query.shape[-1], key.shape[2]
+    way = dice.normal(1, 1, 1, dim)
+    way = way / way.norm()
+    root = math.sqrt(size * math.sqrt(dim))
+    if negative:
+        towards = -torch.ones(1, 1, keys, 1)
+        bare, rest = key / root, 1.0 / root
+    else:
+        towards = (torch.linspace(-1, 1, keys) if keys > 1 else torch.ones(1)).roll(keys // 3).view(1, 1, keys, 1)
+        bare, rest = key / root, 0.0
+    large = root * way * torch.ones(*query.shape[:3], 1) + rest * query.double()
+    return large.to(query.dtype), (root * towards * way + bare.double()).to(key.dtype)
+
+
+def _grown(subject: Subject, x: Tensor, size: float) -> Tensor:
+    """The same input, grown so that scores with ordinary partners reach `size`; values of operators stay as they are."""
+    if not isinstance(subject, Operator):
+        return x * size
+    query, key, value = subject.parted(x)
+    return subject.joined(query, key * size, value)
+
+
+def _rows(output: Tensor) -> Tensor:
+    """`(batch, head, token, dim)` as `(batch, token, head, dim)`, which is how places are named."""
+    return output.transpose(1, 2)
+
+
+def _outside(output: Tensor, value: Tensor) -> Tensor:
+    """How far each entry is outside the range of the values in its channel."""
+    low, high = value.amin(2, keepdim=True), value.amax(2, keepdim=True)
+    return (low - output).clamp(min=0) + (output - high).clamp(min=0)

@@ -1,0 +1,202 @@
+"""L7: the weights of a query are shares: none is negative, and together they are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.laws.law import Case, Dice, Law, Observation, equal, zero
+from regard.laws.subjects import watching
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+# Shapes of masks that broadcast to (batch, head, query, key).
+MASKS = ("none", "keys", "rows of keys", "pairs", "pairs of rows", "pairs of heads")
+
+
+class RowStochasticity(Law):
+    id = "L7"
+    slug = "row-stochasticity"
+    title = "Row-stochasticity"
+    headline = "the weights of a query do not sum to one."
+    statement = "Weights are at least zero and sum to one over the keys, for each head and each query that sees a key."
+    equation = "A_ij >= 0,  sum_j A_ij = 1"
+    catches = "a softmax over the wrong axis, a mask after the softmax, no normalisation after a selection, added epsilons"
+    smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
+
+    def applies(self, subject: Subject) -> str | None:
+        if isinstance(subject, Operator):
+            return None
+        if "lengths" not in subject.abilities:
+            return "its tokens cannot be named from outside"
+        return None if visible_lengths(subject) or _constant_is_fair(subject) else "its weights cannot be observed"
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masked = "mask" in subject.abilities
+        if not isinstance(subject, Operator):
+            yield from self._cases_of_layers(subject, masked, fast)
+            return
+        masks = MASKS if masked else MASKS[:1]
+        for mask in masks:
+            yield {"batch": 3, "queries": 5, "keys": 5, "mask": mask}
+        lengths = [(1, 1), (7, 7), (33, 33), (1, 6), (3, 11), (11, 4), (130, 130)]
+        for place, (queries, keys) in enumerate(lengths if not fast else lengths[1:5]):
+            for mask in ("none", masks[(place + 1) % len(masks)]):
+                yield {"batch": 1 + 2 * (place % 2), "queries": queries, "keys": keys, "mask": mask}
+        if not fast:
+            for queries, keys in ((2, 2), (17, 17), (17, 65), (66, 9), (129, 131), (1, 131)):
+                for mask in masks:
+                    yield {"batch": 1, "queries": queries, "keys": keys, "mask": mask}
+
+    def _cases_of_layers(self, subject: Subject, masked: bool, fast: bool) -> Iterator[Case]:
+        masks = ("none", "right", "left") if masked else ("none",)
+        for tokens in visible_lengths(subject)[: 2 if fast else None]:
+            for mask in masks:
+                for batch in (3, 1):
+                    if batch != tokens:
+                        yield {"batch": batch, "tokens": tokens, "mask": mask, "by": "weights"}
+        if not visible_lengths(subject):
+            for tokens in subject.lengths(2, 5, 17) if fast else subject.lengths(2, 3, 5, 17, 66, 131):
+                for mask in masks:
+                    yield {"batch": 2, "tokens": tokens, "mask": mask, "by": "constant tokens"}
+
+    def possible(self, case: Case) -> bool:
+        return case.get("tokens") != case["batch"]
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if isinstance(subject, Operator):
+            yield from self._observe_operator(subject, case, dice)
+        elif case["by"] == "weights":
+            yield from self._observe_weights(subject, case, dice)
+        else:
+            yield from self._observe_constants(subject, case, dice)
+
+    def _observe_operator(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        query, key, _ = subject.tensors(dice, batch, queries, keys)
+        weights = free = subject.matrix(query, key)
+        # Queries before the first key may see nothing; elsewhere what is no number is a fault.
+        seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
+        if case["mask"] != "none":
+            mask = draw_mask(str(case["mask"]), dice, batch, subject.heads, queries, keys)
+            weights = subject.matrix(query, key, mask)
+            seen = ((free > 0) & mask).any(-1) & ~free.isnan().any(-1)
+        yield from shares(weights, seen, f"a mask of {case['mask']}" if case["mask"] != "none" else "no mask")
+
+    def _observe_weights(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        x = subject.draw(batch, tokens, dice)
+        mask = padding(str(case["mask"]), batch, tokens)
+        for place, weights in enumerate(subject.weights(x, mask)):
+            if weights.shape[-2:] != (tokens, tokens):
+                continue
+            real = torch.ones(batch, tokens, dtype=torch.bool) if mask is None else mask
+            seen = (weights != 0).any(-1)
+            if weights.shape[0] == batch:
+                seen = seen & real[:, None, :]
+            elif mask is not None:
+                continue
+            yield from shares(weights, seen, f"{case['mask']} padding, attention {place}")
+
+    def _observe_constants(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        """Equal tokens have equal values, and their mean by any weights is that value again."""
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        x = subject.draw(batch, tokens, dice)
+        constant = x[:, :1].expand_as(x).contiguous()
+        one = subject.run(x[:, :1].contiguous())
+        mask = padding(str(case["mask"]), batch, tokens)
+        if mask is not None:
+            constant = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), constant, x)
+        many = subject.run(constant, mask)
+        yield equal(
+            one.expand_as(many),
+            many,
+            where=mask,
+            changed=f"one token, repeated {tokens} times",
+            reduction=tokens + subject.channels,
+        )
+
+
+def shares(weights: Tensor, seen: Tensor, changed: str) -> Iterator[Observation]:
+    """Weights `(batch, head, query, key)` are shares wherever `seen`, which is `(batch, head, query)`."""
+    total = weights.sum(-1)
+    total = torch.where(seen, total, torch.ones_like(total)).transpose(1, 2)
+    keys = weights.shape[-1]
+    worst = total[(total - 1).abs().nan_to_num(torch.inf, torch.inf, torch.inf) > 0]
+    effect = f"sums to {float(worst[(worst - 1).abs().argmax()]):.6g}, not 1" if worst.numel() else ""
+    yield equal(
+        torch.ones_like(total), total, changed=changed, output="weights", reduction=keys, scale=1.0, effect=effect
+    )
+    least = torch.where(seen[..., None], weights, torch.zeros_like(weights)).amin(-1).transpose(1, 2)
+    yield zero(least.clamp(max=0), 1.0, changed=changed, output="weights", effect="is negative", reduction=keys)
+
+
+def draw_mask(kind: str, dice: Dice, batch: int, heads: int, queries: int, keys: int) -> Tensor:
+    """A random mask of one of the shapes of `MASKS`, in which every query keeps its own key and the first."""
+    shape = {
+        "keys": (1, 1, 1, keys),
+        "rows of keys": (batch, 1, 1, keys),
+        "pairs": (queries, keys),
+        "pairs of rows": (batch, 1, queries, keys),
+        "pairs of heads": (batch, heads, queries, keys),
+    }[kind]
+    mask = dice.integers(0, 2, *shape).bool()
+    mask[..., 0] = True
+    if kind.startswith("pairs"):
+        own = torch.arange(queries) + keys - queries
+        mask[..., torch.arange(queries), own.clamp(min=0)] = True
+        mask[..., torch.arange(queries), torch.arange(queries).clamp(max=keys - 1)] = True
+    return mask
+
+
+def padding(side: str, batch: int, tokens: int) -> Tensor | None:
+    """Masks of tokens with another number of real ones in each row."""
+    if side == "none":
+        return None
+    real = torch.tensor([max(tokens - 1 - 2 * row, 1) for row in range(batch)])
+    order = torch.arange(tokens)
+    order = order.flip(0) if side == "left" else order
+    return order[None, :] < real[:, None]
+
+
+def visible_lengths(subject: Subject) -> list[int]:
+    """Lengths at which the subject's weights can be observed without mistaking another axis for tokens."""
+    try:
+        with torch.no_grad():
+            found = []
+            for tokens in watching.fair_lengths(subject, 3, 11, 67, 131, 13, 7):
+                x = subject.draw(2, tokens, Dice(0, "weights"))
+                if not any(weights.shape[-2:] == (tokens, tokens) for weights in subject.weights(x)):
+                    break
+                found.append(tokens)
+        return found
+    except Exception:  # a stranger may refuse to be watched in any way
+        return []
+
+
+@torch.no_grad()
+def _constant_is_fair(subject: Subject) -> bool:
+    """Whether equal tokens must give equal outputs: nothing in the subject tells places apart.
+
+    Then outputs move with their tokens when these change places; or, if it sees only what came before, the last output
+    does not care about the order of the others.
+    """
+    if not {"aligned", "lengths"} <= subject.abilities:
+        return False
+    view = subject.at(torch.float64) or subject
+    try:
+        tokens = view.lengths(7)[0]
+        x = view.draw(2, tokens, Dice(0, "order"))
+        order = Dice(0, "order of tokens").permutation(tokens - 1)
+        order = torch.cat([order, torch.tensor([tokens - 1])])
+        before, after = view.run(x), view.run(x[:, order])
+    except Exception:  # the law itself will meet it
+        return False
+    near = 1e-6 * float(before.abs().max())
+    everywhere = float((before[:, order] - after).abs().max()) < near
+    if everywhere:
+        return True
+    return "causality" in subject.context and float((before[:, -1] - after[:, -1]).abs().max()) < near

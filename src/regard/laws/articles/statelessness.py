@@ -1,0 +1,275 @@
+"""L22: an answer does not depend on what was asked before, or is being asked at the same time."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.laws.articles.determinism import right_padded
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+# What may happen between two equal calls, and how a report says it.
+BETWEEN = {
+    "other": "a call with other content",
+    "longer": "a call with more tokens",
+    "shorter": "a call with fewer tokens",
+    "batch": "a call with more rows",
+    "one row": "a call with one row",
+    "masked": "a call with a mask",
+    "other mask": "a call with another mask",
+    "unmasked": "a call without a mask",
+    "large": "a call with large numbers",
+    "memory": "a call with other content in the same memory",
+    "backward": "a backward pass",
+    "modes": "training mode and back",
+    "refused": "a call that was refused",
+    "cached": "a text read with a cache",
+    "many": "forty calls of all lengths",
+}
+# Places inside one call at which another is made in a second thread, and the seconds that it may take.
+PLACES, PATIENCE = 10, 2.0
+
+
+class Statelessness(Law):
+    id = "L22"
+    slug = "statelessness"
+    title = "Statelessness"
+    headline = "an earlier call changed a later answer."
+    statement = "An answer depends on its input alone: not on earlier calls, on other instances, or on other threads."
+    equation = "f(b); f(a) = f(a) = f'(a) for another instance f'"
+    catches = "tables and masks kept for the first length, caches shared between callers, results kept on the module"
+    smallest = {"batch": 1, "tokens": 2}
+    about_repetition = True
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masked = "mask" in subject.abilities
+        kinds = [kind for kind in BETWEEN if _possible(subject, kind)]
+        for tokens in subject.lengths(7) if fast else subject.lengths(7, 19, 66):
+            for mask in ("none", "right") if masked else ("none",):
+                for kind in kinds:
+                    yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
+            yield {"batch": 2, "tokens": tokens, "between": "thread", "mask": "none"}
+            if masked:
+                yield {"batch": 2, "tokens": tokens, "between": "thread", "mask": "right"}
+            yield {"batch": 1, "tokens": tokens, "between": "other", "mask": "none"}
+        yield {"batch": 2, "tokens": subject.lengths(11)[0], "between": "threads", "mask": "none"}
+        if subject.caching is not None:
+            yield {"batch": 2, "tokens": subject.lengths(7)[0], "between": "conversations", "mask": "none"}
+        if not fast:
+            yield {"batch": 1, "tokens": subject.lengths(130)[0], "between": "shorter", "mask": "none"}
+            yield {"batch": 1, "tokens": subject.lengths(130)[0], "between": "longer", "mask": "none"}
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        with torch.no_grad():
+            yield from self._seen(subject, case, dice)
+
+    def _seen(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens, kind = int(case["batch"]), int(case["tokens"]), str(case["between"])
+        how: dict[str, Any] = {"reduction": tokens + subject.channels}
+        if kind == "conversations":
+            yield from _conversations(subject, batch, tokens, dice, how)
+            return
+        x = subject.draw(batch, tokens, dice)
+        mask = right_padded(batch, tokens) if case["mask"] == "right" else None
+        if kind in ("thread", "threads"):
+            yield from (_interrupted if kind == "thread" else _together)(subject, x, mask, dice, how)
+            return
+        # An instance that nobody has asked answers first; then the one in use, before and after something else.
+        unused = subject.fresh().run(x.clone(), mask)
+        given = x.clone()
+        first = subject.run(given, mask)
+        yield equal(x.double(), given.double(), changed="nothing; the call itself", output="input", exact=True)
+        yield equal(unused, first, changed="earlier calls on this instance", **how)
+        _happens(kind, subject, given, dice)
+        yield equal(unused, subject.run(x.clone(), mask), changed=BETWEEN[kind], **how)
+        # A new instance whose first call was the other one.
+        other = subject.fresh()
+        _happens(kind, other, x.clone(), dice)
+        yield equal(unused, other.run(x.clone(), mask), changed=f"{BETWEEN[kind]}, the first of an instance", **how)
+        if isinstance(subject, Operator):
+            yield from _untouched(subject, batch, tokens, mask, dice)
+
+
+def _possible(subject: Subject, kind: str) -> bool:
+    if kind in ("masked", "other mask", "unmasked"):
+        return "mask" in subject.abilities
+    return {
+        "backward": "gradients" in subject.abilities,
+        "modes": isinstance(subject.target, nn.Module),
+        "cached": subject.caching is not None,
+        "longer": "lengths" in subject.abilities,
+        "shorter": "lengths" in subject.abilities,
+        "large": "float" in subject.abilities,
+    }.get(kind, True)
+
+
+def _happens(kind: str, subject: Subject, x: Tensor, dice: Dice) -> None:
+    """Something else is asked. Whether it is answered does not matter."""
+    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
+    longer, shorter = subject.lengths(2 * tokens + 3)[-1], subject.lengths(max(1, tokens // 2))[0]
+    with suppress(Exception):
+        if kind == "longer":
+            subject.run(subject.draw(batch, longer, dice))
+        elif kind == "shorter":
+            subject.run(subject.draw(batch, shorter, dice))
+        elif kind in ("batch", "one row"):
+            subject.run(subject.draw(batch + 3 if kind == "batch" else 1, tokens, dice))
+        elif kind == "masked":
+            subject.run(subject.draw(batch, tokens, dice), right_padded(batch, tokens).flip(0))
+        elif kind == "other mask":
+            hidden = torch.ones(batch, tokens, dtype=torch.bool)
+            hidden[:, 0], hidden[0, tokens // 2] = tokens < 2, False
+            subject.run(x, hidden)
+        elif kind == "large":
+            subject.run(subject.scaled(x, 100.0, dice))
+        elif kind == "memory":
+            x.copy_(subject.draw(batch, tokens, dice))
+            subject.run(x)
+        elif kind == "backward":
+            _backward(subject, subject.draw(batch, tokens, dice))
+        elif kind == "modes":
+            subject.target.train()
+            subject.target.eval()
+        elif kind == "refused" and isinstance(subject, Operator):
+            query, key, value = subject.tensors(dice, batch, tokens, tokens + 1)
+            subject.attend(query, key, value[:, :, 1:])
+        elif kind == "refused":
+            wrong = torch.cat([x, x[..., :1]], -1) if x.is_floating_point() else torch.full_like(x, 10**6)
+            subject.run(wrong)
+        elif kind == "cached" and subject.caching is not None:
+            state = subject.caching.start(batch, tokens)
+            for piece in subject.draw(batch, tokens, dice).split([1] * tokens, 1):
+                _, state = subject.caching.step(state, piece)
+        elif kind == "many":
+            for number in range(40):
+                subject.run(subject.draw(1 + number % 3, subject.lengths(1 + number)[0], dice))
+        else:
+            subject.run(subject.draw(batch, tokens, dice))
+
+
+def _backward(subject: Subject, x: Tensor) -> None:
+    with torch.enable_grad():
+        if x.is_floating_point():
+            x.requires_grad_()
+        subject.run(x).square().sum().backward()
+    if isinstance(subject.target, nn.Module):
+        subject.target.zero_grad(set_to_none=True)
+
+
+def _untouched(subject: Operator, batch: int, tokens: int, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+    """The tensors that an operator is given are as they were after the call."""
+    given = [*subject.tensors(dice, batch, tokens, tokens), *([] if mask is None else [mask[:, None, None, :].clone()])]
+    before = [tensor.clone() for tensor in given]
+    subject.attend(*given)
+    for name, kept, now in zip(("query", "key", "value", "mask"), before, given, strict=False):
+        yield equal(kept.double(), now.double(), changed="nothing; the call itself", output=name, exact=True)
+
+
+class _Interruption(TorchDispatchMode):
+    """Counts operations, and at one of them lets something else happen."""
+
+    def __init__(self, place: int = -1, happen: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.count, self.place, self.happen = 0, place, happen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.count == self.place and self.happen is not None:
+            self.happen()
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _interrupted(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, how: dict) -> Iterator[Observation]:
+    """One call is stopped midway while another thread makes another call on the same instance."""
+    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
+    others = [subject.draw(batch, tokens, dice), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], dice)]
+    alone = subject.run(x, mask)
+    with _Interruption() as counted:
+        subject.run(x, mask)
+    step = max(1, counted.count // PLACES)
+    waiting: list[threading.Thread] = []
+    for place in range(0, counted.count, step):
+        for other in others:
+
+            def happen(other: Tensor = other) -> None:
+                thread = threading.Thread(target=_quietly, args=(subject, other), daemon=True)
+                thread.start()
+                thread.join(PATIENCE)
+                if thread.is_alive():  # it waits for a lock, as it may
+                    waiting.append(thread)
+
+            with _Interruption(place, happen):
+                found = subject.run(x, mask)
+            yield equal(alone, found, changed="another call at the same time", **how)
+            if waiting:
+                waiting[0].join()
+                return
+
+
+def _quietly(subject: Subject, x: Tensor) -> None:
+    with suppress(Exception), torch.no_grad():
+        subject.run(x)
+
+
+def _together(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, how: dict) -> Iterator[Observation]:
+    """Two threads ask one instance again and again."""
+    lengths = [x.shape[1], subject.lengths(2 * x.shape[1])[-1]] if "lengths" in subject.abilities else [1, 1]
+    questions = [x, subject.draw(x.shape[0], lengths[1], dice)]
+    alone = [subject.run(question) for question in questions]
+    answers: list[list[Tensor]] = [[], []]
+    gate = threading.Barrier(2)
+
+    def ask(number: int) -> None:
+        gate.wait(PATIENCE)
+        with torch.no_grad():
+            for _ in range(12):
+                answers[number].append(subject.run(questions[number]))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for expected, found in zip(alone, answers, strict=True):
+        for answer in found:
+            yield equal(expected, answer, changed="another call at the same time", **how)
+
+
+def _conversations(subject: Subject, batch: int, tokens: int, dice: Dice, how: dict) -> Iterator[Observation]:
+    """Two texts read with two caches, a token of one and a token of the other, answer as each alone."""
+    caching = subject.caching
+    assert caching is not None
+    texts = [subject.draw(batch, tokens, dice) for _ in range(2)]
+    alone: list[list[Tensor]] = [[], []]
+    mixed: list[list[Tensor]] = [[], []]
+    for number, text in enumerate(texts):
+        state = caching.start(batch, tokens)
+        for piece in text.split(1, 1):
+            row, state = caching.step(state, piece)
+            alone[number].append(row)
+    states = [caching.start(batch, tokens) for _ in texts]
+    for place in range(tokens):
+        for number, text in enumerate(texts):
+            row, states[number] = caching.step(states[number], text[:, place : place + 1])
+            mixed[number].append(row)
+    for expected, found in zip(alone, mixed, strict=True):
+        yield equal(torch.cat(expected, 1), torch.cat(found, 1), changed="another text read at the same time", **how)
+    kept = copy.deepcopy(states[0])
+    more = subject.draw(batch, 1, dice)
+    one, two = caching.step(copy.deepcopy(kept), more)[0], caching.step(kept, more)[0]
+    yield equal(one, two, changed="another copy of the cache", **how)

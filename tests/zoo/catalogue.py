@@ -1,0 +1,9 @@
+"""Every exhibit of the zoo."""
+
+from __future__ import annotations
+
+from zoo import algebra, arithmetic, caches, cost, gradients, heads, masks, padding, paths, positions, state, windows
+from zoo.exhibit import Exhibit
+
+HOUSES = (masks, caches, algebra, padding, arithmetic, heads, paths, state, positions, gradients, windows, cost)
+EXHIBITS: list[Exhibit] = [exhibit for house in HOUSES for exhibit in house.EXHIBITS]
