@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from regard import Causal, Where, attend
+
+
+def slow(*targets):
+    """Targets that only the long run of the tests looks at; their like is always looked at."""
+    return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:
@@ -168,7 +174,7 @@ class TorchEncoderLayer(nn.Module):
 
 
 class TorchEncoder(nn.Module):
-    """Two of them. In evaluation its nested tensors drop the columns that every row hides."""
+    """Two of them. In evaluation it may pack real tokens into a nested tensor, and unpack them again."""
 
     def __init__(self, nested: bool = True) -> None:
         super().__init__()

@@ -6,7 +6,8 @@
     @pytest.mark.laws(lambda: Attention(dim=24, heads=3), claims=["causality", "padding", "cache"])
     def test_attention(): ...
 
-Each law is a test of its own: `pytest -k causality` runs that one, and a broken law fails with its smallest counterexample.
+Each law is a test of its own: `pytest -k causality` runs that one, and a broken law fails with its smallest
+counterexample.
 The first argument of the mark is what `regard.check` takes, or a function without arguments that makes it, or the text
 `"mypackage.attention:Attention"`; without `claims` its kind decides what it claims. Everything else is passed on to
 `check`; `fast=False` searches for longer.
@@ -37,7 +38,9 @@ import pytest
 
 # Nothing of Regard is imported before it is used: the plugin is loaded by every run of pytest beside it.
 
-MARK = "laws(target, claims=None, kind=None, seed=0, fast=True, **options): one test for each law that the target claims"
+MARK = (
+    "laws(target, claims=None, kind=None, seed=0, fast=True, **options): one test for each law that the target claims"
+)
 HIDDEN = "_claim_of_regard"
 
 
@@ -78,6 +81,7 @@ class Claimant:
         from regard.laws import check
 
         report = check(self.subject, claims=self.claims, only=[slug], seed=self.seed, fast=self.fast)
+        report.asked |= {"kind": self.kind, **self.options}  # what the subject was made with, for the replay
         return report.verdicts[slug], next(iter(report.violations), None)
 
 
@@ -106,10 +110,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    given = pyfuncitem.funcargs
-    if HIDDEN not in given:
+    given: dict[str, Any] = pyfuncitem.funcargs
+    claim: Any = pyfuncitem.callspec.params.get(HIDDEN) if hasattr(pyfuncitem, "callspec") else None
+    if claim is None:
         return (yield)
-    claimant, slug = given[HIDDEN]
+    claimant, slug = claim
     verdict, violation = claimant.verdict(slug)
     if verdict.outcome == "not applicable" and "verdict" not in given:
         pytest.skip(f"{slug} does not apply: {verdict.reason}")

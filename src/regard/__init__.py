@@ -5,7 +5,8 @@ from __future__ import annotations
 from regard.attention import Attention, Explanation, attend, explain, weights
 from regard.backends.linear import LinearState, step
 from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, TransformerXL
-from regard.errors import BackendError, BiasError, CalculusError, PatternError, RegardError, ShapeError
+from regard.errors import BackendError, BiasError, CalculusError, LawViolation, PatternError, RegardError, ShapeError
+from regard.laws import assert_laws, check, probe
 from regard.patterns import (
     Axial,
     Blocks,
@@ -47,6 +48,7 @@ __all__ = [
     "Gaussian",
     "GridStride",
     "GridWindow",
+    "LawViolation",
     "LinearState",
     "Neighborhood",
     "Padding",
@@ -65,11 +67,14 @@ __all__ = [
     "TransformerXL",
     "Where",
     "Window",
+    "assert_laws",
     "attend",
+    "check",
     "explain",
     "gallery",
     "layers_to_connect",
     "plan",
+    "probe",
     "read_pattern",
     "step",
     "weights",

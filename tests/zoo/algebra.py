@@ -167,6 +167,114 @@ class CountingKeysAlone(Counting):
     grown = KeysAlone
 
 
+# Our own: a ring that is overwritten, slots that are not cleared, a token that is not carried over
+
+
+class Ring(Cached):
+    """The last eight tokens are kept in eight slots; the slot of token t is t mod 8."""
+
+    slots = 8
+
+    def place(self, seen, slots):
+        """The token that each slot holds; negative where there is none yet."""
+        slot = torch.arange(slots)
+        return seen - 1 - (seen - 1 - slot) % slots
+
+    def forward(self, x, cache=None):
+        q, k, v = self.project(x)
+        b, h, t, d = k.shape
+        if cache is None:
+            cache = (
+                torch.zeros(b, h, self.slots, d, dtype=x.dtype),
+                torch.zeros(b, h, self.slots, d, dtype=x.dtype),
+                0,
+            )
+        keys, values, seen = cache[0].clone(), cache[1].clone(), cache[2]
+        held = self.place(seen, self.slots)
+        token = torch.cat([held, seen + torch.arange(t)])
+        now = seen + torch.arange(t)[:, None]
+        allowed = (token >= 0) & (token <= now) & (token > now - self.slots)
+        y = F.scaled_dot_product_attention(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), attn_mask=allowed)
+        for i in range(t):
+            keys[:, :, (seen + i) % self.slots] = k[:, :, i]
+            values[:, :, (seen + i) % self.slots] = v[:, :, i]
+        return self.o(merged(y)), (keys, values, seen + t)
+
+
+class RingNotTurned(Ring):
+    def place(self, seen, slots):
+        slot = torch.arange(slots) + max(0, seen - slots)  # as if the oldest were always in the first slot
+        return torch.where(slot < seen, slot, -1)
+
+
+class Slots:
+    """Room for a number of tokens, and how many are there."""
+
+    def __init__(self):
+        self.keys = self.values = None
+        self.used = 0
+
+    def crop(self, tokens):
+        self.used = tokens
+
+    def reorder(self, index):
+        self.keys, self.values = self.keys[index], self.values[index]
+
+
+class SlotReader(Cached):
+    def new_cache(self):
+        return Slots()
+
+    def filled(self, cache):
+        return torch.arange(cache.keys.shape[2]) < cache.used
+
+    def forward(self, x, cache=None):
+        cache = self.new_cache() if cache is None else cache
+        q, k, v = self.project(x)
+        t = x.shape[1]
+        if cache.keys is None:
+            cache.keys, cache.values = (
+                k.new_zeros(*k.shape[:2], 160, k.shape[3]),
+                v.new_zeros(*v.shape[:2], 160, v.shape[3]),
+            )
+        old = self.filled(cache)
+        seen = torch.cat([old.expand(t, -1), torch.ones(t, t, dtype=torch.bool).tril()], 1)
+        both = [torch.cat([room, new], 2) for room, new in ((cache.keys, k), (cache.values, v))]
+        y = F.scaled_dot_product_attention(q, *both, attn_mask=seen)
+        cache.keys, cache.values = cache.keys.clone(), cache.values.clone()
+        cache.keys[:, :, cache.used : cache.used + t] = k
+        cache.values[:, :, cache.used : cache.used + t] = v
+        cache.used += t
+        return self.o(merged(y))
+
+
+class SlotsThatAreNotZero(SlotReader):
+    """A slot counts as filled if something is in it; cropping leaves it there."""
+
+    def filled(self, cache):
+        return cache.keys.abs().sum((0, 1, 3)) > 0
+
+
+class TokenShift(Cached):
+    """Values are mixed with the token before."""
+
+    def before(self, cache, x):
+        return x.new_zeros(x.shape[0], 1, x.shape[2]) if cache is None else cache[2]
+
+    def forward(self, x, cache=None):
+        shifted = torch.cat([self.before(cache, x), x[:, :-1]], 1)
+        q, k, v = (heads_of(f(y), self.heads) for f, y in ((self.q, x), (self.k, x), (self.v, 0.5 * (x + shifted))))
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=lower_right(q.shape[2], k.shape[2]))
+        return self.o(merged(y)), (k, v, x[:, -1:])
+
+
+class TokenShiftFromNothing(TokenShift):
+    def before(self, cache, x):
+        return x.new_zeros(x.shape[0], 1, x.shape[2])
+
+
 CLAIMS = ("cache-algebra", "cache", "causality")
 
 EXHIBITS = [
@@ -219,5 +327,35 @@ EXHIBITS = [
         Counting,
         ("cache-algebra",),
         CLAIMS,
+    ),
+    Exhibit(
+        "L18-slots",
+        "",
+        "Slots count as filled while something is in them, and cropping does not empty them.",
+        "layer",
+        SlotsThatAreNotZero,
+        SlotReader,
+        ("cache-algebra",),
+        CLAIMS,
+    ),
+    Exhibit(
+        "L3-ring",
+        "",
+        "A ring of slots is read as if its oldest token were always the first.",
+        "layer",
+        RingNotTurned,
+        Ring,
+        ("cache",),
+        ("cache", "causality"),
+    ),
+    Exhibit(
+        "L3-shift",
+        "",
+        "The first token of a piece does not know the last one of the piece before.",
+        "layer",
+        TokenShiftFromNothing,
+        TokenShift,
+        ("cache",),
+        ("cache", "causality"),
     ),
 ]

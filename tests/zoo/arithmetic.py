@@ -83,16 +83,15 @@ def lazy_softmax_for_whole_rows(q, k, v, mask=None):
 # NA9, and our own: how large a score may be
 
 
-def scaled_before(q, k, v):
-    scores = (q.float() if q.dtype == torch.float16 else q) * q.shape[-1] ** -0.5 @ k.to(
-        torch.float32 if k.dtype == torch.float16 else k.dtype
-    ).mT
-    return scores.softmax(-1).to(v.dtype) @ v
+def half_by_half(q, k, v):
+    """Mixed precision: inputs are rounded to half, products are summed in single."""
+    q, k = q.half().float(), k.half().float()
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1).to(v.dtype) @ v
 
 
-def scaled_after(q, k, v):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    return scores.softmax(-1) @ v
+def half_all_the_way(q, k, v):
+    scores = q.half() @ k.half().mT
+    return (scores.float() / math.sqrt(q.shape[-1])).softmax(-1).to(v.dtype) @ v
 
 
 def without_the_maximum(q, k, v):
@@ -247,8 +246,8 @@ EXHIBITS = [
         report("pytorch/pytorch/issues/119131"),
         "The product of queries and keys leaves the range of half precision before it is scaled.",
         "operator",
-        given(scaled_after),
-        given(scaled_before),
+        given(half_all_the_way),
+        given(half_by_half),
         ("range",),
         ("range", "permutation"),
     ),

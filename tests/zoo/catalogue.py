@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from zoo import algebra, arithmetic, caches, cost, gradients, heads, masks, padding, paths, positions, state, windows
+from zoo import (
+    algebra,
+    arithmetic,
+    caches,
+    corners,
+    cost,
+    gradients,
+    heads,
+    masks,
+    padding,
+    paths,
+    positions,
+    state,
+    windows,
+)
 from zoo.exhibit import Exhibit
 
-HOUSES = (masks, caches, algebra, padding, arithmetic, heads, paths, state, positions, gradients, windows, cost)
+HOUSES = (
+    masks,
+    caches,
+    algebra,
+    padding,
+    arithmetic,
+    heads,
+    paths,
+    state,
+    positions,
+    gradients,
+    windows,
+    cost,
+    corners,
+)
 EXHIBITS: list[Exhibit] = [exhibit for house in HOUSES for exhibit in house.EXHIBITS]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
-from zoo.exhibit import Exhibit, given, report
+from zoo.exhibit import Exhibit, given
 
 
 def features(x):

@@ -21,7 +21,7 @@ class FieldAttention(nn.Module):
         self.W_q, self.W_k, self.W_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
 
     def split(self, x):
-        b, t, c = x.shape
+        b, t, _ = x.shape
         return x.view(b, t, self.num_heads, -1).transpose(1, 2).reshape(b * self.num_heads, t, -1)
 
     def join(self, x, b, t):
@@ -82,7 +82,9 @@ def grouped_einsum(q, k, v, mask=None):
     q = q.view(b, k.shape[1], h // k.shape[1], t, d)
     scores = torch.einsum("bgrid,bgjd->bgrij", q, k) / math.sqrt(d)
     if mask is not None:
-        scores = scores.masked_fill(~mask.expand(b, h, *mask.shape[2:]).reshape(b, *q.shape[1:3], *mask.shape[2:]), -1e30)
+        scores = scores.masked_fill(
+            ~mask.expand(b, h, *mask.shape[2:]).reshape(b, *q.shape[1:3], *mask.shape[2:]), -1e30
+        )
     return torch.einsum("bgrij,bgjd->bgrid", scores.softmax(-1), v).reshape(b, h, t, -1)
 
 
@@ -92,7 +94,9 @@ def grouped_einsum_turned(q, k, v, mask=None):
     q = q.view(b, h // k.shape[1], k.shape[1], t, d)
     scores = torch.einsum("brgid,bgjd->brgij", q, k) / math.sqrt(d)
     if mask is not None:
-        scores = scores.masked_fill(~mask.expand(b, h, *mask.shape[2:]).reshape(b, *q.shape[1:3], *mask.shape[2:]), -1e30)
+        scores = scores.masked_fill(
+            ~mask.expand(b, h, *mask.shape[2:]).reshape(b, *q.shape[1:3], *mask.shape[2:]), -1e30
+        )
     return torch.einsum("brgij,bgjd->brgid", scores.softmax(-1), v).reshape(b, h, t, -1)
 
 

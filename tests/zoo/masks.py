@@ -131,9 +131,9 @@ def _online(q, k, v, block, hidden):
     out = torch.zeros(b, h, n, v.shape[-1], dtype=q.dtype)
     for r in range(0, n, block):
         qi = q[:, :, r : r + block] * d**-0.5
-        top = torch.full(qi.shape[:-1] + (1,), -torch.inf, dtype=q.dtype)
+        top = torch.full((*qi.shape[:-1], 1), -torch.inf, dtype=q.dtype)
         total = torch.zeros_like(top)
-        acc = torch.zeros(qi.shape[:-1] + (v.shape[-1],), dtype=q.dtype)
+        acc = torch.zeros((*qi.shape[:-1], v.shape[-1]), dtype=q.dtype)
         for c in range(0, min(r + block, k.shape[2]), block):
             s = torch.einsum("bhid,bhjd->bhij", qi, k[:, :, c : c + block])
             i = r + torch.arange(qi.shape[2])[:, None]
@@ -211,15 +211,14 @@ class CentredOnAll(CentredCausal):
 
 def hidden_by_minus_inf(q, k, v, mask=None):
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    if mask is not None:
-        mask = mask.expand(scores.shape[0], 1, -1, -1) if mask.shape[1] == 1 else mask
-        scores = scores.masked_fill(~mask, -torch.inf)
-        unseen = ~mask.any(-2, keepdim=True).transpose(-2, -1)
-        v = v.masked_fill(unseen, 0.0)
-    weights = scores.softmax(-1)
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
-    return weights @ v
+    if mask is None:
+        return scores.softmax(-1) @ v
+    empty = ~mask.any(-1, keepdim=True)
+    weights = scores.masked_fill(~mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1).masked_fill(~mask, 0.0)
+    # Zero times what is no number is no number, so such values reach only those who see them.
+    bad = ~v.isfinite()
+    reached = (weights > 0).to(v.dtype) @ bad.to(v.dtype) > 0
+    return (weights @ v.masked_fill(bad, 0.0)).masked_fill(reached, torch.nan)
 
 
 def hidden_by_ten_thousand(q, k, v, mask=None):

@@ -147,6 +147,39 @@ def rotary_from_the_start(q, k, v):
     return _interleaved(q, k, v, lambda q, k: 0)
 
 
+def rotary_and_places(q, k, v):
+    place = torch.sin(0.3 * torch.arange(k.shape[2], dtype=torch.float64))[:, None].to(k.dtype)
+    return _rotary(q, k + place, v)
+
+
+class AlibiLayer(nn.Module):
+    """A penalty for distance; a row of biases is shifted by its largest before it is rounded."""
+
+    def __init__(self, dim=16, heads=2):
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def bias(self, tokens, dtype):
+        place = torch.arange(tokens, dtype=torch.float64)
+        slopes = 2.0 ** -torch.arange(3, 3 + self.heads, dtype=torch.float64)
+        return (slopes[:, None, None] * (place[None, :] - place[:, None])).to(dtype)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        bias = self.bias(x.shape[1], x.dtype).masked_fill(future, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+class AlibiRounded(AlibiLayer):
+    """Places of keys alone, as softmax forgives a shift; but half precision cannot hold them beside the scores."""
+
+    def bias(self, tokens, dtype):
+        slopes = 2.0 ** -torch.arange(3, 3 + self.heads).to(dtype)
+        return slopes[:, None, None] * torch.arange(tokens).to(dtype).expand(tokens, tokens)
+
+
 EXHIBITS = [
     Exhibit(
         "PO1",
@@ -207,5 +240,25 @@ EXHIBITS = [
         given(rotary_from_the_end),
         ("alignment",),
         ("alignment", "causality"),
+    ),
+    Exhibit(
+        "L15-absolute",
+        "",
+        "Places are added to queries and keys, and scores depend on where a pair is.",
+        "operator",
+        given(rotary_and_places),
+        given(rotary),
+        ("relative-position",),
+        ("relative-position", "determinism"),
+    ),
+    Exhibit(
+        "L20-slopes",
+        "",
+        "Distances are rounded before they are multiplied by a slope.",
+        "layer",
+        AlibiRounded,
+        AlibiLayer,
+        ("table-precision",),
+        ("table-precision", "causality"),
     ),
 ]

@@ -1,4 +1,4 @@
-"""Which faults are caught, which are missed, and who is accused in error: `python tests/zoo/scoreboard.py --seeds 20`."""
+"""Which faults are caught, and who is accused in error: `python tests/zoo/scoreboard.py [--seeds 20]`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ class Score:
 
     @property
     def missed(self) -> list[str]:
-        return [f"{law} ({count} of {self.seeds}: {self.found[law]})" for law, count in self.caught.items() if count < self.seeds]
+        return [
+            f"{law} ({count} of {self.seeds}: {self.found[law]})"
+            for law, count in self.caught.items()
+            if count < self.seeds
+        ]
 
 
 def score(exhibit: Exhibit, seeds: int = 1, fast: bool = True, alone: bool = False) -> Score:
@@ -56,14 +60,18 @@ def score(exhibit: Exhibit, seeds: int = 1, fast: bool = True, alone: bool = Fal
     for seed in range(seeds):
         if laws:
             given = laws if alone else claims
-            faulty = check(exhibit.build("faulty"), kind=exhibit.kind, claims=given, seed=seed, fast=fast, **exhibit.options)
+            faulty = check(
+                exhibit.build("faulty"), kind=exhibit.kind, claims=given, seed=seed, fast=fast, **exhibit.options
+            )
             for law in laws:
                 broken = faulty.verdicts[law].outcome == "broken"
                 result.caught[law] += broken
                 if not broken:
                     result.found[law] = str(faulty.verdicts[law])
         if claims:
-            twin = check(exhibit.build("twin"), kind=exhibit.kind, claims=claims, seed=seed, fast=fast, **exhibit.options)
+            twin = check(
+                exhibit.build("twin"), kind=exhibit.kind, claims=claims, seed=seed, fast=fast, **exhibit.options
+            )
             result.checks += len(twin.verdicts)
             result.accused += [f"seed {seed}: {verdict}" for verdict in twin.failed]
             result.idle |= {f"{v.slug}: {v.reason}" for v in twin.verdicts if v.outcome == "not applicable"}

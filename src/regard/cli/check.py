@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.laws import Report, Subject
+    from regard.laws import Report
     from regard.laws.checking import Progress
 
 KINDS = ("operator", "layer", "model")
@@ -196,9 +196,15 @@ def _progress(total: int) -> Iterator[Progress | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.fields[law]:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[cases]}"))
+    columns = (
+        TextColumn("{task.fields[law]:<20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[cases]}"),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("laws", total=total, law="", cases="")
         seen: list[str] = []

@@ -19,13 +19,13 @@ from torch import nn
 from regard.errors import InputError, RegardError
 from regard.laws.subjects.quiet_import import quietly
 
-FORMS = """mypackage.attention:attend              a function, or a module that exists
-mypackage.attention:Attention           a class, built without arguments
-"mypackage.attention:Attention(24, heads=3)"  a class or a function that makes one, with plain values
-path/to/file.py:attend                  the same from a file
-transformers:GPT2LMHeadModel            a tiny random model of a class of Hugging Face
-timm:vit_tiny_patch16_224               a model of timm, with random weights
-path/to/checkpoint                      a folder with a config.json, or a file of weights"""
+FORMS = """mypackage.attention:attend        a function, or a module that exists
+mypackage.attention:Attention     a class, built without arguments
+"mypackage:Attention(24, heads=3)" a class or a function that makes one, with plain values
+path/to/file.py:attend            the same from a file
+transformers:GPT2LMHeadModel      a tiny random model of a class of Hugging Face
+timm:vit_tiny_patch16_224         a model of timm, with random weights
+path/to/checkpoint                a folder with a config.json, or a file of weights"""
 
 
 def find(text: str, seed: int = 0) -> Any:
@@ -43,7 +43,7 @@ def find(text: str, seed: int = 0) -> Any:
             return _hugging_face(text, name, seed)
         if place == "timm":
             return _timm(text, name)
-        return _named(text, place, name)
+        return _named(text, place, name, seed)
 
 
 def made(target: Any, seed: int = 0) -> Any:
@@ -72,9 +72,10 @@ def _needs_nothing(target: Any) -> bool:
 # Names in modules
 
 
-def _named(text: str, place: str, name: str) -> Any:
+def _named(text: str, place: str, name: str, seed: int) -> Any:
     path, arguments = _parsed(text, name)
     found: Any = _module(text, place)
+    torch.manual_seed(seed)  # importing may have used some, the first time
     for depth, part in enumerate(path):
         try:
             found = getattr(found, part)
@@ -191,12 +192,16 @@ def _required(kind: Any) -> list[str]:
     except (TypeError, ValueError):
         return ["arguments"]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds]
+    return [
+        parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds
+    ]
 
 
 def _offers(owner: Any) -> str:
     names = [name for name, value in vars(owner).items() if callable(value) and not name.startswith("_")]
-    own = [name for name in names if getattr(getattr(owner, name), "__module__", "") == getattr(owner, "__name__", None)]
+    own = [
+        name for name in names if getattr(getattr(owner, name), "__module__", "") == getattr(owner, "__name__", None)
+    ]
     shown = (own or names)[:12]
     return ", ".join(shown) + (", ..." if len(own or names) > 12 else "") if shown else "nothing that can be called"
 

@@ -43,8 +43,8 @@ def check(
 
     `target` is an operator `f(query, key, value, mask=None)`, a layer `f(x, mask=None)`, a model, or anything that
     is recognised: modules of torch, Hugging Face, timm, x-transformers and Regard. `claims` are slugs or numbers of
-    laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them. Options are its conventions and sizes: see `Conventions`. The same
-    seed looks at the same cases.
+    laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them. Options
+    are its conventions and sizes: see `Conventions`. The same seed looks at the same cases.
 
         >>> from regard.laws import check
         >>> check(attend, kind="operator", claims=["permutation", "empty-rows"], pattern=None).ok
@@ -102,12 +102,12 @@ def assert_laws(
 ) -> Report:
     """`check`, for tests: raises a LawViolation with the smallest counterexample if a claim is broken.
 
-        >>> from regard.laws import assert_laws
-        >>> assert_laws(attend, kind="operator", claims=["causality"])
-        Traceback (most recent call last):
-        regard.errors.LawViolation: causality - a later token changed an earlier output.
-          subject  attend
-          ...
+    >>> from regard.laws import assert_laws
+    >>> assert_laws(attend, kind="operator", claims=["causality"])
+    Traceback (most recent call last):
+    regard.errors.LawViolation: causality - a later token changed an earlier output.
+      subject  attend
+      ...
     """
     report = check(target, kind=kind, claims=claims, seed=seed, fast=fast, **options)
     report.require()

@@ -14,8 +14,8 @@ SIDES = ("right", "left", "interior", "random")
 def token_mask(side: str, batch: int, tokens: int, hidden: int, dice: Dice) -> Tensor:
     """`(batch, token)`, True is real. Rows hide unequal numbers: `hidden`, none, half of it, a third, and so on.
 
-    Every row keeps a token. `side` is right, left, interior, random, "row" (as right, and the last row keeps none), "same"
-    (all rows as the first, on the right) or "single" (one real token for each row, each elsewhere).
+    Every row keeps a token. `side` is right, left, interior, random, "row" (as right, and the last row keeps none),
+    "same" (all rows as the first, on the right) or "single" (one real token for each row, each elsewhere).
     """
     hidden = min(hidden, tokens - 1)
     places = torch.arange(tokens)

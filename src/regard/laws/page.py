@@ -88,7 +88,7 @@ def equation(text: str) -> str:
     text = re.sub(r"_\{([^{}]*)\}", r"<sub>\1</sub>", text)
     text = re.sub(r"\^\{([^{}]*)\}", r"<sup>\1</sup>", text)
     # After one letter an underline lowers; after a word it is part of a name.
-    return re.sub(r"(?<![A-Za-z])([A-Za-z]'?)_(\w+)", r"\1<sub>\2</sub>", text)
+    return re.sub(r"(?<![A-Za-z])([A-Za-z]'?|sum|max|min)_(\w+)", r"\1<sub>\2</sub>", text)
 
 
 def _summary(report: Report) -> str:

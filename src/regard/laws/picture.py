@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.laws.verdict import Witness
 
 # More cells than this are drawn as groups, each as its most telling member.
-MOST_COLUMNS, MOST_ROWS = 96, 24
+MOST_COLUMNS, MOST_ROWS = 140, 24
 MOST_SIDE = 64
-LEFT, TOP, GAP = 66, 22, 34
+LEFT, TOP, GAP = 60, 38, 50
 
 
 def draw(witness: Witness) -> list[str]:
@@ -25,7 +25,7 @@ def draw(witness: Witness) -> list[str]:
     if all(pattern is not None for pattern in patterns):
         figures.append(_two(patterns[0], patterns[1], "The pairs that may meet, and those that do"))  # type: ignore[arg-type]
     elif (sides := _weights(witness)) is not None:
-        figures.append(_two(*sides, "The weights as the law has them, and as they are", witness.bound))
+        figures.append(_two(*sides, "The weights as the law has them, and as they were found", witness.bound))
     if not figures and (strips := _strips(witness)):
         figures.append(strips)
     return figures
@@ -42,9 +42,11 @@ def _strips(witness: Witness) -> str:
     tokens = max(rows.shape[1] for rows in (touched, moved) if rows is not None)
     group = -(-tokens // MOST_COLUMNS)
     cell = min(26.0, 600 / -(-tokens // group))
-    parts, y, name = [], float(TOP), witness.place.split("[")[0] or "output"
+    parts, y, name = [], float(TOP), witness.place.split("[")[0].removeprefix("the ") or "output"
     if touched is not None:
-        parts.append(_strip("input", _pooled(touched.double(), group), cell, y, group, lambda value: _touched(value > 0)))
+        parts.append(
+            _strip("input", _pooled(touched.double(), group), cell, y, group, lambda value: _touched(value > 0))
+        )
         y += _height(touched, cell) + GAP
     if moved is not None:
         free = None if witness.where is None else _rows(~witness.where)
@@ -76,7 +78,7 @@ def _strip(
 ) -> str:
     """One row of cells for each row of the batch, with the numbers of tokens above."""
     height, parts = _cell(cell), []
-    parts.append(f'<text x="0" y="{y - 8:.1f}" class="name">{escape(name)}</text>')
+    parts.append(f'<text x="0" y="{y - 24:.1f}" class="name">{escape(name)}</text>')
     every = max(1, math.ceil(24 / cell))
     for column in range(rows.shape[1]):
         if column % every == 0:
@@ -137,7 +139,7 @@ def _two(expected: Tensor, actual: Tensor, words: str, bound: float = 0.0) -> st
     top = max(float(finite.abs().max()), 1e-300) if finite.numel() else 1.0
     parts, x = [], 8.0
     for name, side in (("expected", expected), ("found", actual)):
-        parts.append(f'<text x="{x:.1f}" y="{TOP - 8}" class="name">{name}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{TOP - 14}" class="name">{name}</text>')
         for row in range(rows):
             for column in range(columns):
                 value = float(side[row, column])
@@ -155,15 +157,22 @@ def _two(expected: Tensor, actual: Tensor, words: str, bound: float = 0.0) -> st
 
 
 def _weights(witness: Witness) -> tuple[Tensor, Tensor] | None:
-    """The worst head of two sets of weights, if that is what the law compared."""
+    """The worst head of two sets of weights `(batch, query, head, key)`, or the worst row of two sets of pairs
+    `(batch, query, key)`, if that is what the law compared."""
     expected, actual = witness.expected, witness.actual
-    if not witness.place.startswith("weights") or expected is None or actual is None:
+    if expected is None or actual is None or expected.shape != actual.shape or not expected.numel():
         return None
-    if expected.shape != actual.shape or expected.ndim < 3 or not expected.numel():
+    if witness.place.startswith("weights") and expected.ndim == 4:
+        expected, actual = (side.transpose(1, 2).flatten(0, 1) for side in (expected, actual))
+    elif expected.ndim != 3 or witness.bound != 0 or not (_binary(expected) and _binary(actual)):
         return None
-    apart = (expected.double() - actual.double()).abs().nan_to_num(nan=math.inf).flatten(0, -3)
-    worst = int(apart.flatten(1).amax(1).argmax())
-    return expected.flatten(0, -3)[worst], actual.flatten(0, -3)[worst]
+    apart = (expected.double() - actual.double()).abs().nan_to_num(nan=math.inf)
+    worst = int(apart.flatten(1).sum(1).argmax())
+    return expected[worst], actual[worst]
+
+
+def _binary(side: Tensor) -> bool:
+    return bool(((side == 0) | (side == 1)).all())
 
 
 # Pieces

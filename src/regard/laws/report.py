@@ -69,7 +69,9 @@ class Report:
         for verdict in self.verdicts:
             counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
         order = [outcome for outcome in ("broken", "flaky", "holds", "not applicable") if outcome in counts]
-        said = [f"{counts[outcome]} {words.get(outcome, (outcome, outcome))[counts[outcome] != 1]}" for outcome in order]
+        said = [
+            f"{counts[outcome]} {words.get(outcome, (outcome, outcome))[counts[outcome] != 1]}" for outcome in order
+        ]
         return ", ".join(said) or "no law was asked"
 
     def require(self) -> None:
@@ -116,7 +118,7 @@ class Report:
         table.show(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON, written to `path` if one is given. What is no number is the text "inf", "-inf" or "nan"."""
+        """The report as JSON, written to `path` if one is given. What is no number is text: "inf", "-inf", "nan"."""
         content = {
             "subject": self.subject,
             "kind": self.kind,

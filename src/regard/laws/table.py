@@ -47,7 +47,10 @@ def text(report: Report, width: int = WIDTH) -> str:
 
 def show(report: Report) -> None:
     console = Console(highlight=False)
-    console.print(render(report, console.width), crop=False)
+    if console.is_terminal:
+        console.print(render(report, console.width), crop=False)
+    else:
+        print(text(report))
 
 
 def answer(verdict: Verdict) -> str:

@@ -38,7 +38,11 @@ class BatchIndependence(Law):
         sides = ["none", *SIDES] if masked else ["none"]
         heads = subject.heads if isinstance(subject, Operator) else 4
         turn = 0
-        sizes = [(2, 5), (3, 5), (5, 5), (2, 2)] if fast else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3)]
+        sizes = (
+            [(2, 5), (3, 5), (5, 5), (2, 2)]
+            if fast
+            else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3), (17, 2)]
+        )
         for batch, wanted in dict.fromkeys(sizes):
             tokens = subject.lengths(wanted)[0]
             for ask in ("alone", "others", "order", "expanded", "between"):
@@ -87,9 +91,7 @@ def _agree(
 ) -> Observation:
     where = mask if mask is not None and "aligned" in subject.abilities else None
     reduction = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
-    return equal(
-        expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=size(expected)
-    )
+    return equal(expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=size(expected))
 
 
 def _alone(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
@@ -97,7 +99,9 @@ def _alone(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iter
     for row in range(len(x)):
         one = slice(row, row + 1)
         alone = subject.run(x[one], _rows(mask, one))
-        yield _agree(subject, alone, together[one], _rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row)
+        yield _agree(
+            subject, alone, together[one], _rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row
+        )
 
 
 def _others(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
@@ -175,11 +179,11 @@ def _threads(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice) -> It
 
 def _operator(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
-    tensors = subject.tensors(dice, batch, queries, keys)
+    query, key, value = subject.tensors(dice, batch, queries, keys)
     mask = None if form == "none" else pair_mask(subject, form, batch, queries, keys, dice)
-    together = subject.rows(subject.attend(*tensors, mask))
+    together = subject.rows(subject.attend(query, key, value, mask))
     for row in range(batch):
         one = slice(row, row + 1)
         part = mask if mask is None or len(mask) == 1 else mask[one]
-        alone = subject.rows(subject.attend(*(tensor[one] for tensor in tensors), part))
+        alone = subject.rows(subject.attend(query[one], key[one], value[one], part))
         yield _agree(subject, alone, together[one], None, f"row {row} alone, against a batch of {batch}", row)

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.laws.judge import FACTOR
 from regard.laws.law import Case, Dice, Law, Observation, equal
 from regard.laws.subjects.base import Cached, Subject
+from regard.laws.subjects.operator import Operator
 from regard.laws.subjects.precision import narrowest
 
 SPLITS = ("ones", "halves", "first", "last", "twos", "prefill", "threes", "random")
@@ -28,6 +29,9 @@ class Cache(Law):
     )
     needs = ("cache", "aligned", "lengths")
     smallest = {"batch": 1, "tokens": 2}
+
+    def applies(self, subject: Subject) -> str | None:
+        return None if isinstance(subject, Operator) else super().applies(subject)
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
         masked = "mask" in subject.abilities and subject.conventions.left is not False
@@ -80,8 +84,32 @@ def _case(batch: int, tokens: int, split: str, mask: str = "none", used: bool = 
 
 def cached(subject: Subject) -> Cached:
     """How the subject runs piece by piece."""
+    if subject.caching is None and isinstance(subject, Operator):
+        return KeysAndValues(subject)
     assert subject.caching is not None
     return subject.caching
+
+
+class KeysAndValues:
+    """An operator is decoded with by whoever keeps the keys and values: new queries, all keys so far."""
+
+    def __init__(self, subject: Operator) -> None:
+        self.subject = subject
+
+    def start(self, batch: int, tokens: int) -> Any:
+        return None
+
+    def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        past = x if state is None else torch.cat([state, x], 1)
+        query, (_, key, value) = self.subject.parted(x)[0], self.subject.parted(past)
+        output = self.subject.attend(query, key, value, None if mask is None else mask[:, None, None, :])
+        return self.subject.rows(output), past
+
+    def reorder(self, state: Any, index: Tensor) -> Any | None:
+        return None
+
+    def crop(self, state: Any, tokens: int) -> Any | None:
+        return None
 
 
 def decode(caching: Cached, x: Tensor, pieces: list[int], mask: Tensor | None = None) -> Tensor:
@@ -122,15 +150,17 @@ def words(pieces: list[int]) -> str:
 
 
 def coarseness(subject: Subject, caching: Cached) -> float:
-    """How much coarser the numbers in a cache are than those of a run, in bounds; it may have a precision of its own."""
+    """How much coarser the numbers in a cache are than those of a run, in bounds; it may have its own precision."""
     if subject.dtype != torch.float64:
         return 1.0
-    tokens = subject.lengths(3)[0]
-    x = subject.draw(1, tokens, Dice(0, "coarseness"))
-    eps = torch.finfo(narrowest(lambda: decode(caching, x, [1] * tokens))).eps
-    if eps <= subject.eps:
-        return 1.0
-    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
+    if (known := vars(subject).get("_coarseness")) is None:
+        tokens = subject.lengths(3)[0]
+        x = subject.draw(1, tokens, Dice(0, "coarseness"))
+        eps = torch.finfo(narrowest(lambda: decode(caching, x, [1] * tokens))).eps
+        factor = FACTOR[torch.float32] / FACTOR[torch.float64]
+        known = 1.0 if eps <= subject.eps else max(1.0, eps / subject.eps * factor)
+        vars(subject)["_coarseness"] = known
+    return known
 
 
 def _hides(subject: Subject, x: Tensor, mask: Tensor, dice: Dice) -> bool:

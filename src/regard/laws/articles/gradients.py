@@ -17,7 +17,7 @@ from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
 
 Call = Callable[..., Tensor]
-# Above this no difference quotient tells a wrong gradient from rounding.
+# Above this a difference quotient tells nothing.
 COARSEST = 1e-5
 PARTS = ("query", "key", "value")
 
@@ -121,8 +121,7 @@ class Gradients(Law):
         if not _full(output):
             return  # a row that sees nothing, or what looks like one: empty-rows has a word on it
         weight = _weight(output, kind, dice)
-        names = list(PARTS)
-        reduction = keys + subject.dim
+        names, reduction = list(PARTS), keys + subject.dim
         wanted = _Gradient(subject, call, inputs, weight, reduction)
         yield from wanted.observe(dice, names)
         if mask is not None:
@@ -130,14 +129,8 @@ class Gradients(Law):
             for name, gradient in zip(names[1:], wanted.gradients[1:], strict=True):
                 gradient = gradient if kind == "strided" else gradient.transpose(1, 2)
                 rows = gradient * hidden[:, :, None, None]
-                yield zero(
-                    rows,
-                    scale=wanted.largest,
-                    reduction=reduction,
-                    touched=hidden,
-                    output=f"the gradient of the {name}",
-                    changed=f"a {name} that no query may see",
-                )
+                words = {"output": f"the gradient of the {name}", "changed": f"a {name} that no query may see"}
+                yield zero(rows, wanted.largest, reduction=reduction, touched=hidden, **words)
         if kind == "each":
             for index, name in enumerate(names):
                 yield from wanted.alone(index, name)
@@ -211,14 +204,8 @@ class Gradients(Law):
             yield from wanted.observe(dice, ["input"], token_axis=0 if strided else 1)
             if mask is not None and not strided:
                 hidden = (~mask).reshape(*mask.shape, *(1,) * (x.ndim - 2))
-                yield zero(
-                    wanted.gradients[0] * hidden,
-                    scale=wanted.largest,
-                    reduction=reduction,
-                    touched=~mask,
-                    output="the gradient of the input",
-                    changed="a token that is padding",
-                )
+                words = {"output": "the gradient of the input", "changed": "a token that is padding"}
+                yield zero(wanted.gradients[0] * hidden, wanted.largest, reduction=reduction, touched=~mask, **words)
             yield from wanted.again()
         if _parameters(subject) and kind == "all":
             yield from self._parameters(subject, x, mask, rows, weight, reduction, dice)
@@ -255,7 +242,9 @@ class _Gradient:
         self.subject, self.call, self.weight, self.reduction = subject, call, weight, reduction
         self.inputs = [tensor.detach().clone() for tensor in inputs]
         self.output, self.gradients = self.of(range(len(inputs)))
-        self.largest = max([float(each.abs().nan_to_num(0, 0, 0).max()) for each in self.gradients], default=0.0)
+        # Where the derivative vanishes its rounding does not: it is relative to what went into it.
+        unit = _largest([weight]) * _largest([self.output]) / (_largest(self.inputs) + 1e-30)
+        self.largest = max(_largest(self.gradients), unit)
 
     def of(self, wanted: Sequence[int], twice: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Output and gradients with respect to some of the inputs, the others being constants."""
@@ -379,15 +368,10 @@ class _Gradient:
             signs[::2] = -1
             other = _Gradient(double, self.call, wide.inputs, signs.reshape(wide.output.shape), self.reduction)
             scale = max(scale, other.largest)
+        words = {"reduction": self.reduction, "changed": "the precision"}
         for index, (expected, actual) in enumerate(zip(wide.gradients, self.gradients, strict=True)):
-            yield equal(
-                expected,
-                actual,
-                scale=scale,
-                reduction=self.reduction,
-                output=f"the gradient of the {names[0] if together else names[index]}",
-                changed="the precision",
-            )
+            name = names[0] if together else names[index]
+            yield equal(expected, actual, scale=scale, output=f"the gradient of the {name}", **words)
 
     def alone(self, index: int, name: str) -> Iterator[Observation]:
         """One input wants a gradient, the others do not."""
@@ -412,15 +396,9 @@ class _Gradient:
             _, gradients = self.of(range(len(self.inputs)), twice=True)
         except Exception:  # a graph may serve once only
             return
+        words = {"output": "the gradient", "changed": "nothing: the same graph, backward a second time"}
         for first, second in zip(self.gradients, gradients, strict=True):
-            yield equal(
-                first,
-                second,
-                scale=self.largest,
-                reduction=self.reduction,
-                output="the gradient",
-                changed="nothing: the same graph, backward a second time",
-            )
+            yield equal(first, second, scale=self.largest, reduction=self.reduction, **words)
 
 
 class _Shell(nn.Module):
@@ -456,6 +434,10 @@ def _weight(output: Tensor, kind: object, dice: Dice) -> Tensor:
     if kind == "strided" and output.ndim > 2:
         return weight.transpose(1, 2).contiguous().transpose(1, 2)
     return weight
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    return max([float(each.abs().nan_to_num(0, 0, 0).max()) for each in tensors if each.numel()], default=0.0)
 
 
 def _full(output: Tensor) -> bool:

@@ -22,9 +22,11 @@ class MaskedValues(Law):
     slug = "masked-values"
     title = "Masked values"
     headline = "a hidden key or value touched the output."
-    statement = "Hidden keys and values may be NaN, infinite or huge: the outputs of those who do not see them stay as they were."
+    statement = "Hidden keys and values may be NaN, infinite or huge: who does not see them gives the same output."
     equation = "a_ij hidden  =>  y_i(k_j, v_j) = y_i(anything, anything)"
-    catches = "a weight of zero times NaN, a large negative number in place of -inf, slots of a cache that nobody filled"
+    catches = (
+        "a weight of zero times NaN, a large negative number in place of -inf, slots of a cache that nobody filled"
+    )
 
     def applies(self, subject: Subject) -> str | None:
         if "float" not in subject.abilities:

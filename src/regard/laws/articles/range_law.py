@@ -27,8 +27,8 @@ class Range(Law):
     title = "Range law"
     headline = "large or coarse numbers gave a wrong answer."
     statement = (
-        "Scores of any size that the precision holds give a mean of the values: finite, within their range, not moved by "
-        "a shift of all scores nor by what is hidden. Half precision gives the same answer, rounded."
+        "Scores of any size that the precision holds give a mean of the values: finite, within their range, not moved "
+        "by a shift of all scores nor by what is hidden. Half precision gives the same answer, rounded."
     )
     equation = "softmax(s + c) = softmax(s),  min_j v_j <= y <= max_j v_j,  |y_half - y| <= rounding"
     catches = (
@@ -101,7 +101,7 @@ class Range(Law):
         words = {"changed": f"queries and keys: scores {'near' if case['kind'] == 'negative' else 'up to'} {size:.0e}"}
         yield from self._mean(subject, subject, drawn, (*large, value), words)
         double = subject.at(torch.float64)
-        if double is not None and double is not subject:
+        if double is not None and double is not subject and _bilinear(subject):
             inputs = (*large, value)
             output = subject.attend(*inputs)
             if output.isfinite().all():
@@ -220,14 +220,14 @@ class Range(Law):
             mask[:, -1] = False
         if kind in ("half, large", "half, overflow"):
             assert isinstance(view, Operator)
+            assert isinstance(subject, Operator)
             query, key, value = drawn = view.tensors(dice, batch, tokens, tokens)
-            if kind == "half, large" and precision == torch.float16 and not _softmax(subject):
-                # Without a softmax sums over tokens may be as large as tokens times products, and rightly so.
+            if kind == "half, large" and precision == torch.float16 and not _bilinear(subject):
+                # Features of queries and keys sum to tokens times products, and rightly so.
                 size = min(size, 0.5 * LARGEST / (tokens * max(1.0, float(value.abs().max()))))
             # `size` is that of the bare product; the score is smaller by the root of the dimension.
             large = _aimed(query, key, size / math.sqrt(view.dim), negative=False, dice=dice)
             words["changed"] += f", products of query and key up to {size:.0e}"
-            assert isinstance(subject, Operator)
             yield from self._mean(subject, view, drawn, (*large, value), words)
             return
         try:
@@ -329,13 +329,11 @@ def _finest(subject: Subject) -> float:
     return min(_eps(subject), 1e-6)
 
 
-def _softmax(subject: Subject) -> bool:
-    """Whether a shift of all keys changes nothing, as under a softmax."""
-    assert isinstance(subject, Operator)
-    dice = Dice(0, "softmax")
-    query, key, value = subject.tensors(dice, 2, 5, 5)
-    shifted = subject.attend(query, key + dice.normal(1, 1, 1, subject.dim, dtype=subject.dtype), value)
-    return bool(torch.allclose(subject.attend(query, key, value), shifted, 1e-3, 1e-3))
+def _bilinear(subject: Operator) -> bool:
+    """Whether scores are products of query and key: twice the one and half the other change nothing."""
+    query, key, value = subject.tensors(Dice(0, "bilinear"), 2, 5, 5)
+    before, after = subject.attend(query, key, value), subject.attend(2 * query, key / 2, value)
+    return bool(torch.allclose(before, after, 1e-3, 1e-3))
 
 
 def _size(subject: Subject, size: float) -> float:
@@ -346,7 +344,7 @@ def _size(subject: Subject, size: float) -> float:
 
 
 def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, dice: Dice) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly from -size to size, or all near -size."""
+    """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly up to it, or all near -size."""
     dim, keys = query.shape[-1], key.shape[2]
     way = dice.normal(1, 1, 1, dim)
     way = way / way.norm()
@@ -362,7 +360,7 @@ def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, dice: Dice) 
 
 
 def _grown(subject: Subject, x: Tensor, size: float) -> Tensor:
-    """The same input, grown so that scores with ordinary partners reach `size`; values of operators stay as they are."""
+    """The same input, grown so that its scores with ordinary partners reach `size`; an operator's values stay."""
     if not isinstance(subject, Operator):
         return x * size
     query, key, value = subject.parted(x)

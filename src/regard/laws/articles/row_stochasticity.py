@@ -23,7 +23,9 @@ class RowStochasticity(Law):
     headline = "the weights of a query do not sum to one."
     statement = "Weights are at least zero and sum to one over the keys, for each head and each query that sees a key."
     equation = "A_ij >= 0,  sum_j A_ij = 1"
-    catches = "a softmax over the wrong axis, a mask after the softmax, no normalisation after a selection, added epsilons"
+    catches = (
+        "a softmax over the wrong axis, a mask after the softmax, no normalisation after a selection, added epsilons"
+    )
     smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
 
     def applies(self, subject: Subject) -> str | None:
@@ -88,6 +90,8 @@ class RowStochasticity(Law):
 
     def _observe_weights(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
+        if not watching.fair_lengths(subject, batch, tokens):
+            return
         x = subject.draw(batch, tokens, dice)
         mask = padding(str(case["mask"]), batch, tokens)
         for place, weights in enumerate(subject.weights(x, mask)):

@@ -26,7 +26,9 @@ class Shape(Law):
         "gradients. Where outputs have tokens, there is one for each token of the input."
     )
     equation = "shape(f(x, m)) = shape(f(x))"
-    catches = "a fast path that drops the columns which every row hides, a squeeze of a batch of one, a mask that raises"
+    catches = (
+        "a fast path that drops the columns which every row hides, a squeeze of a batch of one, a mask that raises"
+    )
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1, "hidden": 1}
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:

@@ -31,7 +31,7 @@ class Support(Law):
     def applies(self, subject: Subject) -> str | None:
         if isinstance(subject, Operator):
             return None
-        if not {"aligned", "lengths"} <= subject.abilities:
+        if "aligned" not in subject.abilities:
             return "its output has no row for each token"
         if declared(subject) is None and not _claims_past(subject) and "mask" not in subject.abilities:
             return "it declares no pattern and takes no mask"
@@ -42,6 +42,10 @@ class Support(Law):
         width = self._width(subject)
         if isinstance(subject, Operator):
             masks = MASKS if masked else MASKS[:1]
+            if "lengths" not in subject.abilities:  # a grid has one size
+                for mask in masks:
+                    yield {"batch": 2, "queries": subject.shortest, "keys": subject.shortest, "mask": mask}
+                return
             around = sorted({7, max(width - 1, 1), width, width + 1, width + 2, 2 * width + 1})
             short = [size for size in around if size <= (40 if fast else 300)]
             for mask in masks:
@@ -66,7 +70,7 @@ class Support(Law):
     def _width(subject: Subject) -> int:
         """How many keys the longest row of the declared pattern sees, where it has an end."""
         pattern = declared(subject)
-        if pattern is None:
+        if pattern is None or "lengths" not in subject.abilities:
             return 7
         rows = [int(allowed(pattern, tokens, tokens, subject)[0].sum(-1).max()) for tokens in (300, 301)]
         return rows[0] if rows[0] == rows[1] else 7
@@ -173,15 +177,12 @@ def allowed(pattern: Pattern, queries: int, keys: int, subject: Subject, batch: 
 
 
 def band(found: Tensor, queries: int, keys: int, subject: Subject) -> tuple[Tensor, Tensor]:
-    """What is seen of the past: all of it, or the same distances for each query, its own place among them; and the past.
+    """What is seen of the past, the same distances for each query and its own place among them; and the past.
 
     Who claims to be causal and says no more may have a window, but not a hole in its own place.
     """
     past = allowed(Causal(), queries, keys, subject)[0]
-    if subject.conventions.align == "start":
-        offset = 0
-    else:
-        offset = keys - queries
+    offset = 0 if subject.conventions.align == "start" else keys - queries
     distance = torch.arange(queries)[:, None] + offset - torch.arange(keys)[None, :]
     expected = torch.empty_like(found)
     for head in range(found.shape[1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +69,8 @@ class StrangerCache:
     offset: str | None = None
     counted: str = "number"
     place: int | str | None = None
+    # What was found out by trying, which does not depend on precision: how shapes grow, and what methods mean.
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def bound_to(self, subject: Sequences) -> StrangerCache:
         return replace(self, subject=subject)
@@ -153,7 +155,8 @@ class StrangerCache:
         if self.style == "inside":
             subject.target = state.held
         call = subject.target if self.method is None else getattr(subject.target, self.method)
-        more: dict[str, Any] = {name: True for name in ASKS if name in parameters(call)}
+        takes = parameters(call)
+        more: dict[str, Any] = {name: True for name in ASKS if name in takes}
         if self.argument is not None:
             more[self.argument] = state.held
         if self.offset is not None:
@@ -167,6 +170,11 @@ class StrangerCache:
         """Whether a method called `name` is told how many tokens stay, and not how many go; trying decides."""
         if name in ("crop", "crop_to", "crop_cache", "truncate_to", "rewind_to", "rollback_to"):
             return True
+        if name not in self.known:
+            self.known[name] = self._tried(name)
+        return self.known[name]
+
+    def _tried(self, name: str) -> bool:
         subject = self.subject
         usual = name.startswith("truncate")
         with torch.no_grad():
@@ -191,15 +199,9 @@ class StrangerCache:
             return None
         if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
             return None
-        trees = []
-        with torch.no_grad():
-            for batch, pieces in ((2, (tokens,)), (3, (tokens,)), (2, (tokens - 1,))):
-                state = self.start(batch, tokens)
-                for piece in pieces:
-                    if piece > 0:
-                        x = self.subject.draw(batch, piece, Dice(0, "axes"))
-                        _, state = self.step(state, x)
-                trees.append(tree_flatten(state.held))
+        if tokens not in self.known:
+            self.known[tokens] = self._trees(tokens)
+        trees = self.known[tokens]
         if trees[0][1] != shape or trees[1][1] != shape:
             return None
         grown = trees[2][1] == shape
@@ -212,6 +214,17 @@ class StrangerCache:
             rows = _differing(two, three)
             axes.append((rows, _differing(fewer, two) if grown else None))
         return axes
+
+    @torch.no_grad()
+    def _trees(self, tokens: int) -> list[tuple[list[Any], Any]]:
+        """Caches of two rows, of three rows, and of two rows with a token less, in pieces."""
+        trees = []
+        for batch, count in ((2, tokens), (3, tokens), (2, tokens - 1)):
+            state = self.start(batch, tokens)
+            if count > 0:
+                _, state = self.step(state, self.subject.draw(batch, count, Dice(0, "axes")))
+            trees.append(tree_flatten(state.held))
+        return trees
 
 
 def find_cache(subject: Sequences) -> StrangerCache | None:
@@ -304,7 +317,9 @@ def _remembers(caching: StrangerCache, x: Tensor) -> bool:
         state = caching.start(1, x.shape[1])
         _, after = caching.step(state, x[:, :2])
         return len(after.held) > 0 if caching.place is None else after.held is not None
-    if caching.style == "made" or callable(_first(caching.subject.target, (*SETUPS, *RESETS))):
+    target = caching.subject.target
+    asked = any(name in parameters(target) for name in ASKS) and callable(_first(target, RESETS))
+    if caching.style == "made" or asked or callable(_first(target, SETUPS)):
         return True
     last = []
     for begin in (x, caching.subject.draw(1, x.shape[1], Dice(1, "cache"))):

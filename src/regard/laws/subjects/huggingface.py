@@ -6,7 +6,7 @@ The library is never imported here: whoever brings one of its models has done th
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 import sys
 from typing import Any
 
@@ -17,17 +17,15 @@ from regard.laws.law import Dice
 from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
 from regard.laws.subjects.calling import MaskForm, parameters
 from regard.laws.subjects.huggingface_cache import HuggingFaceCache, static_way
-from regard.laws.subjects.huggingface_tiny import quiet, tiny
+from regard.laws.subjects.huggingface_tiny import is_table, quiet, tiny
 from regard.laws.subjects.model import Images, Model
-from regard.laws.subjects.widening import Widening
+from regard.laws.subjects.widening import widened
 from regard.patterns import Window
 
 ALWAYS = ("padding", "row-stochasticity", "batch-independence", "paths", "determinism", "gradients", "statelessness", "shape")
 OF_DECODERS = ("causality", "cache", "cache-algebra")
 OF_PICTURES = ("batch-independence", "paths", "determinism", "gradients", "statelessness", "shape")
 IMPLEMENTATIONS = ("eager", "sdpa")
-# Positions that these count by themselves, from the ids or the mask, and not from the left edge.
-COUNT_THEMSELVES = ("roberta", "camembert", "xlm-roberta", "longformer", "opt", "mpnet", "biogpt", "esm")
 # Their distances are counted between the real tokens or do not depend on where a row begins.
 PLACELESS = ("bloom", "mpt", "t5", "mt5", "umt5", "roformer", "deberta", "deberta-v2", "opt", "xlnet", "biogpt")
 # Some rows of their weights sum to less than one: a sink takes the rest.
@@ -48,6 +46,9 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
         return Pictures(target, name, conventions, image=options.get("image") or _picture(target.config))
     if first != "input_ids":
         return None
+    for part in target.modules():
+        if is_table(part):
+            part.requires_grad_(False)
     sizes = {key: options[key] for key in ("vocabulary", "longest") if key in options}
     if target.config.is_encoder_decoder and "decoder_input_ids" in parameters(target):
         subject: Words = Target(target, name, conventions, **sizes)
@@ -92,6 +93,7 @@ class Words(Model):
         self.special = {each for entry in special for each in (entry if isinstance(entry, list) else [entry]) if each is not None}
         self.type = getattr(config, "model_type", "")
         self._variants: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._ways: tuple[Any, dict[str, Way]] | None = None
         super().__init__(target, name, conventions, **({"longest": _longest(config)} | sizes))
         if self.conventions.left is None:
             self.with_conventions(left=self.takes_positions or self.type in PLACELESS)
@@ -128,7 +130,7 @@ class Words(Model):
             more[self.mask_argument] = mask.long()
             if self.takes_positions and "position_ids" not in more:
                 more["position_ids"] = positions(mask)[:, -x.shape[1] :]
-        with Widening(self.dtype), quiet():
+        with widened(self.dtype):
             return model(**{self.ids: x}, **more)
 
     def shifted(self, x: Tensor, shift: int) -> Tensor:
@@ -136,9 +138,18 @@ class Words(Model):
         places = torch.arange(shift, shift + x.shape[1]).expand(x.shape[0], -1)
         return first_tensor(self.call(x, position_ids=places))
 
-    @property
+    @functools.cached_property
     def takes_positions(self) -> bool:
-        return "position_ids" in parameters(self.target) and self.type not in COUNT_THEMSELVES
+        """Whether positions can be given, counted from zero; some tables begin behind the entry for padding."""
+        if "position_ids" not in parameters(self.target):
+            return False
+        x = self.draw(1, self.lengths(5)[0], Dice(0, "positions"))
+        try:
+            with torch.no_grad():
+                plain, given = first_tensor(self.call(x)), self.shifted(x, 0)
+        except Exception:  # it has positions of its own kind
+            return False
+        return torch.allclose(plain, given, rtol=1e-3, atol=1e-3)
 
     @property
     def turns(self) -> bool:
@@ -169,6 +180,12 @@ class Words(Model):
     _attentions = "attentions"
 
     def ways(self) -> dict[str, Way]:
+        if self._ways is None or self._ways[0] is not self.target:
+            with quiet():
+                self._ways = (self.target, self._find_ways())
+        return self._ways[1]
+
+    def _find_ways(self) -> dict[str, Way]:
         ways: dict[str, Way] = {}
         own = getattr(self.target.config, "_attn_implementation", None)
         for implementation in IMPLEMENTATIONS:
@@ -185,6 +202,14 @@ class Words(Model):
 
     def _through(self, model: Any, **more: Any) -> Way:
         return lambda x, mask=None: first_tensor(self.call(x, mask, model=model, **more))
+
+    def _rebind(self, original: Subject) -> None:
+        super()._rebind(original)
+        if self.dtype == torch.float64 and callable(choose := getattr(self.target, "set_experts_implementation", None)):
+            try:
+                choose("eager")  # the fast one has no float64
+            except Exception:  # a model without experts may say so
+                return
 
     # Finding out
 
@@ -208,7 +233,7 @@ class Target(Words):
     def _decodes(self, target: Any) -> bool:
         return True
 
-    @property
+    @functools.cached_property
     def takes_positions(self) -> bool:
         return False
 
@@ -229,7 +254,7 @@ class Source(Words):
     def _decodes(self, target: Any) -> bool:
         return False
 
-    @property
+    @functools.cached_property
     def takes_positions(self) -> bool:
         return False
 
@@ -246,16 +271,22 @@ class Pictures(Images):
     """A model of pictures."""
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None, **sizes: Any) -> None:
-        self._variants: dict[str, Any] = {}
+        self._ways: tuple[Any, dict[str, Way]] | None = None
         super().__init__(target, name, conventions, **sizes)
         self.claims = OF_PICTURES
         self.declared = f"transformers {target.config.model_type}, pictures"
 
     def call(self, x: Tensor, mask: Tensor | None = None, model: Any = None, **more: Any) -> Any:
-        with Widening(self.dtype), quiet():
+        with widened(self.dtype):
             return (self.target if model is None else model)(pixel_values=x, **more)
 
     def ways(self) -> dict[str, Way]:
+        if self._ways is None or self._ways[0] is not self.target:
+            with quiet():
+                self._ways = (self.target, self._find_ways())
+        return self._ways[1]
+
+    def _find_ways(self) -> dict[str, Way]:
         ways: dict[str, Way] = {"output_attentions=True": self._through(self.target, output_attentions=True)}
         own = getattr(self.target.config, "_attn_implementation", None)
         for implementation in IMPLEMENTATIONS:
@@ -313,4 +344,4 @@ def _with_attention(target: Any, implementation: str) -> Any | None:
     return model if model.config._attn_implementation == implementation else None
 
 
-__all__ = ["decodes", "inspect", "recognise", "tiny"]
+__all__ = ["decodes", "recognise", "tiny"]

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,7 +90,9 @@ def tiny(class_name: str, seed: int = 0, attention: str | None = None, **fields:
     `attention` is the implementation ("eager", "sdpa"), `fields` are fields of the configuration.
     """
     library = _library()
-    kind = getattr(library, class_name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names are imported on first use, with the warnings of what they need
+        kind = getattr(library, class_name, None)
     if not inspect.isclass(kind) or getattr(kind, "config_class", None) is None:
         raise InputError(
             f"transformers has no model {class_name!r}.",
@@ -132,7 +135,7 @@ def _stir(model: nn.Module) -> None:
     with torch.no_grad():
         for part in model.modules():
             weight = getattr(part, "weight", None)
-            if isinstance(part, nn.Embedding):
+            if isinstance(part, nn.Embedding) and not is_table(part):
                 part.weight.normal_(0.0, 1.0)
             elif isinstance(part, nn.Linear):
                 part.weight.normal_(0.0, part.in_features**-0.5)
@@ -141,6 +144,11 @@ def _stir(model: nn.Module) -> None:
             bias = getattr(part, "bias", None)
             if isinstance(part, nn.Linear | nn.LayerNorm) and isinstance(bias, torch.Tensor):
                 bias.normal_(0.0, 0.1)
+
+
+def is_table(part: nn.Module) -> bool:
+    """Whether this holds sines of positions: computed, never learnt, although some say that they want gradients."""
+    return "Sinusoidal" in type(part).__name__
 
 
 def _library() -> Any:

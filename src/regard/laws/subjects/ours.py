@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.biases import Bias
-from regard.errors import InputError
+from regard.errors import BackendError, InputError
 from regard.laws.law import Dice
 from regard.laws.subjects import ours_models
 from regard.laws.subjects.base import Conventions, Subject, Way
@@ -76,7 +76,8 @@ class Ours(Operator):
     def __init__(self, target: Described, name: str, conventions: Conventions, **sizes: int) -> None:
         self.fixed = fixed_length(target.attention.pattern, target.attention.bias)
         super().__init__(target, name, conventions, **sizes)
-        self.abilities.add("mask")
+        if self._takes_masks():
+            self.abilities.add("mask")
         if self.fixed is not None:
             self.shortest = self.longest = self.fixed
             self.abilities.discard("lengths")
@@ -87,13 +88,22 @@ class Ours(Operator):
         mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
         if mask.shape[-1] != key.shape[2]:
             mask = mask.expand(-1, -1, -1, key.shape[2])
-        of_heads = [
-            self.target(query, key, value, seen(one, query.shape[0], query.shape[2])) for one in mask.unbind(1)
-        ]
+        of_heads = [self.target(query, key, value, seen(one, query.shape[0], query.shape[2])) for one in mask.unbind(1)]
         if len(of_heads) == 1:
             return of_heads[0]
         # A pattern has no heads: each is taken from a run in which all of them have its mask.
         return torch.stack([output[:, head] for head, output in enumerate(of_heads)], 1)
+
+    def _takes_masks(self) -> bool:
+        """Whether the backend runs every mask; one that was named may know some patterns only."""
+        tokens = 5 if self.fixed is None else self.fixed
+        mask = torch.ones(2, 1, 1, tokens, dtype=torch.bool)
+        mask[..., 1] = False
+        try:
+            self.attend(*self.tensors(Dice(0, "mask"), 2, tokens, tokens), mask)
+        except BackendError:
+            return False
+        return True
 
     def ways(self) -> dict[str, Way]:
         other = Described(self.target.attention, "reference").to(self.dtype)
@@ -338,7 +348,7 @@ def _conventions(attentions: list[MultiHeadAttention], options: dict[str, Any]) 
 
 
 def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
-    claims = [*SOBER, "paths", "padding", "masked-values", "row-stochasticity", "support"]
+    claims = [*SOBER, "paths", "padding", "masked-values", "empty-rows", "row-stochasticity", "support"]
     patterns = [each.attention.pattern for each in attentions]
     if any(each.attention.feature_map is not None for each in attentions):
         claims.remove("support")  # features may have weights of zero anywhere
@@ -347,6 +357,10 @@ def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
     plain = all(each.attention.bias is None and each.rotary is None for each in attentions)
     if plain and all(pattern is None for pattern in patterns):
         claims.append("permutation")
+    if all(each._bias_moves() and shiftable(each.attention.pattern or Full()) for each in attentions):
+        claims.append("relative-position")
+    if any(each.sizes.kv_heads < each.sizes.heads for each in attentions):
+        claims.append("head-groups")
     return claims
 
 
@@ -368,7 +382,9 @@ def fixed_length(*parts: Pattern | Bias | Tensor | None) -> int | None:
         if isinstance(part, Segments):
             return part.ids.shape[1]
         inner = [getattr(part, field, None) for field in ("left", "right", "pattern")]
-        found = fixed_length(*(each for each in inner if isinstance(each, Pattern))) if isinstance(part, Pattern) else None
+        found = (
+            fixed_length(*(each for each in inner if isinstance(each, Pattern))) if isinstance(part, Pattern) else None
+        )
         if found is not None:
             return found
     return None

@@ -24,7 +24,9 @@ WRITERS = ("causality", "cache", "cache-algebra", *READERS)
 def recognise(target: Any, name: str, options: dict[str, Any]) -> Subject | None:
     """The subject of one of Regard's models, or None."""
     if isinstance(target, GPT):
-        subject = Writer(target, name, conventions_of(options), claims=WRITERS, longest=target.config.context)
+        relative = ("relative-position",) if target.config.position in ("rotary", "alibi", "none") else ()
+        claims = (*WRITERS, *relative)
+        subject = Writer(target, name, conventions_of(options), claims=claims, longest=target.config.context)
     elif isinstance(target, Bert):
         subject = Reader(target, name, conventions_of(options), claims=READERS, longest=target.config.context)
     elif isinstance(target, Transformer):
@@ -36,8 +38,9 @@ def recognise(target: Any, name: str, options: dict[str, Any]) -> Subject | None
             Read(target, f"{name}, the text it reads", Conventions(), claims=READERS, longest=longest),
         ]
     elif isinstance(target, ViT | DaViT | SpatialTransformer):
-        size = getattr(target.config, "image", (37, 53))
-        image = options.get("image", (target.config.channels, *size))
+        config: Any = target.config
+        rows, columns = getattr(config, "image", (37, 53))
+        image = options.get("image") or (config.channels, rows, columns)
         subject = Pictures(target, name, conventions_of(options), image=image)
         subject.claims = (*SOBER, "paths")
     else:

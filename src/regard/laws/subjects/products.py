@@ -111,8 +111,10 @@ def _letters(equation: str, left: Tensor, right: Tensor) -> tuple[str, str, str,
     inputs, out = equation.split("->")
     terms = inputs.split(",")
     spare = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
-    dots = max(part.ndim - len(term.replace("...", "")) if "..." in term else 0
-               for part, term in zip((left, right), terms, strict=True))
+    dots = max(
+        part.ndim - len(term.replace("...", "")) if "..." in term else 0
+        for part, term in zip((left, right), terms, strict=True)
+    )
     spelled = []
     for part, term in zip((left, right), terms, strict=True):
         count = part.ndim - len(term.replace("...", ""))

@@ -249,9 +249,9 @@ class Source(Read):
 def _attention(target: nn.MultiheadAttention, name: str, options: dict[str, Any]) -> Subject | None:
     if target.kdim != target.embed_dim or target.vdim != target.embed_dim:
         return None  # it cannot read itself
-    claims = [*READERS, "row-stochasticity"]
-    if target.bias_k is None:
-        claims.append("permutation")
+    claims = [*READERS, "permutation"]
+    if target.bias_k is None and not target.add_zero_attn:
+        claims.append("row-stochasticity")  # else a part of the weight goes to keys that no token stands for
     subject = SelfAttention(target, name, conventions_of(options), channels=target.embed_dim, claims=claims)
     subject.declared = "torch's multi-head attention of tokens over themselves"
     return subject

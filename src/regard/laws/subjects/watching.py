@@ -1,16 +1,18 @@
 """The weights of a layer that does not show them, read off while it runs.
 
-Whatever a layer calls them, its weights are the numbers by which it sums the rows of its tokens: an operand with two axes
-of `tokens`, one of which a product sums over. Every torch function that the layer calls passes by here, and that product
-is recognised by its shapes. So the length should be unlike every other size: see `fair_lengths`.
+Whatever a layer calls them, its weights are the numbers by which it sums the rows of its tokens: an operand with two
+axes of `tokens`, one of which a product sums over. Every torch function that the layer calls passes by here, and that
+product is recognised by its shapes. So the length should be unlike every other size: see `fair_lengths`.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -58,7 +60,7 @@ class AttentionCall:
 
 @dataclass
 class Seen:
-    """Everything that was seen in one run: attentions, and rows that were projected by a matrix `(batch, token, dim)`."""
+    """What was seen in one run: attentions, and rows that were projected by a matrix, `(batch, token, dim)`."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
@@ -90,10 +92,23 @@ def sizes(run: Callable[[], object]) -> set[int]:
 
 def fair_lengths(subject: Subject, batch: int, *wanted: int) -> list[int]:
     """Those of the wanted lengths that nothing else in the subject has as its size, nor the batch."""
-    probe = subject.lengths(5)[0]
-    x = subject.draw(1, probe, Dice(0, "sizes"))
-    taken = sizes(lambda: subject.run(x)) - {probe}
+    taken = _fixed_sizes(subject)
     return [tokens for tokens in subject.lengths(*wanted) if tokens not in taken and tokens not in (1, batch)]
+
+
+def _fixed_sizes(subject: Subject) -> set[int]:
+    """Sizes that occur at any length, and so are not lengths."""
+    if subject not in _FIXED:
+        probes = subject.lengths(5, 7)
+        found = []
+        for tokens in probes:
+            x = subject.draw(1, tokens, Dice(0, "sizes"))
+            found.append(sizes(lambda x=x: subject.run(x)))
+        _FIXED[subject] = set.intersection(*found) - (set(probes) if len(probes) == 1 else set())
+    return _FIXED[subject]
+
+
+_FIXED: WeakKeyDictionary[Subject, set[int]] = WeakKeyDictionary()
 
 
 class _Sizes(TorchFunctionMode):
@@ -129,10 +144,8 @@ class _Watch(TorchFunctionMode):
         before = args[0] if args and isinstance(args[0], Tensor) else None
         shown = before.detach().clone() if name in ("div_", "mul_", "softmax_") and before is not None else None
         out = func(*args, **kwargs)
-        try:
+        with suppress(TypeError, ValueError, KeyError, IndexError, RuntimeError):  # what cannot be read is not seen
             look(self, name, out, (shown, *args[1:]) if shown is not None else args, kwargs)
-        except (TypeError, ValueError, KeyError, IndexError, RuntimeError):
-            pass  # a product of another kind; what cannot be read is not seen
         return out
 
     def _product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -152,7 +165,7 @@ class _Watch(TorchFunctionMode):
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
         if isinstance(args[0], str) and len(operands) == 2:
             self._divided(name, out, operands, {})
-            self._read(products.of_einsum(args[0], *operands, self.batch, self.tokens), out)
+            self._read(products.of_einsum(args[0], operands[0], operands[1], self.batch, self.tokens), out)
 
     def _linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         self._row(out)
@@ -207,9 +220,13 @@ class _Watch(TorchFunctionMode):
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         exact = torch.softmax(scores, -1)
-        parts = [products.by_heads(part.expand(*scores.shape[:-2], -1, -1), self.batch)[0] for part in (query, key, value)]
+        parts = [
+            products.by_heads(part.expand(*scores.shape[:-2], -1, -1), self.batch)[0] for part in (query, key, value)
+        ]
         ordered = products.by_heads(scores, self.batch)[1]
-        call = AttentionCall(products.by_heads(exact, self.batch)[0], parts[2], *parts[:2], ordered=ordered, scale=scale)
+        call = AttentionCall(
+            products.by_heads(exact, self.batch)[0], parts[2], *parts[:2], ordered=ordered, scale=scale
+        )
         call.scores = products.by_heads(scores, self.batch)[0]
         self.calls.append(call)
 
@@ -254,7 +271,7 @@ class _Watch(TorchFunctionMode):
         elif out.ndim == 4 and out.shape[0] == self.batch and out.shape[2] == self.tokens:
             self.rows.append(out.transpose(1, 2).flatten(2))
 
-    _looks: dict[str, Callable[..., None]] = {
+    _looks: ClassVar[dict[str, Callable[..., None]]] = {
         **dict.fromkeys(MATMULS, _product),
         **dict.fromkeys(PLUS_MATMULS, _plus_product),
         **dict.fromkeys(DIVISIONS, _divided),

@@ -1,0 +1,176 @@
+"""L16: fewer key heads are the same as repeating each of them for its group of query heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.laws.articles.row_stochasticity import visible_lengths
+from regard.laws.law import Case, Dice, Law, Observation, equal, true
+from regard.laws.subjects import watching
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+GROUPS = ((6, 2), (4, 2), (6, 3), (8, 4), (3, 1), (4, 1), (2, 2), (5, 5))
+
+
+class HeadGroups(Law):
+    id = "L16"
+    slug = "head-groups"
+    title = "Head groups"
+    headline = "a query head used the keys of another group."
+    statement = (
+        "With fewer key heads, query head h uses key head h // group; heads keep to themselves and may change places."
+    )
+    equation = "attn(Q, K, V)_h = attn(Q_h, K_{h // g}, V_{h // g}),  g = heads / kv_heads"
+    catches = "keys that are tiled where they should be repeated, heads that mix, values grouped otherwise than keys"
+    smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1}
+
+    def applies(self, subject: Subject) -> str | None:
+        if isinstance(subject, Operator):
+            return None
+        if "lengths" not in subject.abilities:
+            return "its tokens cannot be named from outside"
+        lengths = visible_lengths(subject)[:1]
+        if not lengths:
+            return "its heads cannot be observed"
+        for tokens in lengths:
+            if any(_groups(call, seen.rows) is not None for call, seen in _calls(subject, 2, tokens, Dice(0, "heads"))):
+                return None
+        return "it has as many key heads as query heads, or they cannot be observed"
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        if not isinstance(subject, Operator):
+            for tokens in visible_lengths(subject)[:2]:
+                yield {"batch": 2, "tokens": tokens}
+            return
+        groups = list(GROUPS)
+        if subject.kv_heads != subject.heads and (subject.heads, subject.kv_heads) not in groups:
+            groups.insert(0, (subject.heads, subject.kv_heads))
+        for queries, keys in ((5, 5), (3, 7)) if fast else ((5, 5), (3, 7), (1, 9), (33, 33), (66, 131)):
+            for heads, kv_heads in groups:
+                batch = 2 if queries == 5 else 1
+                yield {"batch": batch, "queries": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads}
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        if isinstance(subject, Operator):
+            yield from self._observe_operator(subject, case, dice)
+            return
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        if not watching.fair_lengths(subject, batch, tokens):
+            return
+        for call, seen in _calls(subject, batch, tokens, dice):
+            pairs = _groups(call, seen.rows)
+            if pairs is not None:
+                wrong = next(
+                    (f"{head} uses key head {own}, not {right}" for head, own, right in pairs if own != right), ""
+                )
+                yield true(not wrong, f"head {wrong}", output="query", changed="nothing")
+
+    def _observe_operator(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        heads, kv_heads = int(case["heads"]), int(case["kv_heads"])
+        query, key, value = subject.tensors(dice, batch, queries, keys, heads=heads, kv_heads=kv_heads)
+        output = subject.attend(query, key, value)
+        terms = keys + subject.dim
+        group = heads // kv_heads
+        if group > 1:
+            wide = [part.repeat_interleave(group, 1) for part in (key, value)]
+            repeated = subject.attend(query, *wide)
+            changed = f"{kv_heads} key heads, each repeated {group} times"
+            yield equal(repeated.transpose(1, 2), output.transpose(1, 2), changed=changed, reduction=terms)
+        # Another key head is nobody's business but its group's.
+        chosen = dice.integer(0, kv_heads)
+        _, fresh, other = subject.tensors(dice, batch, queries, keys, heads=heads, kv_heads=kv_heads)
+        moved = [part.clone() for part in (key, value)]
+        moved[0][:, chosen], moved[1][:, chosen] = fresh[:, chosen], other[:, chosen]
+        after = subject.attend(query, *moved)
+        strangers = [head for head in range(heads) if head // group != chosen]
+        yield equal(
+            output[:, strangers].transpose(1, 2),
+            after[:, strangers].transpose(1, 2),
+            changed=f"key and value of head {chosen}",
+            reduction=terms,
+            scale=float(output.abs().max()),
+        )
+        if group == 1 and self._alike(subject, key):
+            order = dice.permutation(heads)
+            swapped = subject.attend(query[:, order], key[:, order], value[:, order])
+            yield equal(
+                output[:, order].transpose(1, 2),
+                swapped.transpose(1, 2),
+                changed=f"heads in the order {order.tolist()}",
+                reduction=terms,
+            )
+
+    @staticmethod
+    def _alike(subject: Operator, key: Tensor) -> bool:
+        """Whether heads have no biases of their own: with the same content all weigh the same."""
+        same = key[:, :1].expand_as(key).contiguous()
+        query = same[:, :, -1:].contiguous()
+        values = key[:, :1].expand_as(key).contiguous()
+        output = subject.attend(query, same, values)
+        apart = (output - output[:, :1]).abs().max()
+        return bool(apart <= 1e4 * subject.eps * output.abs().max())
+
+
+def _calls(subject: Subject, batch: int, tokens: int, dice: Dice) -> list[tuple[watching.AttentionCall, watching.Seen]]:
+    x = subject.draw(batch, tokens, dice)
+    seen = watching.watch(lambda: subject.run(x), batch, tokens)
+    return [(call, seen) for call in seen.calls]
+
+
+def _groups(call: watching.AttentionCall, rows: list[Tensor]) -> list[tuple[int, int, int]] | None:
+    """For each query head the key head that it used and the one it should; None if there are no groups, or unknown ones.
+
+    Heads are counted as the projections lay them out, where these were seen; else as the product has them.
+    """
+    if call.query is None or call.key is None:
+        return None
+    keys = _numbered(call.key)
+    values = _numbered(call.value)
+    heads, kv_heads = len(keys), max(keys) + 1
+    if kv_heads == heads or heads % kv_heads or kv_heads < 2:
+        return None
+    queries, own = _sources(call.query, rows, heads), _sources(call.key, rows, kv_heads)
+    if queries is None and not call.ordered:
+        return None
+    queries = list(range(heads)) if queries is None else queries
+    own = keys if own is None else own
+    group = heads // kv_heads
+    pairs = [(query, key, query // group) for query, key in zip(queries, own, strict=True)]
+    if max(values) + 1 == kv_heads:
+        spot = dict(zip(values, own, strict=True))  # values go with the keys of the first head that uses them
+        pairs += [(query, spot[value], query // group) for query, value in zip(queries, values, strict=True)]
+    return sorted(pairs)
+
+
+def _numbered(part: Tensor) -> list[int]:
+    """Heads with the same content get the same number, in the order in which they come."""
+    numbers: list[int] = []
+    first: list[int] = []
+    for head in range(part.shape[1]):
+        like = next((n for n, other in enumerate(first) if torch.equal(part[:, head], part[:, other])), None)
+        if like is None:
+            like = len(first)
+            first.append(head)
+        numbers.append(like)
+    return numbers
+
+
+def _sources(part: Tensor, rows: list[Tensor], pieces: int) -> list[int] | None:
+    """The piece of a projection that each head came from, told by its length, which rotations and factors keep."""
+    lengths = part.double().norm(dim=-1).transpose(1, 2)
+    dim = part.shape[-1]
+    for row in reversed(rows):
+        if row.shape[0] != part.shape[0] or row.shape[-1] != pieces * dim:
+            continue
+        raw = row.double().unflatten(-1, (-1, dim)).norm(dim=-1)
+        ratio = lengths[:, :, :, None] / raw[:, :, None, :]
+        steady = (ratio.amax((0, 1)) - ratio.amin((0, 1))) < 1e-4 * ratio.amax((0, 1))
+        if bool((steady.sum(-1) == 1).all()):
+            return steady.double().argmax(-1).tolist()
+    return None

@@ -1,0 +1,119 @@
+"""L21: weights answer a change of their logits as a softmax does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.laws.articles.scale import kernelised
+from regard.laws.law import Case, Dice, Law, Observation, equal, true, zero
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+
+class Jacobian(Law):
+    id = "L21"
+    slug = "jacobian"
+    title = "Jacobian"
+    headline = "the weights do not answer their logits as a softmax does."
+    statement = "The derivative of weights by logits is diag(p) - p p^T: symmetric, positive, its rows sum to zero."
+    equation = "dp / dq = beta (diag(p) - p p^T) K"
+    catches = "a denominator without gradient, a backward pass of its own that is wrong, a normaliser that is none"
+    smallest = {"batch": 1, "queries": 1, "keys": 2}
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject, Operator):
+            return "it is not an operator on queries, keys and values"
+        if "gradients" not in subject.abilities:
+            return "it has no gradients"
+        return None
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        assert isinstance(subject, Operator)
+        sizes = sorted({2, 3, 5, subject.dim})
+        for keys in reversed([size for size in sizes if size <= subject.dim]):
+            for queries in dict.fromkeys((keys, 1)):
+                yield {"batch": 1, "queries": queries, "keys": keys, "length": 1.0, "mask": "none"}
+        if "mask" in subject.abilities:
+            yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": 1.0, "mask": "pairs"}
+        if not fast:
+            for length in (0.3, 3.0):
+                yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": length, "mask": "none"}
+
+    def possible(self, case: Case) -> bool:
+        return int(case["queries"]) <= int(case["keys"])
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        assert isinstance(subject, Operator)
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        query, key, _ = subject.tensors(dice, batch, queries, keys)
+        key = torch.eye(keys, subject.dim, dtype=key.dtype).expand_as(key).contiguous() * float(case["length"])
+        mask = None
+        if case["mask"] != "none":
+            mask = torch.ones(queries, keys, dtype=torch.bool)
+            mask[:, 1] = torch.arange(queries) == 1 + queries - keys
+        weights, found = derivative(subject, query, key, mask)
+        size = float(found.abs().max()) + 1e-3
+        named = {"output": "jacobian", "changed": "the query", "reduction": keys + subject.dim}
+        total = found.sum(-2).transpose(1, 2)  # over keys
+        yield zero(total, size, effect="does not sum to zero over the keys", **named)
+        map_of_logits = self._logits(subject, query, key, mask, weights)
+        if map_of_logits is None:
+            yield true(
+                kernelised(subject),
+                "its logits do not grow in proportion to the query",
+                output="weights",
+                changed="the query",
+            )
+            return
+        slope = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
+        yield equal(
+            (slope @ map_of_logits).transpose(1, 2),
+            found.transpose(1, 2),
+            effect="is not that of a softmax",
+            scale=float(map_of_logits.abs().max()) + size,
+            **named,
+        )
+
+    @staticmethod
+    @torch.no_grad()
+    def _logits(subject: Operator, query: Tensor, key: Tensor, mask: Tensor | None, weights: Tensor) -> Tensor | None:
+        """The linear map `(batch, head, query, key, dim)` from a query to its logits; None if there is none.
+
+        A zero query gives the biases; unit queries give the columns of the map. Logits are known up to a constant for
+        each query, which the Jacobian of a softmax does not see.
+        """
+
+        def logits(content: Tensor) -> Tensor:
+            found = subject.matrix(content, key, mask)
+            seen = weights > 0
+            found = torch.where(seen, found.clamp(min=torch.finfo(found.dtype).tiny).log(), 0.0)
+            return torch.where(seen, found - found.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1), 0.0)
+
+        nothing = logits(torch.zeros_like(query))
+        columns = []
+        for axis in range(query.shape[-1]):
+            unit = torch.zeros_like(query)
+            unit[..., axis] = 1.0
+            columns.append(logits(unit) - nothing)
+        linear = torch.stack(columns, -1)
+        for content in (query, 3 * query):
+            expected = (linear @ content[..., None]).squeeze(-1)
+            apart = (logits(content) - nothing - expected).abs().max()
+            if float(apart) > 1e-3 * (float(expected.abs().max()) + 1e-3):
+                return None
+        return linear
+
+
+def derivative(subject: Operator, query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights `(batch, head, query, key)`, and how they change with each entry of their query, by autograd."""
+    query = query.clone().requires_grad_()
+    with torch.enable_grad():
+        weights = subject.matrix(query, key, mask)
+        rows = []
+        for place in range(weights.shape[-1]):
+            (slope,) = torch.autograd.grad(weights[..., place].sum(), query, retain_graph=True)
+            rows.append(slope)
+    return weights.detach(), torch.stack(rows, -2)

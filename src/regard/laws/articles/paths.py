@@ -1,0 +1,381 @@
+"""L11: every way to compute the same gives the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.laws.articles.determinism import right_padded
+from regard.laws.articles.textbook import close, drawn_mask, textbook
+from regard.laws.judge import FACTOR
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+STRIDES = ("transposed", "sliced", "offset", "backwards", "expanded")
+KINDS = ("random", "banded", "late", "early", "blocks")
+SHAPES = ("(1, 1, Q, K)", "(Q, K)", "(B, 1, 1, K)", "(B, 1, Q, K)", "(1, H, Q, K)")
+# Roundings of half precision that an operator may make on the way to one number.
+HALF_ROUNDINGS = 16
+
+
+class Paths(Law):
+    id = "L11"
+    slug = "paths"
+    title = "Path equivalence"
+    headline = "two ways to compute the same gave two answers."
+    statement = (
+        "Fused or plain, with weights or without, in training without dropout or in evaluation, from contiguous or "
+        "strided memory, with a mask broadcast or written out, compiled or not: the outputs are the same."
+    )
+    equation = "f_a(x) = f_b(x) for all ways a, b"
+    catches = (
+        "a fast path that drops the mask or the scale, strides ignored, a branch for long inputs, one form of mask"
+    )
+    smallest = {"batch": 1, "tokens": 1, "keys": 1}
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        masks = ("none", "right") if "mask" in subject.abilities else ("none",)
+        sizes = [(2, 5), (3, 66)] if fast else [(2, 5), (1, 17), (3, 66), (1, 1), (2, 131)]
+        sizes = list(dict.fromkeys((batch, subject.lengths(tokens)[0]) for batch, tokens in sizes))
+        ways = [way for way in _ways(subject) if way != "compiled"]
+        for number, (batch, tokens) in enumerate(sizes):
+            if number == 1 and isinstance(subject, Operator) and textbook(subject) is not None:
+                yield from _textbook_cases(subject, fast)
+            for way in ways:
+                for mask in masks:
+                    yield {"way": way, "batch": batch, "tokens": tokens, "mask": mask}
+            if isinstance(subject, Operator) and 1 < tokens < 100:
+                yield from _operator_cases(subject, batch, tokens, fast)
+            elif "mask" in subject.abilities and 1 < tokens < 100:
+                yield {"way": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
+        if not fast and isinstance(subject.target, nn.Module):
+            yield {"way": "compiled", "batch": 2, "tokens": subject.lengths(5)[0], "mask": "none"}
+
+    def possible(self, case: Case) -> bool:
+        return int(case["tokens"]) > 1 or case["mask"] == "none"
+
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        with torch.no_grad():
+            if isinstance(subject, Operator) and "keys" in case:
+                yield from _operator(subject, case, dice)
+                return
+            batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["way"])
+            x = subject.draw(batch, tokens, dice)
+            mask = right_padded(batch, tokens) if case["mask"] == "right" else None
+            how: dict[str, Any] = {"reduction": tokens + subject.channels, "changed": f"computed another way: {name}"}
+            if mask is not None and "aligned" in subject.abilities:
+                how["where"] = mask
+            if name == "additive mask" and mask is not None and name not in subject.ways():
+                if (adding := _adding(subject)) is not None:
+                    yield from _not_ignored(subject.run(x), subject.run(x, mask), adding.run(x, mask), how)
+                return
+            if name in STRIDES:
+                x, view = strided(x, name)
+                plain, other = subject.run(x, mask), subject.run(view, mask)
+            else:
+                plain = subject.run(x, mask)
+                other = _ways(subject)[name](x, mask)
+            if other is not None:
+                yield equal(plain, other, **how)
+
+
+# Ways of every subject
+
+
+def _ways(subject: Subject) -> dict[str, Callable[[Tensor, Tensor | None], Tensor | None]]:
+    """Other ways to compute the same, by name; one that finds that it cannot answers None."""
+    ways: dict[str, Callable[[Tensor, Tensor | None], Tensor | None]] = {}
+    ways.update(subject.ways())
+    for name in STRIDES if not isinstance(subject, Operator) else ():
+        ways[name] = subject.run
+    if "gradients" in subject.abilities:
+        ways["with gradients"] = lambda x, mask: _with_gradients(subject, x, mask)
+    ways["inference mode"] = lambda x, mask: _in_inference(subject, x, mask)
+    ways["torch's plain kernel"] = lambda x, mask: _plainly(subject, x, mask)
+    if "mask" in subject.abilities:
+        ways["a mask of ones"] = lambda x, mask: (
+            subject.run(x, torch.ones(x.shape[:2], dtype=torch.bool)) if mask is None else None
+        )
+    if isinstance(subject.target, nn.Module):
+        if _trains(subject.target):
+            ways["training without dropout"] = lambda x, mask: _in_training(subject, x, mask)
+        ways["compiled"] = lambda x, mask: _compiled(subject, x, mask)
+    return ways
+
+
+def strided(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The input, contiguous, and the same numbers in memory that is not."""
+    if name == "expanded":  # every row is the first one, and takes no memory
+        view = x[:1].expand_as(x)
+        return view.contiguous(), view
+    if name == "transposed":
+        return x, x.transpose(0, 1).contiguous().transpose(0, 1)
+    if name == "sliced":
+        return x, torch.stack([x, x.roll(1, -1)], -1).flatten(-2)[..., ::2]
+    if name == "offset":
+        wider = torch.cat([x[:, :1], x, x[:, :1]], 1)
+        return x, wider[:, 1:-1]
+    return x, x.transpose(1, -1).contiguous().transpose(1, -1)
+
+
+def _with_gradients(subject: Subject, x: Tensor, mask: Tensor | None) -> Tensor:
+    with torch.enable_grad():
+        x = x.clone()
+        return subject.run(x.requires_grad_() if x.is_floating_point() else x, mask).detach()
+
+
+def _in_inference(subject: Subject, x: Tensor, mask: Tensor | None) -> Tensor:
+    other = subject.fresh()  # tables made in this mode cannot be used outside it
+    with torch.inference_mode():
+        output = other.run(x, mask)
+    return output.clone()
+
+
+def _plainly(subject: Subject, x: Tensor, mask: Tensor | None) -> Tensor:
+    """With torch's fused kernels and its fast path for encoders switched off."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            return subject.run(x, mask)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether training mode should compute the same once dropout is off: nothing is learnt from the batch itself."""
+    for part in module.modules():
+        named = type(part).__name__.lower()
+        if isinstance(part, nn.modules.batchnorm._NormBase | nn.RReLU) or "batchnorm" in named:
+            return False
+        if any("running_" in name or name.endswith("_u") for name, _ in part.named_buffers(recurse=False)):
+            return False
+    return True
+
+
+def _in_training(subject: Subject, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    other = subject.fresh()
+    for part in other.target.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) or "drop" in type(part).__name__.lower():
+            part.p = 0.0  # type: ignore[assignment]
+        for name, value in list(vars(part).items()):
+            if "drop" in name.lower() and isinstance(value, float) and 0 <= value < 1:
+                setattr(part, name, 0.0)
+    other.target.train()
+    state = torch.get_rng_state()
+    one, two = other.run(x, mask), other.run(x, mask)
+    torch.set_rng_state(state)
+    if one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num()):
+        return None  # something random is left that nobody can switch off from outside
+    return one if one.shape == subject.run(x, mask).shape else None
+
+
+def _compiled(subject: Subject, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    if subject.dtype != subject.native:
+        return None  # once is enough
+    other = subject.fresh()
+    try:
+        other.target = torch.compile(other.target, backend="aot_eager")
+        return other.run(x, mask)
+    finally:
+        torch._dynamo.reset()
+
+
+@dataclass(frozen=True)
+class _Additive:
+    """A mask handed over as what is added to scores: 0 for what may be seen, -inf for what is hidden."""
+
+    name: str
+    numbers: torch.dtype
+
+    def give(self, mask: Tensor) -> Tensor:
+        return torch.zeros(mask.shape, dtype=self.numbers).masked_fill(~mask, float("-inf"))
+
+
+def _adding(subject: Any) -> Any | None:
+    """The subject with its masks handed over as numbers; None if it has no boolean ones."""
+    form = getattr(subject, "form", None)
+    if form is None or form.dtype != torch.bool:
+        return None
+    other = copy.copy(subject)
+    other.form = _Additive(form.name, subject.dtype)
+    return other
+
+
+def _not_ignored(unmasked: Tensor, masked: Tensor, output: Tensor, how: dict[str, Any]) -> Iterator[Observation]:
+    """A mask of 0 and -inf hides what it says, means something else, or is refused; it is not silently ignored."""
+    where = how.get("where", torch.ones(masked.shape[:2], dtype=torch.bool))
+    if output.shape != masked.shape or close(unmasked[where], masked[where]) or not close(unmasked, output, 1e-6):
+        return
+    yield equal(masked, output, **{**how, "effect": "is as if there were no mask: the additive one was ignored"})
+
+
+# Ways of operators
+
+
+def _operator_cases(subject: Operator, batch: int, tokens: int, fast: bool) -> Iterator[Case]:
+    sizes = {"batch": batch, "tokens": tokens}
+    for keys in dict.fromkeys((tokens, tokens + 4)):
+        for layout in ("tokens first", "one projection", "expanded heads", "expanded rows", "padded memory"):
+            yield {"way": layout, **sizes, "keys": keys, "mask": "none"}
+        if "mask" in subject.abilities:
+            yield {"way": "tokens first", **sizes, "keys": keys, "mask": "random"}
+            for shape in SHAPES:
+                if batch > 1 and tokens not in (1, batch):
+                    for kind in ("random",) if fast else ("random", "banded"):
+                        yield {"way": f"mask of {shape}", **sizes, "keys": keys, "mask": kind}
+            yield {"way": "strided mask", **sizes, "keys": keys, "mask": "random"}
+            if tokens > 1:
+                yield {"way": "additive mask", **sizes, "keys": keys, "mask": "random"}
+
+
+def _textbook_cases(subject: Operator, fast: bool) -> Iterator[Case]:
+    formula = textbook(subject)
+    assert formula is not None
+    masks = ("none", *KINDS) if formula.masks else ("none",)
+    pairs = [(1, 1), (7, 7), (65, 65), (130, 130), (1, 9), (5, 130), (300, 300), (2, 300), (17, 16), (129, 64)]
+    pairs += (
+        [] if fast else [(2, 2), (16, 16), (64, 64), (128, 128), (127, 257), (31, 33), (66, 3), (257, 257), (1, 520)]
+    )
+    for queries, keys in pairs:
+        if queries != keys and (formula.align is None or (formula.causal and queries > keys)):
+            continue
+        for mask in masks if queries > 1 and keys > 1 else masks[:2]:
+            yield {
+                "way": "the formula",
+                "batch": 1 + (queries + keys) % 2,
+                "tokens": queries,
+                "keys": keys,
+                "mask": mask,
+            }
+    small = {"batch": 2, "tokens": 5, "keys": 5, "mask": "none"}
+    for change in (
+        "one head",
+        "five heads",
+        "wide values",
+        "narrow values",
+        "larger",
+        "more rows",
+        "bfloat16",
+        "float16",
+    ):
+        yield {"way": f"the formula: {change}", **small}
+        yield {
+            "way": f"the formula: {change}",
+            **small,
+            "tokens": 70,
+            "keys": 70,
+            "mask": masks[-1 if formula.masks else 0],
+        }
+    for tokens in (6, 70):
+        yield {"way": "the formula: no number in a query", **small, "tokens": tokens, "keys": tokens}
+
+
+def _operator(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    batch, queries, keys, way = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
+    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {way}"}
+    kind = str(case["mask"])
+    if way.startswith("the formula"):
+        yield from _formula(subject, batch, queries, keys, kind, way.removeprefix("the formula: "), dice, how)
+        return
+    tensors = subject.tensors(dice, batch, queries, keys)
+    mask = None if kind == "none" else drawn_mask(kind, batch, subject.heads, queries, keys, dice)
+    if way.startswith("mask of"):
+        assert mask is not None
+        mask = {
+            "(1, 1, Q, K)": mask[:1, :1],
+            "(Q, K)": mask[0, 0],
+            "(B, 1, 1, K)": _columns(mask),
+            "(B, 1, Q, K)": mask[:, :1],
+            "(1, H, Q, K)": mask[:1],
+        }[way.removeprefix("mask of ")]
+        plain = subject.attend(*tensors, mask.expand(batch, subject.heads, queries, keys).contiguous())
+        yield equal(subject.rows(plain), subject.rows(subject.attend(*tensors, mask)), **how)
+    elif way == "strided mask":
+        assert mask is not None
+        view = mask.mT.contiguous().mT
+        plain = subject.attend(*tensors, mask)
+        yield equal(subject.rows(plain), subject.rows(subject.attend(*tensors, view)), **how)
+    elif way == "additive mask":
+        if mask is not None and (adding := _adding(subject)) is not None:
+            plain, hidden = subject.rows(subject.attend(*tensors)), subject.rows(subject.attend(*tensors, mask))
+            yield from _not_ignored(plain, hidden, subject.rows(adding.attend(*tensors, mask)), how)
+    else:
+        plain, views = zip(*(_laid_out(tensor, way) for tensor in tensors), strict=True)
+        expected = subject.attend(plain[0], plain[1], plain[2], mask)
+        yield equal(subject.rows(expected), subject.rows(subject.attend(views[0], views[1], views[2], mask)), **how)
+
+
+def _columns(mask: Tensor) -> Tensor:
+    """A mask of keys alone, for which every query sees at least the last half of the keys, and the first."""
+    columns = mask[:, :1, :1].clone()
+    columns[..., columns.shape[-1] // 2 :] = True
+    columns[..., 0] = True
+    return columns
+
+
+def _laid_out(tensor: Tensor, way: str) -> tuple[Tensor, Tensor]:
+    """A tensor of an operator, contiguous, and the same numbers as other code would hand them over."""
+    if way == "tokens first":
+        return tensor, tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if way == "one projection":  # a slice of queries, keys and values that were computed together
+        return tensor, torch.stack([-tensor, tensor, 2 * tensor], 3).transpose(1, 2).contiguous().transpose(1, 2)[
+            :, :, :, 1
+        ]
+    if way == "expanded heads":
+        view = tensor[:, :1].expand_as(tensor)
+        return view.contiguous(), view
+    if way == "expanded rows":
+        view = tensor[:1].expand_as(tensor)
+        return view.contiguous(), view
+    wider = torch.full((*tensor.shape[:2], tensor.shape[2] + 3, tensor.shape[3] + 2), 1e3, dtype=tensor.dtype)
+    wider[:, :, 1:-2, 1:-1] = tensor
+    return tensor, wider[:, :, 1:-2, 1:-1]
+
+
+def _formula(
+    subject: Operator, batch: int, queries: int, keys: int, kind: str, change: str, dice: Dice, how: dict[str, Any]
+) -> Iterator[Observation]:
+    """The operator against the formula that it was found to compute on a few tokens."""
+    formula = textbook(subject)
+    if formula is None:
+        return
+    heads, dim = subject.heads, subject.dim
+    sizes = {
+        "one head": {"heads": 1, "dim": dim},
+        "five heads": {"heads": 5, "dim": dim},
+        "wide values": {"heads": heads, "dim": dim, "value_dim": dim + 5},
+        "narrow values": {"heads": heads, "dim": dim, "value_dim": 3},
+        "larger": {"heads": heads, "dim": 2 * dim},
+    }.get(change, {})
+    batch = 7 if change == "more rows" else batch
+    tensors = subject.tensors(dice, batch, queries, keys, **sizes)
+    mask = None if kind == "none" else drawn_mask(kind, batch, tensors[0].shape[1], queries, keys, dice)
+    if mask is not None and formula.causal and formula.align == "start":
+        mask[..., 0] = True  # else a query might see nothing
+    if change == "no number in a query":
+        place = queries // 2
+        tensors[0][:, :, place] = torch.nan
+        how["where"] = (torch.arange(queries) != place).expand(batch, queries)
+    if change in ("bfloat16", "float16"):
+        native = subject.at(subject.native)
+        half = None if native is None else native.at(torch.bfloat16 if change == "bfloat16" else torch.float16)
+        if half is None or subject.dtype != torch.float64:
+            return
+        query, key, value = (tensor.to(half.dtype) for tensor in tensors)
+        found = half.attend(query, key, value, mask).float()  # type: ignore[attr-defined]
+        expected = formula(query.float(), key.float(), value.float(), mask)
+        allowed = HALF_ROUNDINGS * torch.finfo(half.dtype).eps * float(value.float().abs().max())
+        factor = FACTOR[torch.float64] if subject.eps < 1e-12 else FACTOR[torch.float32]
+        how |= {"reduction": 1, "scale": allowed / (factor * subject.eps)}
+    else:
+        found, expected = subject.attend(*tensors, mask), formula(*tensors, mask)
+        how["scale"] = float(tensors[2].abs().max())
+    yield equal(subject.rows(expected), subject.rows(found), **how)

@@ -1,0 +1,233 @@
+"""L14: scores are the products of queries and keys, times beta."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.articles.row_stochasticity import visible_lengths
+from regard.laws.law import Case, Dice, Law, Observation, equal
+from regard.laws.subjects import watching
+from regard.laws.subjects.base import Subject
+from regard.laws.subjects.operator import Operator
+
+DIMS = (4, 8, 16, 32, 64)
+# Attributes in which a module says the size of its heads, for which it may have fixed its beta.
+SAYS_DIM = ("head_dim", "dim_head", "d_head", "d_k", "dim", "head_size")
+
+
+class Scale(Law):
+    id = "L14"
+    slug = "scale"
+    title = "Scale"
+    headline = "the scores are not beta times the products of queries and keys."
+    statement = (
+        "Logits are beta times the products of queries and keys; beta is the declared one, or 1 / sqrt(head size)."
+    )
+    equation = "A_ij = softmax_j(beta q_i . k_j + b_ij),  beta = d^-1/2"
+    catches = "a scale that is missing, applied twice, that of the whole width, or that of another head size"
+    smallest = {"batch": 1, "tokens": 2}
+
+    def applies(self, subject: Subject) -> str | None:
+        if isinstance(subject, Operator):
+            return "its weights are not exponential in scores: it sums features" if kernelised(subject) else None
+        if "lengths" not in subject.abilities:
+            return "its tokens cannot be named from outside"
+        for tokens in visible_lengths(subject)[:1]:
+            if seen_beta(subject, 2, tokens, Dice(0, "scale")) is not None:
+                return None
+        return "its queries, keys and scores cannot be observed"
+
+    def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        if not isinstance(subject, Operator):
+            for tokens in visible_lengths(subject)[: 1 if fast else 3]:
+                for batch in (2, 1) if fast else (2, 1, 3):
+                    yield {"batch": batch, "tokens": tokens}
+            return
+        for factor in (1.0, 4.0, 0.1):
+            for dim in dims_of(subject):
+                yield {"batch": 2, "tokens": 2, "dim": dim, "factor": factor}
+                yield {"batch": 1, "tokens": 5, "dim": dim, "factor": factor}
+        for tokens in (17,) if fast else (3, 9, 17, 66, 131):
+            yield {"batch": 1, "tokens": tokens, "dim": subject.dim, "factor": 1.0}
+
+    @torch.no_grad()
+    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        if not isinstance(subject, Operator):
+            fair = watching.fair_lengths(subject, batch, tokens)
+            found = seen_beta(subject, batch, tokens, dice) if fair else None
+            for beta, dim in found or []:
+                declared = subject.conventions.beta or dim**-0.5
+                effect = f"has beta {beta:.6g}; {declared:.6g} was declared for heads of {dim}"
+                yield equal(
+                    torch.tensor([declared]).double(),
+                    torch.tensor([beta]).double(),
+                    output="attention",
+                    effect=effect,
+                    reduction=tokens * dim,
+                )
+            return
+        dim = int(case["dim"])
+        beta = subject.conventions.beta or dim**-0.5
+        query, key, score, clear = own_scores(subject, dice, batch, tokens, dim, float(case["factor"]))
+        products = (query * key.repeat_interleave(query.shape[1] // key.shape[1], 1)).sum(-1)
+        expected = beta * products
+        share = (score * products)[clear].sum() / (products[clear] ** 2).sum()
+        yield equal(
+            torch.where(clear, expected, torch.zeros_like(expected)).transpose(1, 2),
+            torch.where(clear, score, torch.zeros_like(score)).transpose(1, 2),
+            output="scores",
+            changed="the query, from zero",
+            effect=f"has beta {float(share):.6g}; {beta:.6g} was declared for heads of {dim}",
+            reduction=dim + tokens,
+            scale=float(1 + expected.abs().max()),
+        )
+
+
+def dims_of(subject: Operator) -> list[int]:
+    """Head sizes to try: the subject's own first; only those that a module names, since it may have fixed its beta."""
+    if isinstance(subject.target, nn.Module):
+        said = [getattr(subject.target, name, None) for name in SAYS_DIM]
+        own = [size for size in said if isinstance(size, int) and not isinstance(size, bool)]
+        return own[:1] or [subject.dim]
+    return list(dict.fromkeys([subject.dim, *DIMS]))
+
+
+def own_scores(
+    subject: Operator, dice: Dice, batch: int, tokens: int, dim: int, factor: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Query, key, the score of each query with the key of its own place, and where it can be read off.
+
+    With a first key of zeros, whose score is zero, the score is a logarithm of two weights. Biases and
+    normalisers fall out against the same with queries of zero; rotations do nothing at equal places.
+
+        score_ii = log(A_ii / A_i0)(q) - log(A_ii / A_i0)(0)
+    """
+    query, key, _ = subject.tensors(
+        dice, batch, tokens, tokens, dim=dim, heads=subject.heads, kv_heads=subject.kv_heads
+    )
+    query = query * factor
+    key[:, :, 0] = 0
+    own = []
+    for content in (query, torch.zeros_like(query)):
+        weights = weights_of(subject, content, key)
+        own.append(weights.diagonal(dim1=-2, dim2=-1).log() - weights[..., 0].log())
+    score = own[0] - own[1]
+    clear = score.isfinite()
+    clear[..., 0] = False
+    return query, key, score, clear
+
+
+def weights_of(subject: Operator, query: Tensor, key: Tensor) -> Tensor:
+    """The weights, also for heads of another size than the subject's own."""
+    size, subject.value_dim = subject.value_dim, query.shape[-1]
+    try:
+        return subject.matrix(query, key)
+    finally:
+        subject.value_dim = size
+
+
+_KERNELISED: WeakKeyDictionary[Subject, bool] = WeakKeyDictionary()
+
+
+def kernelised(subject: Operator) -> bool:
+    """Whether weights are products of features, found out once for each subject."""
+    if subject not in _KERNELISED:
+        _KERNELISED[subject] = _sums_features(subject)
+    return _KERNELISED[subject]
+
+
+@torch.no_grad()
+def _sums_features(subject: Operator) -> bool:
+    """A large matrix of products of features has no more rank than there are features.
+
+    It is taken beside the weights of zero queries, so that a bias falls out; for features that is a scaling of rows and
+    columns.
+    """
+    tokens = 65
+    view = subject.at(torch.float64) or subject
+    if not isinstance(view, Operator) or view.eps > 1e-12:
+        return False
+    try:
+        once, thrice = (own_scores(view, Dice(0, "growth"), 3, 2, view.dim, factor)[2] for factor in (1.0, 3.0))
+        if float((thrice - 3 * once)[..., 1].norm()) < 0.01 * float(thrice[..., 1].norm()):
+            return False  # logits that grow with the query are no logarithms of sums
+        query, key, _ = view.tensors(Dice(0, "features"), 1, 2 * tokens, 2 * tokens)
+        weights, plain = (view.matrix(content, key)[0, 0, tokens:, :tokens] for content in (query * 1.5, query * 0))
+        weights = weights / plain  # the late and the early: a causal operator shows these too
+        weights = weights / weights.amax(0) / (weights / weights.amax(0)).amax(1, keepdim=True)
+        values = torch.linalg.svdvals(weights)
+    except Exception:  # the law itself will meet it
+        return False
+    return bool((weights != 0).all() and values[-1] < 1e-13 * values[0])
+
+
+@torch.no_grad()
+def seen_beta(subject: Subject, batch: int, tokens: int, dice: Dice) -> list[tuple[float, int]] | None:
+    """Beta and head size of each attention of a layer, from what it was seen to do; None if that cannot be told.
+
+    The factor between logits and the product of their operands comes from two runs, whose difference has no bias. What
+    was multiplied into the operands before comes from their lengths beside those of projected rows, which rotations
+    keep.
+    """
+    runs = []
+    for _ in range(2):
+        x = subject.draw(batch, tokens, dice)
+        runs.append(watching.watch(lambda x=x: subject.run(x), batch, tokens))
+    found = []
+    for first, second in zip(runs[0].calls, runs[1].calls, strict=False):
+        factor = _factor(first, second)
+        if factor is None or first.query is None or first.key is None:
+            continue
+        before = [_before(part, runs[0].rows) for part in (first.query, first.key)]
+        if before[0] is None or before[1] is None:
+            continue
+        found.append((factor * before[0] * before[1], first.query.shape[-1]))
+    return found or None
+
+
+def _factor(first: watching.AttentionCall, second: watching.AttentionCall) -> float | None:
+    """How much the logarithms of weights grow with the product of query and key."""
+    if first.query is None or first.key is None or second.query is None or second.key is None:
+        return None
+    seen = (first.weights > 0) & (second.weights > 0)
+    logits = first.weights.double().log() - second.weights.double().log()
+    products = [
+        call.query.double() @ call.key.double().mT
+        for call in (first, second)
+        if call.query is not None and call.key is not None
+    ]
+    growth = products[0] - products[1]
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    sides = []
+    for side in (logits, growth):
+        side = torch.where(seen, side, 0.0)
+        sides.append(torch.where(seen, side - side.sum(-1, keepdim=True) / count, 0.0))
+    logits, growth = sides
+    size = float((growth**2).sum())
+    if size == 0:
+        return None
+    factor = float((logits * growth).sum()) / size
+    rest = float(((logits - factor * growth) ** 2).sum())
+    return factor if rest < 1e-6 * float((logits**2).sum()) else None
+
+
+def _before(part: Tensor, rows: list[Tensor]) -> float | None:
+    """By how much an operand `(batch, head, token, dim)` is longer than the projected rows it came from."""
+    lengths = part.double().norm(dim=-1).transpose(1, 2)  # (batch, token, head)
+    heads, dim = part.shape[1], part.shape[-1]
+    for row in reversed(rows):
+        if row.shape[0] != part.shape[0] or row.shape[-1] % dim:
+            continue
+        raw = row.double().unflatten(-1, (-1, dim)).norm(dim=-1)  # (batch, token, piece)
+        ratio = lengths[:, :, :, None] / raw[:, :, None, :]  # of each head to each piece
+        steady = (ratio.amax((0, 1)) - ratio.amin((0, 1))) < 1e-4 * ratio.amax((0, 1))
+        if bool(steady.any(-1).all()):
+            each = torch.stack([ratio[0, 0, head][steady[head]][0] for head in range(heads)])
+            if float(each.max() - each.min()) < 1e-4 * float(each.max()):
+                return float(each.mean())
+    return None

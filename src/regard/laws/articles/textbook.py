@@ -1,0 +1,122 @@
+"""The formula that an operator claims to compute, where it is found to compute it on a small case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.laws.law import Dice
+from regard.laws.subjects.operator import Operator
+
+
+@dataclass(frozen=True)
+class Textbook:
+    """softmax(beta Q Kᵀ + mask) V, of all keys or of those up to the query's own.
+
+    Attributes:
+        causal: whether later keys are hidden.
+        beta: the factor of the scores; None is one over the root of the size.
+        align: where unequal lengths meet; None if that was not found, or does not matter.
+        masks: whether a mask hides keys, so that its place in the formula is known.
+    """
+
+    causal: bool
+    beta: float | None
+    align: str | None
+    masks: bool
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The output, with one matrix of scores and nothing clever."""
+        beta = query.shape[-1] ** -0.5 if self.beta is None else self.beta
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.mT * beta
+        queries, keys = scores.shape[-2:]
+        if self.causal:
+            offset = keys - queries if self.align != "start" else 0
+            scores = scores.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(offset), float("-inf"))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        return scores.softmax(-1) @ value
+
+
+def textbook(subject: Operator) -> Textbook | None:
+    """The formula that the operator computes on a few tokens, or None if it is none of these."""
+    if "_textbook" not in vars(subject):  # found once; every precision computes the same formula
+        vars(subject)["_textbook"] = _found(subject)
+    return vars(subject)["_textbook"]
+
+
+@torch.no_grad()
+def _found(subject: Operator) -> Textbook | None:
+    dice = Dice(0, "textbook")
+    try:
+        small = subject.tensors(dice, 2, 6, 6)
+        found = subject.attend(*small)
+    except Exception:  # whoever refuses this has to be met elsewhere
+        return None
+    for causal in (False, True):
+        for beta in dict.fromkeys((subject.conventions.beta, None)):
+            formula = Textbook(causal, beta, None, False)
+            if close(formula(*small), found):
+                return Textbook(causal, beta, _alignment(subject, formula), _masks(subject, dice))
+    return None
+
+
+def _alignment(subject: Operator, formula: Textbook) -> str | None:
+    if not formula.causal:
+        return "end"
+    tensors = subject.tensors(Dice(0, "aligned"), 2, 3, 7)
+    try:
+        found = subject.attend(*tensors)
+    except Exception:  # unequal lengths are not for everyone
+        return None
+    for align in ("end", "start"):
+        if close(Textbook(True, formula.beta, align, False)(*tensors), found):
+            return align
+    return None
+
+
+def _masks(subject: Operator, dice: Dice) -> bool:
+    """Whether the operator is deaf to keys that a mask hides, and hears the others."""
+    if "mask" not in subject.abilities:
+        return False
+    query, key, value = subject.tensors(dice, 2, 6, 6)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    mask[..., 2] = False
+    other = value.clone()
+    other[:, :, 2] += 5
+    seen = value.clone()
+    seen[:, :, 0] += 5
+    try:
+        one, two, three = (subject.attend(query, key, each, mask) for each in (value, other, seen))
+    except Exception:  # a mask of another shape, then
+        return False
+    return close(one, two) and not close(one, three)
+
+
+def close(expected: Tensor, found: Tensor, tolerance: float = 1e-4) -> bool:
+    """Equal but for rounding, roughly: for telling conventions apart, not for judging."""
+    if expected.shape != found.shape:
+        return False
+    scale = float(expected.abs().nan_to_num(0, 0, 0).max()) + 1e-30
+    return bool(((expected - found).abs() <= tolerance * scale).all())
+
+
+def drawn_mask(kind: str, batch: int, heads: int, queries: int, keys: int, dice: Dice) -> Tensor:
+    """A mask `(batch, head, query, key)` of a kind, in which every query sees the key at its own place."""
+    rows, columns = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    if kind == "banded":
+        mask = ((columns - rows).abs() <= 2).expand(batch, heads, queries, keys).clone()
+    elif kind in ("late", "early"):
+        cut = {"late": 64, "early": max(keys - 65, 1)}[kind]
+        seen = columns >= min(cut, keys - 1) if kind == "late" else columns < cut
+        mask = seen.expand(batch, heads, queries, keys).clone()
+    elif kind == "blocks":
+        mask = ((columns // 64 + rows // 64) % 2 == 0).expand(batch, heads, queries, keys).clone()
+    else:
+        mask = dice.integers(0, 2, batch, heads, queries, keys).bool()
+    mask |= columns == rows.clamp(0, keys - 1)
+    return mask

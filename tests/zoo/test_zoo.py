@@ -1,0 +1,68 @@
+"""Every fault of the zoo is caught by its law, and no twin is accused of anything."""
+
+from __future__ import annotations
+
+import pytest
+from zoo.catalogue import EXHIBITS
+from zoo.exhibit import Exhibit
+
+from regard.laws import check
+from regard.laws.articles import LAWS
+
+SEEDS = range(20)
+everyone = pytest.mark.parametrize("exhibit", EXHIBITS, ids=[exhibit.id for exhibit in EXHIBITS])
+
+
+def report_on(exhibit: Exhibit, which: str, claims: tuple[str, ...], seed: int = 0):
+    return check(exhibit.build(which), kind=exhibit.kind, claims=claims, seed=seed, fast=True, **exhibit.options)
+
+
+def assert_caught(exhibit: Exhibit, law: str, seed: int = 0) -> None:
+    verdict = report_on(exhibit, "faulty", (law,), seed).verdicts[law]
+    assert verdict.outcome == "broken", f"seed {seed}: {verdict}"
+
+
+def assert_acquitted(exhibit: Exhibit, seed: int = 0) -> None:
+    failed = report_on(exhibit, "twin", exhibit.claims, seed).failed
+    assert not failed, f"seed {seed}: {'; '.join(map(str, failed))}"
+
+
+@everyone
+def test_a_fault_is_caught_by_its_law(exhibit: Exhibit):
+    for law in exhibit.law:
+        assert_caught(exhibit, law)
+
+
+@everyone
+def test_a_corrected_twin_keeps_what_it_claims(exhibit: Exhibit):
+    assert_acquitted(exhibit)
+
+
+@everyone
+def test_the_law_says_something_about_the_twin(exhibit: Exhibit):
+    verdicts = report_on(exhibit, "twin", exhibit.law).verdicts
+    assert [verdict.outcome for verdict in verdicts] == ["holds"] * len(exhibit.law)
+
+
+def test_no_two_exhibits_have_one_name():
+    names = [exhibit.id for exhibit in EXHIBITS]
+    assert len(names) == len(set(names))
+
+
+def test_every_law_has_an_exhibit():
+    assert {law.slug for law in LAWS} <= {law for exhibit in EXHIBITS for law in exhibit.law}
+
+
+@pytest.mark.slow
+@everyone
+def test_a_fault_is_caught_at_every_seed(exhibit: Exhibit):
+    for law in exhibit.law:
+        for seed in SEEDS:
+            assert_caught(exhibit, law, seed)
+
+
+@pytest.mark.slow
+@everyone
+def test_a_corrected_twin_keeps_what_it_claims_at_every_seed(exhibit: Exhibit):
+    for seed in SEEDS:
+        assert_acquitted(exhibit, seed)
