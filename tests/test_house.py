@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "regard"
 
 # From the roof down. A room is a module or a folder directly under src/regard.
 FLOORS: dict[str, set[str]] = {
+    "street": {"__main__"},
     "doors": {"cli", "lab"},
     "work": {"laws", "cost", "show", "convert", "train"},
     "models": {"models"},

@@ -23,8 +23,10 @@ def assert_caught(exhibit: Exhibit, law: str, seed: int = 0) -> None:
 
 
 def assert_acquitted(exhibit: Exhibit, seed: int = 0) -> None:
-    failed = report_on(exhibit, "twin", exhibit.claims, seed).failed
-    assert not failed, f"seed {seed}: {'; '.join(map(str, failed))}"
+    report = report_on(exhibit, "twin", exhibit.claims, seed)
+    assert report.ok, f"seed {seed}: {'; '.join(map(str, report.failed))}"
+    for law in exhibit.law:  # the law that catches the fault has something to say about the twin as well
+        assert report.verdicts[law].outcome == "holds", f"seed {seed}: {report.verdicts[law]}"
 
 
 @everyone
@@ -36,12 +38,6 @@ def test_a_fault_is_caught_by_its_law(exhibit: Exhibit):
 @everyone
 def test_a_corrected_twin_keeps_what_it_claims(exhibit: Exhibit):
     assert_acquitted(exhibit)
-
-
-@everyone
-def test_the_law_says_something_about_the_twin(exhibit: Exhibit):
-    verdicts = report_on(exhibit, "twin", exhibit.law).verdicts
-    assert [verdict.outcome for verdict in verdicts] == ["holds"] * len(exhibit.law)
 
 
 def test_no_two_exhibits_have_one_name():

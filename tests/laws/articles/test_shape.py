@@ -75,7 +75,7 @@ def test_right_layers_hold(target):
     assert verdict(target, "layer").outcome == "holds"
 
 
-@pytest.mark.parametrize("target", [Words(), Words(False, pooled=True)], ids=["words", "pooled"])
+@pytest.mark.parametrize("target", [Words(False, pooled=True), *slow(Words())], ids=["pooled", "words"])
 def test_right_models_hold(target):
     assert verdict(target, "model").outcome == "holds"
 

@@ -416,7 +416,8 @@ class _Shell(nn.Module):
 def _parameters(subject: Subject) -> dict[str, Tensor]:
     if not isinstance(subject.target, nn.Module):
         return {}
-    return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point()}
+    # What wants no gradient, such as a table of sines, has none.
+    return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point() and p.requires_grad}
 
 
 def _backward(subject: Subject, output: Tensor, weight: Tensor, keep: bool = False) -> None:

@@ -34,10 +34,11 @@ class HeadGroups(Law):
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
         lengths = visible_lengths(subject)[:1]
+        view = subject.at(torch.float64) or subject
         if not lengths:
             return "its heads cannot be observed"
         for tokens in lengths:
-            if any(_groups(call, seen.rows) is not None for call, seen in _calls(subject, 2, tokens, Dice(0, "heads"))):
+            if any(_groups(call, seen.rows) is not None for call, seen in _calls(view, 2, tokens, Dice(0, "heads"))):
                 return None
         return "it has as many key heads as query heads, or they cannot be observed"
 
@@ -124,7 +125,7 @@ def _calls(subject: Subject, batch: int, tokens: int, dice: Dice) -> list[tuple[
 
 
 def _groups(call: watching.AttentionCall, rows: list[Tensor]) -> list[tuple[int, int, int]] | None:
-    """For each query head the key head that it used and the one it should; None if there are no groups, or unknown ones.
+    """For each query head the key head that it used and the one it should; None if there are no groups.
 
     Heads are counted as the projections lay them out, where these were seen; else as the product has them.
     """

@@ -124,8 +124,9 @@ class RelativePosition(Law):
         output = subject.run(x)
         apart = (output - output[:, :1]).abs().max() if "aligned" in subject.abilities else torch.inf
         same = bool(apart <= 1e3 * subject.eps * output.abs().max())
+        coarse = _table_coarseness(subject)
         for weights in seen if same else seen[:1]:  # deeper layers too, if equal tokens stay equal
-            yield from by_distance(weights, "the same token everywhere")
+            yield from by_distance(weights, "the same token everywhere", coarse)
 
     def _observe_shift(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, tokens, shift = int(case["batch"]), int(case["tokens"]), int(case["shift"])
@@ -165,7 +166,7 @@ def steps(weights: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(seen, logits[..., 1:] - logits[..., :-1], 0.0), seen
 
 
-def by_distance(weights: Tensor, changed: str) -> Iterator[Observation]:
+def by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[Observation]:
     """Steps of square weights depend on the distance alone: each equals the first of its diagonal."""
     found, seen = steps(weights)
     tokens = weights.shape[-1]
@@ -186,7 +187,7 @@ def by_distance(weights: Tensor, changed: str) -> Iterator[Observation]:
         output="scores",
         changed=changed,
         reduction=tokens,
-        scale=1.0 + largest,
+        scale=(1.0 + largest) * coarse,
     )
 
 

@@ -37,7 +37,7 @@ class Scale(Law):
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
         for tokens in visible_lengths(subject)[:1]:
-            if seen_beta(subject, 2, tokens, Dice(0, "scale")) is not None:
+            if seen_beta(subject.at(torch.float64) or subject, 2, tokens, Dice(0, "scale")) is not None:
                 return None
         return "its queries, keys and scores cannot be observed"
 

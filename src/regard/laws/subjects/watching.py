@@ -56,6 +56,7 @@ class AttentionCall:
     ordered: bool = True
     result: Tensor | None = None
     lost: bool = False
+    unsure: bool = False
 
 
 @dataclass
@@ -80,7 +81,7 @@ def watch(run: Callable[[], object], batch: int, tokens: int) -> Seen:
     """Run once and tell what was seen."""
     with torch.no_grad(), _Watch(batch, tokens) as eye:
         run()
-    return Seen([call for call in eye.calls if not call.lost], eye.rows)
+    return Seen([call for call in eye.calls if not call.lost and not call.unsure], eye.rows)
 
 
 def sizes(run: Callable[[], object]) -> set[int]:
@@ -134,6 +135,7 @@ class _Watch(TorchFunctionMode):
         self.rows: list[Tensor] = []
         self.scores: list[tuple[Tensor, Tensor, bool]] = []  # query and key of products that give scores
         self.softmaxed: list[Tensor] = []
+        self.summed: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -187,6 +189,8 @@ class _Watch(TorchFunctionMode):
             call = AttentionCall(product.left, product.right, ordered=product.ordered, result=out)
             self._complete(call)
             self.calls.append(call)
+            if call.scores is None and any(products.shares(product.left, whole) for whole in self.summed[-8:]):
+                self._normalised_later(call)
 
     def _complete(self, call: AttentionCall) -> None:
         """Find the query, the key and the scores that belong to these weights: the last ones of their size."""
@@ -200,6 +204,17 @@ class _Watch(TorchFunctionMode):
                 call.scores = products.by_heads(scores, self.batch)[0]
                 break
         self.scores, self.softmaxed = self.scores[-64:], self.softmaxed[-64:]
+
+    def _sum(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        whole = args[0] if args else kwargs["input"]
+        if tuple(whole.shape[-2:]) == (self.tokens, self.tokens):
+            self.summed.append(whole)
+
+    @staticmethod
+    def _normalised_later(call: AttentionCall) -> None:
+        """Numbers that are no shares yet may become so in a way that cannot be followed; then they say nothing."""
+        if float((call.weights.sum(-1) - 1).abs().max()) > 1e-4:
+            call.unsure = True
 
     def _fused(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         """torch's own attention: the weights follow from its arguments."""
@@ -240,6 +255,8 @@ class _Watch(TorchFunctionMode):
         for call in self.calls[-8:]:
             if call.result is None:
                 continue
+            if call.scores is None and "div" in name and right.shape[-1] == 1 and self.tokens in right.shape:
+                self._normalised_later(call)
             for part, factor in ((left, right), (right, left)):
                 if not products.shares(part, call.result) or part.numel() == 1 or factor.numel() == 1:
                     continue
@@ -258,6 +275,7 @@ class _Watch(TorchFunctionMode):
             return
         rows, _ = products.by_heads(divisor.expand(*result.shape[:-1], 1).detach(), self.batch)
         call.weights = call.weights / rows
+        call.unsure = False
 
     def _row(self, out: Tensor) -> None:
         out = out.detach()
@@ -278,6 +296,7 @@ class _Watch(TorchFunctionMode):
         **dict.fromkeys(SOFTMAXES, _softmax),
         "__rmatmul__": _reversed_product,
         "einsum": _einsum,
+        "sum": _sum,
         "linear": _linear,
         "scaled_dot_product_attention": _fused,
     }
