@@ -57,7 +57,7 @@ class WeightsOnRequest(nn.Module):
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
-    def forward(self, x, mask=None, need_weights=True):
+    def forward(self, x, mask=None, need_weights=False):
         q, k, v = (heads_of(part, self.heads) for part in self.in_proj(x).chunk(3, -1))
         allowed = None if mask is None else mask[:, None, None, :]
         if not need_weights:

@@ -261,6 +261,12 @@ def _layer(subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         output = subject.run(x, mask)
         if subject.conventions.empty != "nan":
             yield finite(output, changed=changed, touched=~mask)
+            for name, way in subject.ways().items():
+                try:
+                    other = way(x, mask)
+                except Exception:  # a way that does not take this mask says nothing
+                    continue
+                yield finite(other, changed=f"{changed}, {name}", touched=~mask)
         if side == "row" and batch > 1:
             without = subject.run(x[:-1], mask[:-1])
             yield equal(

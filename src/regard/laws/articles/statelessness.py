@@ -195,9 +195,9 @@ def _interrupted(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, h
     subject = subject.fresh()  # what it keeps would make a second look differ from the first
     batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
     others = [subject.draw(batch, tokens, dice), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], dice)]
-    alone = subject.run(x, mask)
+    subject.run(x, mask)
     with _Interruption() as counted:
-        subject.run(x, mask)
+        alone = subject.run(x, mask)  # being watched may change what a compiled part does
     step = max(1, counted.count // PLACES)
     waiting: list[threading.Thread] = []
     for place in range(0, counted.count, step):

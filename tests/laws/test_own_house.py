@@ -1,0 +1,179 @@
+"""Regard by its own laws: every backend, layer and model obeys all that its description claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from regard import Alibi, Attention, Causal, First, Neighborhood, RelativeTable, Window, attend
+from regard.laws import Verdict, check
+from regard.laws.checking import find_laws
+from regard.laws.search import examine
+from regard.laws.subjects import read
+from regard.layers import (
+    Block,
+    ChannelAttention,
+    FeedForward,
+    GridAttention,
+    MultiHeadAttention,
+    Rotary,
+    RunningAttention,
+    WindowAttention,
+)
+from regard.layers.block import Stack
+from regard.models import (
+    GPT,
+    Bert,
+    BertConfig,
+    DaViT,
+    DaViTConfig,
+    GPTConfig,
+    SpatialConfig,
+    SpatialTransformer,
+    Transformer,
+    TransformerConfig,
+    ViT,
+    ViTConfig,
+)
+
+# Seconds of computing that each law may take here; the slow test takes as long as a user's own check.
+SECONDS = 0.04
+
+CAUSAL = Attention(pattern=Causal())
+NEAR = Attention(pattern=Window(3, 0))
+DESCRIPTIONS = {
+    "full": Attention(),
+    "causal": CAUSAL,
+    "window and first": Attention(pattern=Causal() & (Window(4, 0) | First(1))),
+    "alibi": Attention(pattern=Causal(), bias=Alibi(3)),
+    "sharp": Attention(beta=1.5),
+    "grid": Attention(pattern=Neighborhood((3, 5), 1)),
+}
+BACKENDS = {
+    "reference": tuple(DESCRIPTIONS),
+    "native": tuple(DESCRIPTIONS),
+    "blocked": ("full", "window and first", "alibi", "grid"),
+    "sdpa": ("full", "causal"),
+}
+
+
+def attention(
+    described: Attention | None = None, heads: int = 3, channels: int = 12, **more: Any
+) -> MultiHeadAttention:
+    return MultiHeadAttention(channels, heads, attention=described, **more)
+
+
+def gpt(position: str, **more: Any) -> GPT:
+    return GPT(GPTConfig(vocabulary=11, context=71, dim=12, layers=2, heads=3, position=position, **more))
+
+
+def spatial(position: str) -> SpatialTransformer:
+    sizes = {"image": (8, 12), "dim": 12, "layers": 2, "heads": 4, "hidden": 16, "classes": 5}
+    return SpatialTransformer(SpatialConfig(position=position, **sizes))
+
+
+HOUSE: dict[str, Callable[[], Any]] = {
+    f"attend, {name}, on {backend}": partial(partial, attend, attention=DESCRIPTIONS[name], backend=backend)
+    for backend, names in BACKENDS.items()
+    for name in names
+}
+HOUSE |= {
+    "attend": lambda: attend,
+    "attend, linear": lambda: partial(attend, feature_map="elu1", backend="linear"),
+    "attend, causal and linear": lambda: partial(attend, pattern=Causal(), feature_map="elu1", backend="linear"),
+    "attend, linear, with masks": lambda: partial(attend, pattern=Causal(), feature_map="relu"),
+    "a description": lambda: Attention(pattern=Window(2, 2), bias=RelativeTable(1, 3)),
+    "RunningAttention": RunningAttention,
+    "MultiHeadAttention": attention,
+    "MultiHeadAttention, window and groups": lambda: attention(NEAR, heads=4, kv_heads=2),
+    "MultiHeadAttention, rotary": lambda: attention(CAUSAL, rotary=Rotary(4), dropout=0.3),
+    "MultiHeadAttention, alibi": lambda: attention(DESCRIPTIONS["alibi"], bias=False),
+    "MultiHeadAttention, linear": lambda: attention(Attention(pattern=Causal(), feature_map="elu1")),
+    "Block": lambda: Block(attention(), FeedForward(12, 20)),
+    "Block, causal, norm after": lambda: Block(attention(CAUSAL), FeedForward(12, 20), order="post"),
+    "Block, with another text": lambda: Block(attention(CAUSAL), FeedForward(12, 20), cross=attention()),
+    "Stack": lambda: Stack([Block(attention(NEAR), FeedForward(12, 20), dropout=0.2) for _ in range(2)]),
+    "GridAttention": lambda: GridAttention(8, 2),
+    "GridAttention, neighbours": lambda: GridAttention(8, 2, attention=DESCRIPTIONS["grid"]),
+    "WindowAttention": lambda: WindowAttention(8, 2, (3, 2)),
+    "WindowAttention, padding hidden": lambda: WindowAttention(8, 2, (2, 3), sees_padding=False),
+    "ChannelAttention": lambda: ChannelAttention(8, 2),
+    "ChannelAttention, many groups": lambda: ChannelAttention(36, 9, "tokens"),
+    "GPT, learned positions": lambda: gpt("learned"),
+    "GPT, sinusoids": lambda: gpt("sinusoidal", dropout=0.1),
+    "GPT, alibi and window": lambda: gpt("alibi", window=5),
+    "GPT, no positions": lambda: gpt("none"),
+    "LLaMA": lambda: GPT(
+        GPTConfig.llama(vocabulary=11, context=40, dim=16, layers=2, heads=4, kv_heads=2, hidden=20, window=7)
+    ),
+    "Bert": lambda: Bert(BertConfig(vocabulary=11, context=40, dim=12, layers=2, heads=3)),
+    "Transformer": lambda: Transformer(TransformerConfig(vocabulary=11, dim=12, layers=1, heads=3, hidden=16)),
+    "ViT": lambda: ViT(ViTConfig(image=(8, 12), patch=4, classes=7, dim=12, layers=2, heads=3)),
+    "DaViT": lambda: DaViT(DaViTConfig(classes=5, dims=(8, 16), heads=(2, 4), depths=(1, 1), window=3)),
+    "SpatialTransformer, quadratic": lambda: spatial("quadratic"),
+    "SpatialTransformer, gaussian": lambda: spatial("gaussian"),
+    "SpatialTransformer, content": lambda: spatial("content"),
+}
+
+
+def verdicts(target: Any, seed: int) -> Iterator[Verdict]:
+    """The word of each claimed law on the target and on its other views, after a short look."""
+    subject = read(target)
+    for view in (subject, *subject.parts):
+        laws = find_laws(subject.claims)
+        view.context = tuple(law.slug for law in laws)
+        for law in find_laws(view.claims):
+            yield examine(law, view, seed, fast=True, seconds=SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    torch.manual_seed(11)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HOUSE)
+def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
+    found = list(verdicts(HOUSE[name](), seed=0))
+    assert [str(verdict) for verdict in found if not verdict.ok] == []
+    assert sum(verdict.outcome == "holds" for verdict in found) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HOUSE)
+def test_it_obeys_them_wherever_the_search_looks(name: str, seed: int):
+    report = check(HOUSE[name](), seed=seed)
+    assert [str(verdict) for verdict in report.verdicts if not verdict.ok] == []
+
+
+def test_a_window_into_the_future_that_is_declared_causal_is_found():
+    report = check(
+        partial(attend, pattern=Window(4, 1)), claims=["causality", "support"], pattern=Window(4, 0), fast=True
+    )
+    assert {verdict.slug for verdict in report.verdicts if verdict.outcome == "broken"} == {"causality", "support"}
+
+
+def test_a_gpt_whose_memory_forgets_the_padding_is_found():
+    model = gpt("learned")
+    remember = model.new_memory
+    model.new_memory = lambda room=None: Forgetful(remember(room))
+    report = check(model, claims=["cache"], fast=True)
+    assert report.verdicts["cache"].outcome == "broken"
+
+
+class Forgetful:
+    """A memory that begins counting positions anew with every piece."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["memory"], name)
+
+    def positions(self, count: int, lengths: Any = None) -> torch.Tensor:
+        return torch.arange(count)
