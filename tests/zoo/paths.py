@@ -357,7 +357,7 @@ EXHIBITS = [
         "layer",
         NoNumberWithWeights,
         WeightsOnRequest,
-        ("empty-rows", "paths"),
+        ("empty-rows",),
         ("empty-rows", "padding", "paths"),
     ),
     Exhibit(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard.laws import check, read
 from regard.laws.articles.paths import STRIDES, strided
-from regard.laws.articles.textbook import textbook
+from regard.laws.textbook import textbook
 from regard.layers import MultiHeadAttention
 
 

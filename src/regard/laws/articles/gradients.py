@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from regard.laws.judge import FACTOR
 from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
-from regard.laws.subjects import precision
+from regard.laws.slopes import Gradient, backward
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
 
-Call = Callable[..., Tensor]
-# Above this a difference quotient tells nothing.
-COARSEST = 1e-5
 PARTS = ("query", "key", "value")
 
 
@@ -122,7 +117,7 @@ class Gradients(Law):
             return  # a row that sees nothing, or what looks like one: empty-rows has a word on it
         weight = _weight(output, kind, dice)
         names, reduction = list(PARTS), keys + subject.dim
-        wanted = _Gradient(subject, call, inputs, weight, reduction)
+        wanted = Gradient(subject, call, inputs, weight, reduction)
         yield from wanted.observe(dice, names)
         if mask is not None:
             hidden = ~mask.expand(batch, 1, queries, keys).any(2)[:, 0]
@@ -154,11 +149,11 @@ class Gradients(Law):
         weight = dice.normal(*output.shape).to(output.dtype)
         together = [tensor.clone().requires_grad_() for tensor in (*inputs, bias)]
         with_others = subject.attend(*cast(tuple[Tensor, Tensor, Tensor], together[:3]), **{name: together[3]})
-        _backward(subject, with_others, weight)
+        backward(subject, with_others, weight)
         if together[3].grad is None:
             return  # its mask is no input of the derivative, and it says so by giving none
         try:
-            wanted = _Gradient(subject, call, [bias], weight, keys + subject.dim)
+            wanted = Gradient(subject, call, [bias], weight, keys + subject.dim)
         except Exception as failure:
             words = f"cannot be had if only the mask wants one: {type(failure).__name__}"
             yield true(False, words, output="the gradient", changed="an additive mask that alone requires a gradient")
@@ -200,7 +195,7 @@ class Gradients(Law):
                 return rows(view.run(x.transpose(0, 1) if strided else x, mask))
 
             content = x.transpose(0, 1).contiguous() if strided else x
-            wanted = _Gradient(subject, call, [content], weight, reduction)
+            wanted = Gradient(subject, call, [content], weight, reduction)
             yield from wanted.observe(dice, ["input"], token_axis=0 if strided else 1)
             if mask is not None and not strided:
                 hidden = (~mask).reshape(*mask.shape, *(1,) * (x.ndim - 2))
@@ -231,174 +226,8 @@ class Gradients(Law):
         inputs = [parameter.detach().clone() for parameter in _parameters(subject).values()]
         if len({number.dtype for number in inputs}) > 1:
             return  # mixed precisions: there is no one step that suits all of them
-        wanted = _Gradient(subject, call, inputs, weight, reduction)
+        wanted = Gradient(subject, call, inputs, weight, reduction)
         yield from wanted.observe(dice, ["parameters"], together=True)
-
-
-class _Gradient:
-    """The gradient of one weighted sum of outputs, and what it must agree with."""
-
-    def __init__(self, subject: Subject, call: Call, inputs: Sequence[Tensor], weight: Tensor, reduction: int) -> None:
-        self.subject, self.call, self.weight, self.reduction = subject, call, weight, reduction
-        self.inputs = [tensor.detach().clone() for tensor in inputs]
-        self.output, self.gradients = self.of(range(len(inputs)))
-        # Where the derivative vanishes its rounding does not: it is relative to what went into it.
-        unit = _largest([weight]) * _largest([self.output]) / (_largest(self.inputs) + 1e-30)
-        self.largest = max(_largest(self.gradients), unit)
-
-    def of(self, wanted: Sequence[int], twice: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """Output and gradients with respect to some of the inputs, the others being constants."""
-        leaves = [
-            tensor.clone().requires_grad_() if index in wanted else tensor.clone()
-            for index, tensor in enumerate(self.inputs)
-        ]
-        output = self.call(self.subject, *leaves)
-        if output.requires_grad:
-            _backward(self.subject, output, self.weight, keep=twice)
-            if twice:
-                for leaf in leaves:
-                    leaf.grad = None
-                _backward(self.subject, output, self.weight)
-        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        return output.detach(), [gradients[index] for index in wanted]
-
-    def observe(
-        self, dice: Dice, names: Sequence[str], token_axis: int | None = None, together: bool = False
-    ) -> Iterator[Observation]:
-        """Directions in all inputs, in each of them, and in the last token only."""
-        for index, gradient in enumerate(self.gradients):
-            name = names[0] if together else names[index]
-            yield finite(gradient.flatten(1) if gradient.ndim > 2 else gradient, output=f"the gradient of the {name}")
-        if not all(gradient.isfinite().all() for gradient in self.gradients):
-            return
-        double = self.subject.at(torch.float64)
-        if double is not None and double is not self.subject:
-            checked = False
-            for observation in self._like(double, names, together):
-                checked = True
-                yield observation
-            if checked:
-                return
-        if self.subject.eps > COARSEST:
-            return
-        whole = [self._direction(tensor, dice, together) for tensor in self.inputs]
-        yield from self._along(whole, "every input" if len(names) > 1 else f"the {names[0]}")
-        if together:
-            return
-        for index, name in enumerate(names):
-            only = [each if place == index else torch.zeros_like(each) for place, each in enumerate(whole)]
-            if len(names) > 1:
-                yield from self._along(only, f"the {name} only")
-            axis = token_axis if token_axis is not None else self.inputs[index].ndim - 2
-            last = [torch.zeros_like(each) for each in whole]
-            last[index].select(axis, -1).copy_(whole[index].select(axis, -1))
-            yield from self._along(last, f"the last token of the {name}")
-
-    def _direction(self, tensor: Tensor, dice: Dice, together: bool) -> Tensor:
-        size = max(float(tensor.double().pow(2).mean().sqrt()), 0.05) if together and tensor.numel() else 1.0
-        return (size * dice.normal(*tensor.shape)).to(tensor.dtype)
-
-    def _along(self, direction: list[Tensor], name: str) -> Iterator[Observation]:
-        """The slope that the gradient says, against the slope that is measured.
-
-        A kink within one step bends the quotient, not the gradient; what is wrong is wrong at every step.
-        """
-        said = sum(float((g.double() * u.double()).sum()) for g, u in zip(self.gradients, direction, strict=True))
-        best = None
-        for shorter in (1, 16, 256) if self.subject.eps < 1e-12 else (1, 4, 16):
-            seen = self._slope(direction, said, self.subject.eps**0.2 / shorter)
-            if seen is None:
-                continue
-            measured, scale, ratio = seen
-            if best is None or ratio < best[2]:
-                best = seen
-            if ratio <= 1:
-                break
-        if best is None:
-            return  # it has no slope here that could be measured
-        measured, scale, _ = best
-        yield equal(
-            torch.tensor([measured], dtype=torch.float64),
-            torch.tensor([said], dtype=torch.float64),
-            scale=scale,
-            reduction=self.reduction,
-            changed=f"{name}, along one direction",
-            output="the slope",
-            effect=f"is {measured:.4e} by differences and {said:.4e} by the gradient",
-        )
-
-    def _slope(self, direction: list[Tensor], said: float, h: float) -> tuple[float, float, float] | None:
-        """The measured slope, the size that its rounding is relative to, and its distance from `said` in bounds."""
-        eps, weight = self.subject.eps, self.weight.double()
-        values = {}
-        with torch.no_grad():
-            for step in (-1.0, -0.5, 0.0, 0.5, 1.0):
-                moved = [x + step * h * u for x, u in zip(self.inputs, direction, strict=True)]
-                values[step] = float((weight * self.call(self.subject, *moved).double()).sum())
-        coarse, fine = (values[1.0] - values[-1.0]) / (2 * h), (values[0.5] - values[-0.5]) / h
-        right, left = (values[0.5] - values[0.0]) / (0.5 * h), (values[0.0] - values[-0.5]) / (0.5 * h)
-        size = max(abs(fine), abs(said), self._typical(direction))
-        if not all(map(math.isfinite, values.values())) or abs(coarse - fine) > 0.05 * size:
-            return None  # a jump or a kink nearby
-        if abs(right - left) > 0.3 * size:
-            return None
-        measured = (4 * fine - coarse) / 3
-        spread = (FACTOR[torch.float64] if eps < 1e-12 else FACTOR[torch.float32]) * eps
-        spread *= math.sqrt(max(self.reduction, 1))
-        noise = float(self.output.double().abs().max()) * float(weight.norm())
-        scale = noise / h + 2 * abs(coarse - fine) / spread
-        return measured, scale, abs(measured - said) / (spread * scale + 1e-300)
-
-    def _typical(self, direction: list[Tensor]) -> float:
-        return max(float(g.norm()) for g, u in zip(self.gradients, direction, strict=True) if u.any())
-
-    def _like(self, double: Subject, names: Sequence[str], together: bool) -> Iterator[Observation]:
-        """In the subject's own precision: the gradient is that of float64, where the outputs are the same."""
-        try:
-            wide = _Gradient(double, self.call, [x.double() for x in self.inputs], self.weight.double(), self.reduction)
-        except Exception:  # its backward does not run in float64; differences have to do
-            return
-        apart = float((wide.output - self.output.double()).abs().max())
-        if not apart <= 1e3 * self.subject.eps * float(wide.output.abs().max()):
-            return
-        scale = wide.largest
-        if not any(self.weight.stride()):
-            # The sum of a normalised row does not change: its gradient cancels, but the roundings on the way do not.
-            signs = torch.ones_like(wide.output).flatten()
-            signs[::2] = -1
-            other = _Gradient(double, self.call, wide.inputs, signs.reshape(wide.output.shape), self.reduction)
-            scale = max(scale, other.largest)
-        words = {"reduction": self.reduction, "changed": "the precision"}
-        for index, (expected, actual) in enumerate(zip(wide.gradients, self.gradients, strict=True)):
-            name = names[0] if together else names[index]
-            yield equal(expected, actual, scale=scale, output=f"the gradient of the {name}", **words)
-
-    def alone(self, index: int, name: str) -> Iterator[Observation]:
-        """One input wants a gradient, the others do not."""
-        try:
-            _, (gradient,) = self.of([index])
-        except Exception as failure:
-            words = f"cannot be had if only the {name} wants one: {type(failure).__name__}"
-            yield true(False, words, output="the gradient", changed=f"a {name} that alone requires a gradient")
-            return
-        yield equal(
-            self.gradients[index],
-            gradient,
-            scale=self.largest,
-            reduction=self.reduction,
-            output=f"the gradient of the {name}",
-            changed="whether the other inputs require gradients",
-        )
-
-    def again(self) -> Iterator[Observation]:
-        """The same graph a second time."""
-        try:
-            _, gradients = self.of(range(len(self.inputs)), twice=True)
-        except Exception:  # a graph may serve once only
-            return
-        words = {"output": "the gradient", "changed": "nothing: the same graph, backward a second time"}
-        for first, second in zip(self.gradients, gradients, strict=True):
-            yield equal(first, second, scale=self.largest, reduction=self.reduction, **words)
 
 
 class _Shell(nn.Module):
@@ -420,13 +249,6 @@ def _parameters(subject: Subject) -> dict[str, Tensor]:
     return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point() and p.requires_grad}
 
 
-def _backward(subject: Subject, output: Tensor, weight: Tensor, keep: bool = False) -> None:
-    # The backward of a plain function meets the single-precision numbers it closes over as well.
-    widen = subject.dtype == torch.float64 and not isinstance(subject.target, nn.Module)
-    with precision.Doubling() if widen else nullcontext():
-        torch.autograd.backward(output, weight, retain_graph=keep)
-
-
 def _weight(output: Tensor, kind: object, dice: Dice) -> Tensor:
     """What outputs are weighted with; a backward has to read it whatever its strides are."""
     if kind == "constant":
@@ -435,10 +257,6 @@ def _weight(output: Tensor, kind: object, dice: Dice) -> Tensor:
     if kind == "strided" and output.ndim > 2:
         return weight.transpose(1, 2).contiguous().transpose(1, 2)
     return weight
-
-
-def _largest(tensors: Sequence[Tensor]) -> float:
-    return max([float(each.abs().nan_to_num(0, 0, 0).max()) for each in tensors if each.numel()], default=0.0)
 
 
 def _full(output: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.laws.articles.determinism import right_padded
-from regard.laws.articles.textbook import close, drawn_mask, textbook
+from regard.laws.textbook import close, drawn_mask, textbook
 from regard.laws.judge import FACTOR
 from regard.laws.law import Case, Dice, Law, Observation, equal
 from regard.laws.subjects.base import Subject

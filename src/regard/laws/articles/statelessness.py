@@ -23,6 +23,8 @@ BETWEEN = {
     "other": "a call with other content",
     "longer": "a call with more tokens",
     "shorter": "a call with fewer tokens",
+    "same start": "a call with the same first token",
+    "same end": "a call with the same last token",
     "batch": "a call with more rows",
     "one row": "a call with one row",
     "masked": "a call with a mask",
@@ -60,6 +62,8 @@ class Statelessness(Law):
                 yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
         if subject.caching is not None:
             yield {"batch": 2, "tokens": tokens, "between": "conversations", "mask": "none"}
+        # One token is what a step of decoding looks like, to those who guess.
+        yield {"batch": 2, "tokens": subject.lengths(1)[0], "between": "longer", "mask": "none"}
         for kind in kinds:
             for mask in masks if kind not in ("other", "longer", "shorter") else ():
                 yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
@@ -91,7 +95,10 @@ class Statelessness(Law):
         first = subject.run(given, mask)
         yield equal(x.double(), given.double(), changed="nothing; the call itself", output="input", exact=True)
         yield equal(unused, first, changed="earlier calls on this instance", **how)
+        kept = first.clone()
         _happens(kind, subject, given, dice)
+        if kind != "memory":  # what was given may come back as it is
+            yield equal(kept, first, changed=BETWEEN[kind], output="the earlier output", exact=True)
         yield equal(unused, subject.run(x.clone(), mask), changed=BETWEEN[kind], **how)
         # A new instance whose first call was the other one.
         other = subject.fresh()
@@ -123,6 +130,10 @@ def _happens(kind: str, subject: Subject, x: Tensor, dice: Dice) -> None:
             subject.run(subject.draw(batch, longer, dice))
         elif kind == "shorter":
             subject.run(subject.draw(batch, shorter, dice))
+        elif kind in ("same start", "same end"):
+            other, end = subject.draw(batch, tokens, dice), slice(0, 1) if kind == "same start" else slice(-1, None)
+            other[:, end] = x[:, end]
+            subject.run(other)
         elif kind in ("batch", "one row"):
             subject.run(subject.draw(batch + 3 if kind == "batch" else 1, tokens, dice))
         elif kind == "masked":

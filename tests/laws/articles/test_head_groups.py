@@ -1,0 +1,97 @@
+"""Query head h uses key head h // group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.laws import check
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+class Layer(nn.Module):
+    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core, self.heads, self.kv_heads = core, heads, kv_heads
+        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
+
+
+def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
+    report = check(target, kind=kind, claims=["head-groups", *claims], seed=seed, fast=True, **options)
+    return report.verdicts["head-groups"].outcome
+
+
+def spread(repeat, repeat_values=None):
+    def core(q, k, v, mask=None):
+        group = q.shape[1] // k.shape[1]
+        return plain(q, repeat(k, group), (repeat_values or repeat)(v, group), mask)
+
+    return core
+
+
+def repeated(x: Tensor, group: int) -> Tensor:
+    return x.repeat_interleave(group, 1)
+
+
+def tiled(x: Tensor, group: int) -> Tensor:
+    return x.repeat(1, group, 1, 1)
+
+
+def mixing(q, k, v, mask=None):
+    group = q.shape[1] // k.shape[1]
+    return _scores(q, repeated(k, group), mask).softmax(1).nan_to_num(0.0) @ repeated(v, group)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repeated_keys_hold(seed: int) -> None:
+    assert outcome(spread(repeated), seed=seed) == "holds"
+    assert outcome(Layer(spread(repeated), 4, 2), "layer", seed) == "holds"
+
+
+@pytest.mark.parametrize("values", [tiled, repeated])
+def test_tiled_keys_are_broken(values) -> None:
+    assert outcome(spread(tiled, values)) == "broken"
+    assert outcome(Layer(spread(tiled, values), 4, 2), "layer") == "broken"
+
+
+def test_tiled_values_are_broken() -> None:
+    assert outcome(spread(repeated, tiled)) == "broken"
+    assert outcome(Layer(spread(repeated, tiled), 4, 2), "layer") == "broken"
+
+
+def test_heads_that_mix_are_broken() -> None:
+    assert outcome(mixing) == "broken"
+
+
+def test_heads_in_another_layout_are_counted_as_the_projection_has_them() -> None:
+    class Across(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+            q = q.unflatten(1, (2, 2)).transpose(1, 2)  # the members of groups before the groups
+            y = plain(q, k[:, None], v[:, None]).transpose(1, 2).flatten(1, 2)
+            return y.transpose(1, 2).flatten(2)
+
+    assert outcome(Across(plain, 4, 2), "layer") == "holds"
+
+
+def test_equal_numbers_of_heads_have_no_groups() -> None:
+    assert outcome(Layer(plain), "layer") == "not applicable"

@@ -1,0 +1,88 @@
+"""Distances matter, places do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.laws import check
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+class Layer(nn.Module):
+    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core, self.heads, self.kv_heads = core, heads, kv_heads
+        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
+
+
+def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
+    report = check(target, kind=kind, claims=["relative-position", *claims], seed=seed, fast=True, **options)
+    return report.verdicts["relative-position"].outcome
+
+
+def turned(x: Tensor, places: Tensor, slip: int = 0) -> Tensor:
+    angles = places[:, None] * 100.0 ** -(torch.arange(0, x.shape[-1], 2) / x.shape[-1])
+    cos, sin = angles.cos().to(x.dtype), angles.sin().roll(slip, -1).to(x.dtype)
+    left, right = x[..., 0::2], x[..., 1::2]
+    return torch.stack([left * cos - right * sin, left * sin + right * cos], -1).flatten(-2)
+
+
+def rotary(q, k, v, mask=None, slip: int = 0, sign: int = 1):
+    places = torch.arange(k.shape[-2])
+    return plain(turned(q, places[-q.shape[-2] :], slip), turned(k, sign * places, slip), v, mask)
+
+
+def slipped(q, k, v, mask=None):
+    return rotary(q, k, v, mask, slip=1)
+
+
+def backwards(q, k, v, mask=None):
+    return rotary(q, k, v, mask, sign=-1)
+
+
+def table(q, k, v, mask=None):
+    places = torch.randn(140, q.shape[-1], generator=torch.Generator().manual_seed(0)).to(q.dtype)
+    return plain(q + places[: q.shape[-2]], k + places[: k.shape[-2]], v, mask)
+
+
+def from_the_start(q, k, v, mask=None):
+    distance = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return (_scores(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("core", [plain, causal, rotary], ids=lambda core: core.__name__)
+def test_what_knows_distances_only_holds(core, seed: int) -> None:
+    assert outcome(core, seed=seed) == "holds"
+    assert outcome(Layer(core), "layer", seed) == "holds"
+
+
+@pytest.mark.parametrize("core", [slipped, backwards, table], ids=lambda core: core.__name__)
+def test_what_knows_places_is_broken(core) -> None:
+    assert outcome(core) == "broken"
+    assert outcome(Layer(core), "layer") == "broken"
+
+
+def test_distances_from_the_wrong_end_are_broken_for_who_promises_alignment() -> None:
+    assert outcome(from_the_start, claims=["alignment"]) == "broken"
+    assert outcome(from_the_start) == "holds"

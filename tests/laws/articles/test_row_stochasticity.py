@@ -1,0 +1,87 @@
+"""Shares sum to one, and what is no share is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.laws import check
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+class Layer(nn.Module):
+    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core, self.heads, self.kv_heads = core, heads, kv_heads
+        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
+
+
+def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
+    report = check(target, kind=kind, claims=["row-stochasticity", *claims], seed=seed, fast=True, **options)
+    return report.verdicts["row-stochasticity"].outcome
+
+
+def sigmoid(q, k, v, mask=None):
+    return _scores(q, k, mask).sigmoid() @ v
+
+
+def over_queries(q, k, v, mask=None):
+    return _scores(q, k, mask).softmax(-2).nan_to_num(0.0) @ v
+
+
+def over_heads(q, k, v, mask=None):
+    return _scores(q, k, mask).softmax(1).nan_to_num(0.0) @ v
+
+
+def mask_last(q, k, v, mask=None):
+    weights = _scores(q, k, None).softmax(-1)
+    return (weights if mask is None else weights * mask) @ v
+
+
+def epsilon(q, k, v, mask=None):
+    raised = _scores(q, k, mask).exp()
+    return raised @ v / (raised.sum(-1, keepdim=True) + 1e-6)
+
+
+def features(q, k, v, mask=None):
+    q, k = q.exp(), k.exp()
+    return q @ (k.mT @ v)
+
+
+FAULTS = [sigmoid, over_queries, over_heads, mask_last, epsilon]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("core", [plain, causal], ids=lambda core: core.__name__)
+def test_a_softmax_over_keys_holds(core, seed: int) -> None:
+    assert outcome(core, seed=seed) == "holds"
+    assert outcome(Layer(core), "layer", seed) == "holds"
+
+
+@pytest.mark.parametrize("core", FAULTS, ids=lambda core: core.__name__)
+def test_what_does_not_sum_to_one_is_broken(core) -> None:
+    assert outcome(core) == "broken"
+    assert outcome(Layer(core), "layer") == "broken"
+
+
+def test_a_layer_without_visible_weights_is_asked_with_equal_tokens() -> None:
+    assert outcome(Layer(features), "layer") == "broken"

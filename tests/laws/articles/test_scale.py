@@ -1,0 +1,98 @@
+"""Beta is what was declared, seen from outside or inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.laws import check
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+class Layer(nn.Module):
+    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core, self.heads, self.kv_heads = core, heads, kv_heads
+        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
+
+
+def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
+    report = check(target, kind=kind, claims=["scale", *claims], seed=seed, fast=True, **options)
+    return report.verdicts["scale"].outcome
+
+
+def with_beta(rule):
+    def core(q, k, v, mask=None):
+        return _scores(q, k, mask, rule(q)).softmax(-1).nan_to_num(0.0) @ v
+
+    return core
+
+
+FAULTS = {
+    "none": lambda q: 1.0,
+    "twice": lambda q: 1 / q.shape[-1],
+    "of the whole width": lambda q: (q.shape[1] * q.shape[-1]) ** -0.5,
+    "minus for power": lambda q: q.shape[-1] - 0.5,
+    "of heads of 64": lambda q: 0.125,
+}
+
+
+def alibi(q, k, v, mask=None):
+    distance = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+    return (_scores(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+
+
+def linear(q, k, v, mask=None):
+    weights = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("core", [plain, causal, alibi], ids=lambda core: core.__name__)
+def test_the_root_of_the_head_size_holds(core, seed: int) -> None:
+    assert outcome(core, seed=seed) == "holds"
+    assert outcome(Layer(core), "layer", seed) == "holds"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_beta_is_broken(fault: str) -> None:
+    assert outcome(with_beta(FAULTS[fault])) == "broken"
+    assert outcome(Layer(with_beta(FAULTS[fault])), "layer") == "broken"
+
+
+def test_a_declared_beta_is_the_one_to_have() -> None:
+    assert outcome(with_beta(lambda q: 0.7), beta=0.7) == "holds"
+    assert outcome(plain, beta=0.7) == "broken"
+
+
+def test_a_query_that_was_scaled_before_counts() -> None:
+    class Scaled(Layer):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+            return self.core(q / 2, k, v).transpose(1, 2).flatten(2)
+
+    assert outcome(Scaled(with_beta(lambda q: 1.0)), "layer") == "holds"
+    assert outcome(Scaled(plain), "layer") == "broken"
+
+
+def test_sums_of_features_have_no_beta() -> None:
+    assert outcome(linear) == "not applicable"

@@ -1,0 +1,104 @@
+"""The pairs that interact are those declared, at every length and under every mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard import Causal, Window
+from regard.laws import check, probe
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+class Layer(nn.Module):
+    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core, self.heads, self.kv_heads = core, heads, kv_heads
+        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
+
+
+def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
+    report = check(target, kind=kind, claims=["support", *claims], seed=seed, fast=True, **options)
+    return report.verdicts["support"].outcome
+
+
+def window(width: int):
+    def windowed(q, k, v, mask=None):
+        ones = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+        offset = k.shape[-2] - q.shape[-2]
+        band = ones.tril(offset) & ~ones.tril(offset - width)
+        return plain(q, k, v, band if mask is None else mask & band)
+
+    return windowed
+
+
+def ignoring(q, k, v, mask=None):
+    return plain(q, k, v)
+
+
+def inverted(q, k, v, mask=None):
+    return plain(q, k, v, None if mask is None else ~mask)
+
+
+def soft(q, k, v, mask=None):
+    scores = _scores(q, k, None)
+    return (scores if mask is None else scores.masked_fill(~mask, -9.0)).softmax(-1) @ v
+
+
+def without_itself(q, k, v, mask=None):
+    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2] - 1)
+    return plain(q, k, v, past if mask is None else mask & past)
+
+
+FOUR = Causal() & Window(3, 0)
+
+
+@pytest.mark.parametrize("kind", ["operator", "layer"])
+def test_a_window_of_four_keys_holds_and_any_other_is_broken(kind: str) -> None:
+    targets = {width: window(width) if kind == "operator" else Layer(window(width)) for width in (3, 4, 5, 500)}
+    found = {width: outcome(target, kind, pattern=FOUR) for width, target in targets.items()}
+    assert found == {3: "broken", 4: "holds", 5: "broken", 500: "broken"}
+
+
+@pytest.mark.parametrize("kind", ["operator", "layer"])
+@pytest.mark.parametrize("core", [ignoring, inverted, soft], ids=lambda core: core.__name__)
+def test_a_mask_that_hides_nothing_or_the_wrong_is_broken(core, kind: str) -> None:
+    assert outcome(core if kind == "operator" else Layer(core), kind) == "broken"
+
+
+@pytest.mark.parametrize("kind", ["operator", "layer"])
+def test_what_declares_nothing_has_to_obey_its_mask(kind: str) -> None:
+    for core in (plain, causal, window(4)):
+        assert outcome(core if kind == "operator" else Layer(core), kind) == "holds"
+
+
+def test_a_query_that_does_not_see_itself_is_not_causal_attention() -> None:
+    assert outcome(without_itself, claims=["causality"]) == "broken"
+    assert outcome(Layer(without_itself), "layer", pattern=Causal()) == "broken"
+    assert outcome(causal, claims=["causality"]) == "holds"
+    assert outcome(window(4), claims=["causality"]) == "holds"
+
+
+def test_probing_measures_the_window() -> None:
+    found = {core: probe(core, kind="operator", laws=["support"]) for core in (plain, causal, window(4))}
+    measured = [report.verdicts["support"].measured for report in found.values()]
+    assert measured == ["full", "causal", "window: 3 keys back"]
