@@ -158,7 +158,7 @@ def test_a_window_into_the_future_that_is_declared_causal_is_found():
     assert {verdict.slug for verdict in report.verdicts if verdict.outcome == "broken"} == {"causality", "support"}
 
 
-def test_a_gpt_whose_memory_forgets_the_padding_is_found():
+def test_a_gpt_whose_memory_counts_positions_anew_is_found():
     model = gpt("learned")
     remember = model.new_memory
     model.new_memory = lambda room=None: Forgetful(remember(room))

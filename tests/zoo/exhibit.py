@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,6 +55,18 @@ def report(path: str) -> str:
     return f"https://github.com/{path}"
 
 
+@functools.cache
 def given(function: Callable) -> Callable[[], Callable]:
-    """The factory of a plain function."""
+    """The factory of a plain function, the same one every time."""
     return lambda: function
+
+
+def twins(exhibits: Iterable[Exhibit]) -> list[Exhibit]:
+    """One exhibit for each twin, which claims what it claims anywhere."""
+    found: dict[tuple, Exhibit] = {}
+    for exhibit in exhibits:
+        key = (exhibit.twin, exhibit.kind, repr(sorted(exhibit.options.items())))
+        known = found.get(key, exhibit)
+        law, claims = dict.fromkeys(known.law + exhibit.law), dict.fromkeys(known.claims + exhibit.claims)
+        found[key] = replace(known, law=tuple(law), claims=tuple(claims))
+    return list(found.values())

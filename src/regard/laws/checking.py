@@ -19,7 +19,7 @@ from regard.laws.subjects import Subject, read
 from regard.laws.verdict import Verdict, Verdicts
 
 # Seconds that one law may search, in a fast and in a full check.
-SECONDS = {True: 1.5, False: 10.0}
+SECONDS = {True: 1.2, False: 10.0}
 
 # Laws that ask for nothing but ordinary input: a subject that claims one and raises in every case breaks it.
 MUST_RUN = ("causality", "padding", "permutation", "batch-independence", "determinism", "statelessness", "gradients")

@@ -15,7 +15,8 @@ UNIVERSAL = (
     "statelessness",
     "shape",
 )
-OF_OPERATORS = ("empty-rows", "range")
+# What a query yields that sees nothing is a convention, of which there are several; it is not guessed.
+OF_OPERATORS = ("range",)
 
 
 def infer(subject: Subject) -> list[str]:

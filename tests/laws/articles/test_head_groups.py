@@ -61,7 +61,7 @@ def mixing(q, k, v, mask=None):
     return _scores(q, repeated(k, group), mask).softmax(1).nan_to_num(0.0) @ repeated(v, group)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_repeated_keys_hold(seed: int) -> None:
     assert outcome(spread(repeated), seed=seed) == "holds"
     assert outcome(Layer(spread(repeated), 4, 2), "layer", seed) == "holds"

@@ -64,7 +64,7 @@ def linear(q, k, v, mask=None):
     return weights / weights.sum(-1, keepdim=True) @ v
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("core", [plain, causal, sharp, linear], ids=lambda core: core.__name__)
 def test_a_softmax_of_any_beta_holds(core, seed: int) -> None:
     assert outcome(core, seed=seed) == "holds"

@@ -70,7 +70,7 @@ def from_the_start(q, k, v, mask=None):
     return (_scores(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("core", [plain, causal, rotary], ids=lambda core: core.__name__)
 def test_what_knows_distances_only_holds(core, seed: int) -> None:
     assert outcome(core, seed=seed) == "holds"

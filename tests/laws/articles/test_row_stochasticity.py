@@ -70,7 +70,7 @@ def features(q, k, v, mask=None):
 FAULTS = [sigmoid, over_queries, over_heads, mask_last, epsilon]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("core", [plain, causal], ids=lambda core: core.__name__)
 def test_a_softmax_over_keys_holds(core, seed: int) -> None:
     assert outcome(core, seed=seed) == "holds"

@@ -29,7 +29,8 @@ def llama(library):
 def test_a_tiny_model_is_the_same_for_the_same_seed_and_leaves_the_random_numbers_alone():
     before = torch.get_rng_state()
     one, two, other = (tiny("GPT2LMHeadModel", seed=seed).lm_head.weight for seed in (0, 0, 1))
-    assert torch.equal(one, two) and not torch.equal(one, other)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -49,18 +50,21 @@ def test_a_decoder_claims_causality_and_a_cache(name):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_claims_no_causality(name):
     subject = read(tiny(name))
-    assert "causality" not in subject.claims and subject.caching is None
+    assert "causality" not in subject.claims
+    assert subject.caching is None
 
 
 def test_a_family_of_encoders_decodes_only_when_its_configuration_says_so():
-    assert decodes(tiny("BertLMHeadModel")) and not decodes(tiny("BertLMHeadModel", is_decoder=False))
+    assert decodes(tiny("BertLMHeadModel"))
+    assert not decodes(tiny("BertLMHeadModel", is_decoder=False))
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration", "MixtralForCausalLM", "ViTModel"])
 def test_float64_is_float64_although_norms_and_rotations_ask_for_less(name):
     subject = read(tiny(name))
     double = subject.at(torch.float64)
-    assert double is not None and double.eps == torch.finfo(torch.float64).eps
+    assert double is not None
+    assert double.eps == torch.finfo(torch.float64).eps
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -109,7 +113,8 @@ def test_a_cache_is_cropped_to_tokens_and_the_first_one_stays_as_it_was(llama):
     caching = llama.caching
     with torch.no_grad():
         _, state = caching.step(caching.start(2, 9), llama.draw(2, 7, Dice(0, "crop")))
-    assert caching.crop(state, 3).get_seq_length() == 3 and state.get_seq_length() == 7
+    assert caching.crop(state, 3).get_seq_length() == 3
+    assert state.get_seq_length() == 7
     swapped = caching.reorder(state, torch.tensor([1, 0]))
     assert torch.equal(swapped.layers[1].keys, state.layers[1].keys.flip(0))
 
@@ -124,16 +129,19 @@ def test_a_window_that_forgot_its_past_cannot_be_cropped():
 def test_an_encoder_decoder_is_seen_from_both_sides():
     subject = read(tiny("T5ForConditionalGeneration"))
     (source,) = subject.parts
-    assert "cache" in subject.abilities and "aligned" not in source.abilities
+    assert "cache" in subject.abilities
+    assert "aligned" not in source.abilities
     x = source.draw(2, 7, Dice(0, "source"))
-    assert source.run(x).shape[1] == 3 and subject.run(x).shape[1] == 7
+    assert source.run(x).shape[1] == 3
+    assert subject.run(x).shape[1] == 7
     assert not torch.equal(source.run(x), source.run(x.roll(1, 1)))
 
 
 def test_a_model_of_pictures_is_called_with_pictures():
     subject = read(tiny("ViTModel"))
     assert subject.draw(2, 1, Dice(0, "picture")).shape == (2, 3, 24, 24)
-    assert "padding" not in subject.claims and "attn_implementation='eager'" in subject.ways()
+    assert "padding" not in subject.claims
+    assert "attn_implementation='eager'" in subject.ways()
 
 
 def blind(query, key, value, *args, **more):

@@ -29,7 +29,7 @@ def _by_dots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _by_flat_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (part.flatten(0, 1) for part in (q, k, v))
-    return torch.bmm(torch.baddbmm(torch.zeros(1, 1, 1), q, k.mT, alpha=DIM**-0.5).softmax(-1), v)
+    return torch.bmm(torch.baddbmm(q.new_zeros(1, 1, 1), q, k.mT, alpha=DIM**-0.5).softmax(-1), v)
 
 
 def _by_columns(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ def test_torch_multihead_attention_is_opened(need_weights: bool, batch_first: bo
     x = torch.randn(*((BATCH, TOKENS) if batch_first else (TOKENS, BATCH)), HEADS * 4)
     call = watching.calls(lambda: layer(x, x, x, need_weights=need_weights), BATCH, TOKENS)[0]
     torch.testing.assert_close(call.weights, layer(x, x, x, average_attn_weights=False)[1])
-    assert call.query is not None and call.query.shape == (BATCH, HEADS, TOKENS, 4)
+    assert call.query is not None
+    assert call.query.shape == (BATCH, HEADS, TOKENS, 4)
 
 
 def test_a_mask_after_the_softmax_shows_in_what_multiplies_the_values() -> None:

@@ -44,7 +44,7 @@ class RowStochasticity(Law):
         for mask in masks:
             yield {"batch": 3, "queries": 5, "keys": 5, "mask": mask}
         lengths = [(1, 1), (7, 7), (33, 33), (1, 6), (3, 11), (11, 4), (130, 130)]
-        for place, (queries, keys) in enumerate(lengths if not fast else lengths[1:5]):
+        for place, (queries, keys) in enumerate(lengths if not fast else [*lengths[1:5], (2, 130)]):
             for mask in ("none", masks[(place + 1) % len(masks)]):
                 yield {"batch": 1 + 2 * (place % 2), "queries": queries, "keys": keys, "mask": mask}
         if not fast:

@@ -22,7 +22,16 @@ from regard.laws.subjects.model import Images, Model
 from regard.laws.subjects.widening import widened
 from regard.patterns import Window
 
-ALWAYS = ("padding", "row-stochasticity", "batch-independence", "paths", "determinism", "gradients", "statelessness", "shape")
+ALWAYS = (
+    "padding",
+    "row-stochasticity",
+    "batch-independence",
+    "paths",
+    "determinism",
+    "gradients",
+    "statelessness",
+    "shape",
+)
 OF_DECODERS = ("causality", "cache", "cache-algebra")
 OF_PICTURES = ("batch-independence", "paths", "determinism", "gradients", "statelessness", "shape")
 IMPLEMENTATIONS = ("eager", "sdpa")
@@ -30,6 +39,8 @@ IMPLEMENTATIONS = ("eager", "sdpa")
 PLACELESS = ("bloom", "mpt", "t5", "mt5", "umt5", "roformer", "deberta", "deberta-v2", "opt", "xlnet", "biogpt")
 # Some rows of their weights sum to less than one: a sink takes the rest.
 WITH_SINKS = ("gpt_oss",)
+# Their gradients are estimates by design.
+ESTIMATING = ("yoso",)
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_decoder_position_embeddings")
 ENDLESS = 4096
 
@@ -38,8 +49,9 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     """The subject of a model of transformers; None for everything else, and for models of sounds and of pairs."""
     if kind not in (None, "model") or not _is_pretrained(target):
         return None
-    fields = Conventions.__dataclass_fields__
-    conventions = Conventions(**({"empty": "finite"} | {key: value for key, value in options.items() if key in fields}))
+    said: dict[str, Any] = {key: value for key, value in options.items() if key in Conventions.__dataclass_fields__}
+    said.setdefault("empty", "finite")
+    conventions = Conventions(**said)
     name = type(target).__name__ if name.startswith(f"{type(target).__name__}(") else name
     first = next(iter(parameters(target)), "")
     if first == "pixel_values":
@@ -59,7 +71,8 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
 
 def _is_pretrained(target: Any) -> bool:
     return isinstance(target, nn.Module) and any(
-        each.__name__ == "PreTrainedModel" and each.__module__.startswith("transformers.") for each in type(target).__mro__
+        each.__name__ == "PreTrainedModel" and each.__module__.startswith("transformers.")
+        for each in type(target).__mro__
     )
 
 
@@ -90,7 +103,9 @@ class Words(Model):
         config = target.config
         self.causal = self._decodes(target)
         special = [getattr(config, f"{word}_token_id", None) for word in ("pad", "bos", "eos", "sep", "cls", "mask")]
-        self.special = {each for entry in special for each in (entry if isinstance(entry, list) else [entry]) if each is not None}
+        self.special = {
+            each for entry in special for each in (entry if isinstance(entry, list) else [entry]) if each is not None
+        }
         self.type = getattr(config, "model_type", "")
         self._variants: dict[tuple[int, str], tuple[Any, Any]] = {}
         self._ways: tuple[Any, dict[str, Way]] | None = None
@@ -108,6 +123,8 @@ class Words(Model):
             claims += OF_DECODERS if self.caching is not None else ("causality",)
         if self.type in WITH_SINKS:
             claims.remove("row-stochasticity")
+        if self.type in ESTIMATING:
+            claims.remove("gradients")
         if self.causal and self.conventions.pattern is None and (back := _reach(self.target.config)):
             self.with_conventions(pattern=Window(back, 0))
         if self.conventions.pattern is not None:
@@ -116,7 +133,9 @@ class Words(Model):
             claims.append("relative-position")
         self.claims = tuple(claims)
         kind = "decoder" if self.causal else "encoder"
-        self.declared = f"transformers {self.type}, {kind}, {getattr(self.target.config, '_attn_implementation', 'eager')}"
+        self.declared = (
+            f"transformers {self.type}, {kind}, {getattr(self.target.config, '_attn_implementation', 'eager')}"
+        )
 
     # Calling
 
@@ -155,7 +174,9 @@ class Words(Model):
     def turns(self) -> bool:
         """Whether positions come in by rotations only, so that nothing but distances matters."""
         config = self.target.config
-        rotates = getattr(config, "rope_parameters", None) is not None or getattr(config, "rotary_dim", None) is not None
+        rotates = (
+            getattr(config, "rope_parameters", None) is not None or getattr(config, "rotary_dim", None) is not None
+        )
         return rotates and self.takes_positions and self.causal
 
     # Weights, and other ways to the same
@@ -315,7 +336,7 @@ def _longest(config: Any) -> int:
 
 
 def _reach(config: Any) -> int | None:
-    """How far back the whole stack sees; None if as far as there is. A window in transformers counts the token itself."""
+    """How far back the whole stack sees; None if as far as there is. Windows of transformers count the token itself."""
     config = config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "num_hidden_layers", None)

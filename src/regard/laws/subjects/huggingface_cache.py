@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from regard.laws.subjects.huggingface import Words
 
 # The names under which a cache is handed over and comes back, and the switch that asks for it.
-NAMES = {"past_key_values": "use_cache", "cache_params": "use_cache", "past_buckets_states": "use_cache", "mems": "use_mems"}
+NAMES = {
+    "past_key_values": "use_cache",
+    "cache_params": "use_cache",
+    "past_buckets_states": "use_cache",
+    "mems": "use_mems",
+}
 
 
 class HuggingFaceCache:
@@ -86,7 +91,7 @@ def static_way(subject: Words) -> Way | None:
         return None
 
     def way(x: Tensor, mask: Tensor | None = None) -> Tensor:
-        batch, tokens = x.shape
+        tokens = x.shape[1]
         cache = _with_leftovers(subject, kind, x)
         outputs, done = [], 0
         for size in _pieces(tokens):

@@ -75,7 +75,13 @@ MORE: dict[str, dict[str, Any]] = {
         "is_decoder": True,
         "hash_seed": 0,
     },
-    "Swinv2": {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3, "pretrained_window_sizes": [0, 0]},
+    "Swinv2": {
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 3,
+        "pretrained_window_sizes": [0, 0],
+    },
     "Swin": {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3},
     "T5": {"num_heads": HEADS, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
     "XLNet": {"d_head": 8},
@@ -86,14 +92,14 @@ DECODING = ("ForCausalLM", "LMHeadModel")
 def tiny(class_name: str, seed: int = 0, attention: str | None = None, **fields: Any) -> nn.Module:
     """A model of this class of transformers with two layers of width 32 and random weights.
 
-    Weights are drawn large enough for attention to matter: with the usual 0.02 every token would hardly look at another.
+    Weights are large enough for attention to matter: with the usual 0.02 a token would hardly look at another.
     `attention` is the implementation ("eager", "sdpa"), `fields` are fields of the configuration.
     """
     library = _library()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names are imported on first use, with the warnings of what they need
-        kind = getattr(library, class_name, None)
-    if not inspect.isclass(kind) or getattr(kind, "config_class", None) is None:
+        kind: Any = getattr(library, class_name, None)
+    if getattr(kind, "config_class", None) is None:
         raise InputError(
             f"transformers has no model {class_name!r}.",
             asked=f"transformers:{class_name}",

@@ -34,15 +34,15 @@ class Remembering:
         """The lengths of the rows, if the first tokens are padded."""
         if mask is None or bool(mask.all()):
             return {}
-        first = mask[:, : x.shape[1]]
-        if not is_padding(first, "left") or not bool(mask[:, x.shape[1] :].all()):
+        new, begins = mask[:, -x.shape[1] :], self.length(state) == 0
+        if not (is_padding(new, "left") if begins else bool(new.all())):
             raise CacheError(
                 "Only the first tokens may be padded, on the left.",
                 asked=f"a mask of {mask.sum(-1).tolist()} real tokens out of {mask.shape[1]}",
                 because="later padding would leave holes between tokens",
                 instead="padding on the left, all of it in the first piece",
             )
-        return {"lengths": first.sum(-1)} if self.length(state) == 0 else {}
+        return {"lengths": new.sum(-1)} if begins else {}
 
     @staticmethod
     def length(state: Any) -> int:

@@ -163,7 +163,7 @@ class Wrapped(Wide, Model):
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Any:
         if self.layers.cross_attend:
             more["context"] = companion(self, x.shape[0], OTHER, self.layers.dim)
-        return self.target(x, **_given(x, mask), **more)
+        return self.target(x, **(_given(x, mask) if self.layers.causal else {"mask": mask}), **more)
 
     def ways(self) -> dict[str, Way]:
         return _eager(self) | {"return_intermediates=True": self._with_intermediates}
