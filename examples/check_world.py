@@ -24,8 +24,8 @@ from regard.laws.claims import infer
 from regard.laws.subjects.huggingface import tiny
 
 FAMILIES = """
-GPT2LMHeadModel LlamaForCausalLM MistralForCausalLM FalconForCausalLM RoFormerForCausalLM DogeForCausalLM
-BertModel RobertaModel DebertaV2Model T5ForConditionalGeneration BartForConditionalGeneration ViTModel SwinModel
+GPT2LMHeadModel LlamaForCausalLM MistralForCausalLM FalconForCausalLM BertModel T5ForConditionalGeneration YosoModel
+ViTModel
 """
 
 

@@ -85,3 +85,14 @@ def test_shifted_tokens_break_the_cache_and_let_padding_in(x):
     assert decoder.verdicts["cache"].outcome == "broken"
     encoder = check(wrapped(x, "Encoder", shift_tokens=1), claims=["padding"], fast=True)
     assert encoder.verdicts["padding"].outcome == "broken"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bias_made_of_gates_forgets_the_past_and_memory_tokens_show_the_padding(x):
+    gated = check(wrapped(x, "Decoder", attn_data_dependent_alibi=True), claims=["cache"], fast=True)
+    assert gated.verdicts["cache"].outcome == "broken"
+    stack = x.Decoder(dim=24, depth=2, heads=4, attn_dim_head=8)
+    model = x.TransformerWrapper(num_tokens=23, max_seq_len=40, num_memory_tokens=2, attn_layers=stack)
+    witness = check(model, claims=["padding"], fast=True).verdicts["padding"].witness
+    assert witness is not None
+    assert witness.case["side"] == "left"

@@ -103,16 +103,17 @@ class TablePrecision(Law):
             close = _ratio(error[:, :NEAR], spread[:, :NEAR])
             error, spread = error[:, -start:], spread[:, -start:]
         yield _verdict(close, error, spread, "output", words)
-        if not reference.weights(x.to(reference.dtype) if x.is_floating_point() else x):
+        found = reference.weights(x.to(reference.dtype) if x.is_floating_point() else x)
+        if not found:
             return
+        seen = found[0] > FAINT
 
         def scores(view: Subject) -> Callable[[Tensor], Tensor]:
             # The logarithm of a weight is a score, up to one number for each row; it shows an angle at once.
             # Later layers see what earlier ones have rounded.
             def run(x: Tensor) -> Tensor:
-                weights = view.weights(x)[0].double()
-                seen = weights > FAINT
-                logs = torch.where(seen, weights.clamp_min(FAINT).log(), 0.0)
+                # Which weights are faint is said once: at the threshold two precisions would not agree.
+                logs = torch.where(seen, view.weights(x)[0].double().clamp_min(FAINT**2).log(), 0.0)
                 return torch.where(seen, logs - logs.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
 
             return run

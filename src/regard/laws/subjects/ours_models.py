@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import CacheError
 from regard.laws.law import Dice
 from regard.laws.subjects.base import Conventions, Subject, Way
 from regard.laws.subjects.known import SOBER, conventions_of
@@ -173,18 +174,22 @@ class Remembered(Remembering):
         return self.subject.target.new_memory()
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.subject.target(x, memory=state, **self.padding(state, x, mask)), state
+        return self.subject.target(x, memory=state, **self.padding(x, mask)), state
 
 
 class Continued(Remembered):
     """The memory of a translator, who read the other text at the first step."""
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        self.padding(state, x, mask)
         target = self.subject.target
         context = target.encode(self.subject.other(x.shape[0])) if state.length == 0 else None
         if mask is not None and not bool(mask.all()):
-            raise NotImplementedError("a translator pads what it reads, not what it writes")
+            raise CacheError(
+                "A translator does not pad what it writes.",
+                asked=f"a mask of {mask.sum(-1).tolist()} real tokens out of {mask.shape[1]}",
+                because="every translation begins with its first token",
+                instead="padding of the text that it reads",
+            )
         return target.output(target.decode(x, context, memory=state)), state
 
 

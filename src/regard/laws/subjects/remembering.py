@@ -28,13 +28,13 @@ class Remembering:
         return self.subject.new_cache()
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.subject.call(x, None, cache=state, **self.padding(state, x, mask)), state
+        return self.subject.call(x, None, cache=state, **self.padding(x, mask)), state
 
-    def padding(self, state: Any, x: Tensor, mask: Tensor | None) -> dict[str, Any]:
+    def padding(self, x: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """The lengths of the rows, if the first tokens are padded."""
         if mask is None or bool(mask.all()):
             return {}
-        new, begins = mask[:, -x.shape[1] :], self.length(state) == 0
+        new, begins = mask[:, -x.shape[1] :], mask.shape[1] == x.shape[1]
         if not (is_padding(new, "left") if begins else bool(new.all())):
             raise CacheError(
                 "Only the first tokens may be padded, on the left.",
@@ -43,10 +43,6 @@ class Remembering:
                 instead="padding on the left, all of it in the first piece",
             )
         return {"lengths": new.sum(-1)} if begins else {}
-
-    @staticmethod
-    def length(state: Any) -> int:
-        return (state[0] if isinstance(state, list) else state).length
 
     def reorder(self, state: Any, index: Tensor) -> Any:
         for cache in state if isinstance(state, list) else [state]:
