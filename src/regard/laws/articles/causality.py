@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
+from regard.laws.hiding import pair_mask, token_mask
 from regard.laws.law import Case, Dice, Law, Observation, equal
 from regard.laws.subjects.base import Subject, every_way, take_way
+from regard.laws.subjects.operator import Operator
 
 
 class Causality(Law):
@@ -22,24 +25,39 @@ class Causality(Law):
     smallest = {"batch": 1, "tokens": 2, "kept": 1}
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
-        masks = ["none", "ones"] if "mask" in subject.abilities else ["none"]
-        # Every place of short sequences, then places around the edges of blocks of 16, 32, 64 and 128.
-        for tokens in subject.lengths(7) if fast else subject.lengths(2, 7, 17):
-            for mask in masks:
-                for kept in range(1, tokens):
-                    yield {"batch": 1 + (kept % 2), "tokens": tokens, "kept": kept, "content": "other", "mask": mask}
+        plain = {"batch": 1, "content": "other", "mask": "none"}
+        masks = ["none"]
+        if "mask" in subject.abilities:
+            masks += ["ones", "right", "left", "random", *(["pairs"] if isinstance(subject, Operator) else [])]
+        contents = ["large", "blank", "repeated", *(["huge values"] if isinstance(subject, Operator) else [])]
+        (short,) = subject.lengths(7)
+        for kept in range(1, short):
+            yield plain | {"batch": 1 + kept % 2, "tokens": short, "kept": kept}
+        # Inside the ragged tail of blocks of 8, 16, 32, 64 and 128, and across their edges.
+        for tokens in subject.lengths(37, 141):
+            for kept in (tokens - 2, tokens - 4, tokens // 2):
+                if 0 < kept < tokens:
+                    yield plain | {"tokens": tokens, "kept": kept}
+        for number, (mask, content) in enumerate(
+            [(mask, "other") for mask in masks[1:]] + [("none", c) for c in contents]
+        ):
+            for kept in {1, short // 2, short - 1} - {0, short}:
+                yield {"batch": 1 + number % 2, "tokens": short, "kept": kept, "content": content, "mask": mask}
         for way in every_way(subject):
             for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
                 for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
-                    for mask in masks:
-                        case = {"batch": 1, "tokens": tokens, "kept": kept, "content": "other", "mask": mask}
-                        yield case | {"way": way}
-        for tokens in subject.lengths(33, 130) if fast else subject.lengths(33, 66, 131, 260):
-            for mask in masks:
-                for kept in sorted({1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 128, 129, 255, tokens - 1, tokens // 2}):
-                    if kept < tokens:
-                        content = "other" if kept % 2 else "large"
-                        yield {"batch": 1, "tokens": tokens, "kept": kept, "content": content, "mask": mask}
+                    for mask in masks[:2]:
+                        yield plain | {"tokens": tokens, "kept": kept, "mask": mask, "way": way}
+        # Every place of short sequences, then places around the edges of blocks.
+        for tokens in subject.lengths(17) if fast else subject.lengths(2, 17, 29):
+            for kept in range(1, tokens):
+                mask = masks[kept % len(masks)]
+                yield plain | {"batch": 1 + kept % 3, "tokens": tokens, "kept": kept, "mask": mask}
+        for tokens in subject.lengths(70, 135) if fast else subject.lengths(33, 66, 131, 260):
+            for kept in sorted({1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 128, 129, 255, tokens - 1, tokens // 2}):
+                if kept < tokens:
+                    mask, content = masks[kept % len(masks)], "other" if kept % 2 else "large"
+                    yield {"batch": 1, "tokens": tokens, "kept": kept, "content": content, "mask": mask}
 
     def possible(self, case: Case) -> bool:
         return 0 < int(case["kept"]) < int(case["tokens"])
@@ -48,18 +66,53 @@ class Causality(Law):
     def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, tokens, kept = int(case["batch"]), int(case["tokens"]), int(case["kept"])
         x = subject.draw(batch, tokens, dice)
-        mask = torch.ones(batch, tokens, dtype=torch.bool) if case["mask"] == "ones" else None
+        if case["content"] in ("blank", "repeated"):
+            # What a subject may take for padding, or for a sign of its own.
+            x[:, kept:] = x[:, kept - 1 : kept] if case["content"] == "repeated" else blank(subject, x)
+        real, run = _masked(subject, str(case["mask"]), batch, tokens, dice)
+        if "way" in case:
+            way = take_way(subject, str(case["way"]))
+            run = lambda x: way(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
         other = x.clone()
         other[:, kept:] = subject.scaled(x, 30.0 if case["content"] == "large" else 1.0, dice)[:, kept:]
-        run = subject.run if "way" not in case else take_way(subject, str(case["way"]))
-        before, after = run(x, mask).detach(), run(other, mask).detach()
+        before, after = run(x), run(other)
         early = torch.arange(tokens).expand(batch, tokens) < kept
-        yield equal(
-            before,
-            after,
-            where=early,
-            touched=~early,
-            changed=f"input[:, {kept}:]" if kept < tokens - 1 else f"input[:, {kept}]",
-            reduction=tokens + subject.channels,
-            scale=float(before.abs().nan_to_num(0, 0, 0).max()),
-        )
+        how = {
+            "where": early & real,
+            "touched": ~early,
+            "changed": f"input[:, {kept}:]" if kept < tokens - 1 else f"input[:, {kept}]",
+            "reduction": tokens + subject.channels,
+            "scale": float(before.abs().nan_to_num(0, 0, 0).max()),
+        }
+        yield equal(before, after, **how)
+        if case["content"] == "huge values" and isinstance(subject, Operator) and _bits(before, after, early):
+            # A weight that is not quite zero shows when its value is large. Only of those whose sums leave the future
+            # out altogether: a convolution by Fourier transform is causal up to rounding.
+            query, key, value = subject.parted(other)
+            value[:, :, kept:] *= 1e25
+            yield equal(before, run(subject.joined(query, key, value)), **how)
+
+
+def _masked(
+    subject: Subject, kind: str, batch: int, tokens: int, dice: Dice
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Which tokens are real, and how to run the subject with that mask."""
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    if kind == "pairs":
+        assert isinstance(subject, Operator)
+        pairs = pair_mask(subject, "pairs", batch, tokens, tokens, dice)
+        return real, lambda x: subject.rows(subject.attend(*subject.parted(x), pairs))
+    if kind == "none":
+        return real, subject.run
+    if kind != "ones":
+        real = token_mask(kind, batch, tokens, max(tokens // 3, 1), dice)
+    return real, lambda x: subject.run(x, real)
+
+
+def blank(subject: Subject, x: Tensor) -> Tensor | float:
+    """Content that stands for nothing: zeros, or the first id."""
+    return 0.0 if x.is_floating_point() else subject.draw(1, subject.lengths(64)[0], Dice(0, "blank")).min()
+
+
+def _bits(before: Tensor, after: Tensor, where: Tensor) -> bool:
+    return torch.equal(before[where].nan_to_num(), after[where].nan_to_num())
