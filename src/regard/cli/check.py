@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     words.add_argument("--kind", choices=KINDS, help="how to call it, where that cannot be seen")
     words.add_argument("--law", metavar="SLUG", action="append", default=[], help="look at this law only; repeatable")
     words.add_argument("--claims", metavar="A,B", help="the laws that it claims; its kind decides if not given")
-    words.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed looks at the same cases")
+    words.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed draws the same cases")
     words.add_argument("--fast", action="store_true", help="a second for each law instead of ten")
     words.add_argument("--probe", action="store_true", help="claim nothing: say which laws hold, and measure")
     words.add_argument(

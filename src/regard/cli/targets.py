@@ -138,7 +138,7 @@ def _module(text: str, place: str) -> ModuleType:
         return importlib.import_module(place)
     except RegardError:
         raise
-    except Exception as failure:  # a stranger's module may fail in any way while it is imported
+    except (Exception, SystemExit) as failure:  # a stranger's module may fail in any way while it is imported
         missing = isinstance(failure, ModuleNotFoundError) and place.startswith(failure.name or "\0")
         raise InputError(
             f"there is no module {failure.name!r}." if missing else f"{place} cannot be imported.",  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> 
     name = getattr(maker, "__name__", type(maker).__name__)
     try:
         return maker(*values, **words)
-    except Exception as failure:  # a stranger's own error; its words are the best there are
+    except (Exception, SystemExit) as failure:  # a stranger's own error; its words are the best there are
         given = ", ".join([*map(repr, values), *(f"{key}={value!r}" for key, value in words.items())])
         raise InputError(
             f"{name}({given}) failed.",
@@ -278,7 +278,11 @@ def _checkpoint(text: str) -> nn.Module:
         except Exception:  # without it our own models read what they can
             return _ours(path, text, config)
         try:
-            return transformers.AutoModel.from_pretrained(path, local_files_only=True).eval()
+            # The class that was saved, with its head; code that lies beside the weights is never run.
+            named = [str(name) for name in config.get("architectures") or ()]
+            kind_of_model = getattr(transformers, named[0], None) if named else None
+            loaded = kind_of_model or transformers.AutoModel
+            return loaded.from_pretrained(path, local_files_only=True, trust_remote_code=False).eval()
         except Exception as failure:  # its own errors, of many kinds
             raise InputError(
                 f"transformers does not read {path}.",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from regard.errors import InputError
 from regard.laws.articles import LAWS
@@ -23,6 +24,9 @@ SECONDS = {True: 1.2, False: 10.0}
 
 # Laws that ask for nothing but ordinary input: a subject that claims one and raises in every case breaks it.
 MUST_RUN = ("causality", "padding", "permutation", "batch-independence", "determinism", "statelessness", "gradients")
+
+# Parameters from which on a module is copied as seldom as possible.
+LARGE = 20_000_000
 
 Progress = Callable[[str, int, int], None]
 
@@ -44,7 +48,7 @@ def check(
     `target` is an operator `f(query, key, value, mask=None)`, a layer `f(x, mask=None)`, a model, or anything that
     is recognised: modules of torch, Hugging Face, timm, x-transformers and Regard. `claims` are slugs or numbers of
     laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them. Options
-    are its conventions and sizes: see `Conventions`. The same seed looks at the same cases.
+    are its conventions and sizes: see `read`. The same seed draws the same cases.
 
         >>> from regard.laws import check
         >>> check(attend, kind="operator", claims=["permutation", "empty-rows"], pattern=None).ok
@@ -118,6 +122,13 @@ def find_laws(names: Sequence[str]) -> list[Law]:
     """Laws by slug or number, in the order of their numbers."""
     if isinstance(names, str):
         names = [names]
+    if not names:
+        raise InputError(
+            "no law is named.",
+            asked="an empty list of laws",
+            because="a report that asks nothing would say that all is well",
+            instead="claims=None lets the kind decide; or some of " + ", ".join(law.slug for law in LAWS),
+        )
     found = []
     for name in names:
         law = next((law for law in LAWS if str(name).lower().replace("_", "-") in (law.slug, law.id.lower())), None)
@@ -153,8 +164,9 @@ def _verdict(
                 progress(law.slug, laws.index(law), cases)
 
         tick(0)
-        verdict = examine(law, part, seed, fast=fast, seconds=SECONDS[fast], tick=tick)
-        if explicit and law.slug in MUST_RUN and 0 < verdict.cases == verdict.refused:
+        verdict = examine(law, _unused(part), seed, fast=fast, seconds=SECONDS[fast], tick=tick)
+        refuses_masks = "mask" in law.needs and "mask" in part.missing and verdict.cases == 0
+        if explicit and law.slug in MUST_RUN and (0 < verdict.cases == verdict.refused or refuses_masks):
             verdict.outcome = "broken"  # who claims such a law must at least run
         if worst is None or _RANK[verdict.outcome] > _RANK[worst.outcome]:
             worst = verdict
@@ -163,6 +175,20 @@ def _verdict(
             worst.seconds += verdict.seconds
     assert worst is not None
     return worst
+
+
+def _unused(subject: Subject) -> Subject:
+    """The subject as no other law has used it, so that a verdict does not depend on what else is asked.
+
+    Except of large modules, of which one more copy for each law would be a burden.
+    """
+    module = subject.target
+    if isinstance(module, nn.Module) and sum(each.numel() for each in module.parameters()) > LARGE:
+        return subject
+    try:
+        return subject.fresh()
+    except Exception:  # what cannot be copied is used as it is
+        return subject
 
 
 _RANK = {"not applicable": 0, "holds": 1, "flaky": 2, "broken": 3}

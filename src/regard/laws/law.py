@@ -106,7 +106,7 @@ class Law:
         """Why the law says nothing about this subject, or None if it does."""
         for need in self.needs:
             if need not in subject.abilities:
-                return MISSING.get(need, f"the subject has no {need}")
+                return subject.missing.get(need) or MISSING.get(need, f"the subject has no {need}")
         return None
 
     def cases(self, subject: Subject, fast: bool) -> Iterable[Case]:

@@ -86,7 +86,8 @@ def examine(
         if verdict.refused == verdict.cases:
             verdict.outcome, verdict.reason = "not applicable", f"it refused every case: {words}"
         else:
-            verdict.reason = f"it refused {verdict.refused} of {verdict.cases} cases: {words}"
+            refused = f"it refused {verdict.refused} of {verdict.cases} cases: {words}"
+            verdict.reason = f"{verdict.reason}; {refused}" if verdict.reason else refused
     if verdict.cases == 0:
         verdict.outcome, verdict.reason = "not applicable", verdict.reason or "there is no case to look at"
     verdict.seconds = time.perf_counter() - began

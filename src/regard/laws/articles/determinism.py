@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from regard.laws.hiding import pair_mask
 from regard.laws.law import Case, Dice, Law, Observation, equal
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
@@ -16,6 +19,8 @@ from regard.laws.subjects.operator import Operator
 # The probability that every dropout of a copy is given, so that one which forgets the mode cannot hide.
 RAISED = 0.5
 REPEATS = 4
+# Masks of pairs that an operator may take: (query, key), and with a row for each of the batch, and for each head.
+PAIRS = ("plain", "pairs", "heads")
 
 
 class Determinism(Law):
@@ -34,7 +39,11 @@ class Determinism(Law):
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
         dropouts = ["as it is", "raised"] if isinstance(subject.target, nn.Module) else ["as it is"]
         masks = ["none", "right"] if "mask" in subject.abilities else ["none"]
-        sizes = [(2, 5), (1, 17), (3, 66)] if fast else [(2, 5), (1, 1), (1, 17), (3, 66), (2, 130), (5, 9), (1, 260)]
+        sizes = (
+            [(2, 5), (1, 1), (1, 17), (3, 66)]
+            if fast
+            else [(2, 5), (1, 1), (3, 1), (1, 17), (3, 66), (2, 130), (5, 9), (1, 260)]
+        )
         sizes = [(batch, subject.lengths(tokens)[0]) for batch, tokens in sizes]
         for batch, tokens in dict.fromkeys(sizes):
             for dropout in dropouts:
@@ -42,8 +51,13 @@ class Determinism(Law):
                     for gradients in (False, True) if "gradients" in subject.abilities else (False,):
                         yield _case(batch, tokens, dropout, mask, gradients)
         if isinstance(subject, Operator):
-            for mask in masks:
-                yield {**_case(2, 7, "as it is", mask, False), "keys": 11}
+            # One query is a step of decoding, for which many have a way of their own.
+            for queries, keys in ((1, 7), (7, 11), (1, 66), (11, 7)):
+                for mask in masks:
+                    yield {**_case(2, queries, "as it is", mask, False), "keys": keys}
+            for mask in PAIRS if "mask" in subject.abilities else ():
+                yield _case(2, 7, "as it is", mask, False)
+                yield {**_case(2, 3, "as it is", mask, False), "keys": 7}
         for batch, tokens in ((2, 7), (1, 35)):
             for mask in masks:
                 yield {**_case(batch, subject.lengths(tokens)[0], "as it is", mask, False), "memory": "filled"}
@@ -53,8 +67,10 @@ class Determinism(Law):
         asked = louder(subject) if case["dropout"] == "raised" else subject
         gradients = bool(case["gradients"])
         with torch.set_grad_enabled(gradients):
-            call = _question(asked, batch, tokens, int(case["keys"]), case["mask"] != "none", gradients, dice)
+            call, given = _question(asked, batch, tokens, int(case["keys"]), str(case["mask"]), gradients, dice)
+            before = [tensor.detach().clone() for tensor in given.values()]
             first = call()
+            yield from unchanged(given, before)
             if case["memory"] == "filled":
                 with _filled_memory():
                     again = call()
@@ -82,20 +98,50 @@ def _case(batch: int, tokens: int, dropout: str, mask: str, gradients: bool) -> 
 
 
 def _question(
-    subject: Subject, batch: int, tokens: int, keys: int, masked: bool, gradients: bool, dice: Dice
-) -> Callable[[], Tensor]:
-    """A call that can be repeated, with the very same tensors each time."""
+    subject: Subject, batch: int, tokens: int, keys: int, form: str, gradients: bool, dice: Dice
+) -> tuple[Callable[[], Tensor], dict[str, Tensor]]:
+    """A call that can be repeated, and the tensors that it is given: the very same ones each time."""
     if isinstance(subject, Operator):
-        tensors = subject.tensors(dice, batch, tokens, keys or tokens)
-        mask = right_padded(batch, keys or tokens)[:, None, None, :] if masked else None
-        for tensor in tensors:
+        query, key, value = subject.tensors(dice, batch, tokens, keys or tokens)
+        given = {"query": query, "key": key, "value": value}
+        for tensor in given.values():
             tensor.requires_grad_(gradients)
-        return lambda: subject.rows(subject.attend(*tensors, mask))
+        asked, mask = handed(subject, form, batch, tokens, keys or tokens, dice)
+        given |= {} if mask is None else {"mask": mask}
+        return lambda: subject.rows(asked.attend(query, key, value, mask)), given
     x = subject.draw(batch, tokens, dice)
     if x.is_floating_point():
         x.requires_grad_(gradients)
-    mask = right_padded(batch, tokens) if masked else None
-    return lambda: subject.run(x, mask)
+    mask = None if form == "none" else right_padded(batch, tokens)
+    return lambda: subject.run(x, mask), {"input": x} if mask is None else {"input": x, "mask": mask}
+
+
+def handed(
+    subject: Operator, form: str, batch: int, queries: int, keys: int, dice: Dice
+) -> tuple[Operator, Tensor | None]:
+    """A mask in the values that an operator wants, and the operator to which it is handed as it is, without a copy."""
+    mask = pairs(subject, form, batch, queries, keys, dice)
+    if mask is None or subject.form is None:
+        return subject, mask
+    asked = copy.copy(subject)
+    asked.form = replace(subject.form, hide=False, dtype=torch.bool)
+    return asked, subject.form.give(mask)
+
+
+def pairs(subject: Operator, form: str, batch: int, queries: int, keys: int, dice: Dice) -> Tensor | None:
+    """A mask for an operator: "none", "right" for padding, or one of `PAIRS`."""
+    if form == "none":
+        return None
+    if form == "right":
+        return right_padded(batch, keys)[:, None, None, :]
+    mask = pair_mask(subject, "shared" if form == "plain" else form, batch, queries, keys, dice)
+    return mask[0, 0] if form == "plain" else mask
+
+
+def unchanged(given: dict[str, Tensor], before: list[Tensor]) -> Iterator[Observation]:
+    """What a call was given is as it was."""
+    for (name, now), kept in zip(given.items(), before, strict=True):
+        yield equal(kept.double(), now.detach().double(), changed="nothing; the call itself", output=name, exact=True)
 
 
 def right_padded(batch: int, tokens: int) -> Tensor:

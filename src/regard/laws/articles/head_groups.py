@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.laws.articles.row_stochasticity import visible_lengths
+from regard.laws.articles.row_stochasticity import draw_mask, visible_lengths
 from regard.laws.law import Case, Dice, Law, Observation, equal, true
 from regard.laws.subjects import watching
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
 
 GROUPS = ((6, 2), (4, 2), (6, 3), (8, 4), (3, 1), (4, 1), (2, 2), (5, 5))
+# Masks that broadcast to (batch, head, query, key); the first has one for each query head.
+MASKS = ("pairs of heads", "rows of keys", "pairs", "pairs of rows")
 
 
 class HeadGroups(Law):
@@ -25,7 +27,9 @@ class HeadGroups(Law):
         "With fewer key heads, query head h uses key head h // group; heads keep to themselves and may change places."
     )
     equation = "attn(Q, K, V)_h = attn(Q_h, K_{h // g}, V_{h // g}),  g = heads / kv_heads"
-    catches = "keys that are tiled where they should be repeated, heads that mix, values grouped otherwise than keys"
+    catches = (
+        "keys that are tiled where they should be repeated, heads that mix, values or masks grouped otherwise than keys"
+    )
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1}
 
     def applies(self, subject: Subject) -> str | None:
@@ -50,10 +54,32 @@ class HeadGroups(Law):
         groups = list(GROUPS)
         if subject.kv_heads != subject.heads and (subject.heads, subject.kv_heads) not in groups:
             groups.insert(0, (subject.heads, subject.kv_heads))
+        masks = MASKS if "mask" in subject.abilities else ()
+        first, second = groups[0], groups[1]
+
+        def case(queries: int, keys: int, group: tuple[int, int], mask: str = "none") -> Case:
+            batch, (heads, kv_heads) = 2 if queries == 5 else 1, group
+            return {
+                "batch": batch,
+                "queries": queries,
+                "keys": keys,
+                "heads": heads,
+                "kv_heads": kv_heads,
+                "mask": mask,
+            }
+
+        yield case(5, 5, first)
+        yield case(5, 67, second)  # more keys than a block has, and no multiple of one
+        yield case(1, 41, first)
+        for mask in masks:
+            yield case(5, 5, first, mask)
+        for place, mask in enumerate(masks):
+            yield case(*((3, 41), (1, 9), (37, 37), (5, 7))[place], second, mask)
         for queries, keys in ((5, 5), (3, 7)) if fast else ((5, 5), (3, 7), (1, 9), (33, 33), (66, 131)):
-            for heads, kv_heads in groups:
-                batch = 2 if queries == 5 else 1
-                yield {"batch": batch, "queries": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads}
+            for place, group in enumerate(groups):
+                yield case(queries, keys, group)
+                if masks and not fast:
+                    yield case(queries, keys, group, masks[place % len(masks)])
 
     @torch.no_grad()
     def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
@@ -75,29 +101,34 @@ class HeadGroups(Law):
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         heads, kv_heads = int(case["heads"]), int(case["kv_heads"])
         query, key, value = subject.tensors(dice, batch, queries, keys, heads=heads, kv_heads=kv_heads)
-        output = subject.attend(query, key, value)
+        mask, under = None, ""
+        if case["mask"] != "none":
+            mask = draw_mask(str(case["mask"]), dice, batch, heads, queries, keys)
+            mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+            under = f", under a mask of {case['mask']}"
+        output = subject.attend(query, key, value, mask)
         terms = keys + subject.dim
         group = heads // kv_heads
         if group > 1:
             wide = [part.repeat_interleave(group, 1) for part in (key, value)]
-            repeated = subject.attend(query, *wide)
-            changed = f"{kv_heads} key heads, each repeated {group} times"
+            repeated = subject.attend(query, *wide, mask=mask)
+            changed = f"{kv_heads} key heads, each repeated {group} times{under}"
             yield equal(repeated.transpose(1, 2), output.transpose(1, 2), changed=changed, reduction=terms)
         # Another key head is nobody's business but its group's.
         chosen = dice.integer(0, kv_heads)
         _, fresh, other = subject.tensors(dice, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         moved = [part.clone() for part in (key, value)]
         moved[0][:, chosen], moved[1][:, chosen] = fresh[:, chosen], other[:, chosen]
-        after = subject.attend(query, *moved)
+        after = subject.attend(query, *moved, mask=mask)
         strangers = [head for head in range(heads) if head // group != chosen]
         yield equal(
             output[:, strangers].transpose(1, 2),
             after[:, strangers].transpose(1, 2),
-            changed=f"key and value of head {chosen}",
+            changed=f"key and value of head {chosen}{under}",
             reduction=terms,
-            scale=float(output.abs().max()),
+            scale=float(output.abs().nan_to_num(0, 0, 0).max()),
         )
-        if group == 1 and self._alike(subject, key):
+        if group == 1 and mask is None and self._alike(subject, key):
             order = dice.permutation(heads)
             swapped = subject.attend(query[:, order], key[:, order], value[:, order])
             yield equal(

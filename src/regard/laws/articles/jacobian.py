@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard.laws.articles.row_stochasticity import draw_mask
 from regard.laws.articles.scale import kernelised
 from regard.laws.law import Case, Dice, Law, Observation, equal, true, zero
 from regard.laws.subjects.base import Subject
@@ -33,14 +34,22 @@ class Jacobian(Law):
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
         assert isinstance(subject, Operator)
         sizes = sorted({2, 3, 5, subject.dim})
-        for keys in reversed([size for size in sizes if size <= subject.dim]):
+        for place, keys in enumerate(reversed([size for size in sizes if size <= subject.dim])):
             for queries in dict.fromkeys((keys, 1)):
                 yield {"batch": 1, "queries": queries, "keys": keys, "length": 1.0, "mask": "none"}
+            if place == 0:  # then more keys than a block has, and no multiple of one
+                yield {"batch": 1, "queries": 41, "keys": 41, "length": 1.0, "mask": "none"}
+                yield {"batch": 2, "queries": 3, "keys": 67, "length": 1.0, "mask": "none"}
+                if "mask" in subject.abilities:
+                    yield {"batch": 1, "queries": 5, "keys": 43, "length": 1.0, "mask": "pairs"}
         if "mask" in subject.abilities:
             yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": 1.0, "mask": "pairs"}
         if not fast:
             for length in (0.3, 3.0):
                 yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": length, "mask": "none"}
+            for queries, keys in ((1, 37), (66, 67), (5, 131)):
+                for mask in ("none", "pairs") if "mask" in subject.abilities else ("none",):
+                    yield {"batch": 1, "queries": queries, "keys": keys, "length": 1.0, "mask": mask}
 
     def possible(self, case: Case) -> bool:
         return int(case["queries"]) <= int(case["keys"])
@@ -49,16 +58,21 @@ class Jacobian(Law):
         assert isinstance(subject, Operator)
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         query, key, _ = subject.tensors(dice, batch, queries, keys)
-        key = torch.eye(keys, subject.dim, dtype=key.dtype).expand_as(key).contiguous() * float(case["length"])
+        long = keys > subject.dim
+        # Keys of length one: unit vectors while there are enough of them, else any directions.
+        units = key / key.norm(dim=-1, keepdim=True) if long else torch.eye(keys, subject.dim, dtype=key.dtype)
+        key = units.expand_as(key).contiguous() * float(case["length"])
         mask = None
-        if case["mask"] != "none":
+        if case["mask"] != "none" and long:
+            mask = draw_mask("pairs", dice, batch, subject.heads, queries, keys)
+        elif case["mask"] != "none":
             mask = torch.ones(queries, keys, dtype=torch.bool)
             mask[:, 1] = torch.arange(queries) == 1 + queries - keys
-        weights, found = derivative(subject, query, key, mask)
+        places = sorted({*range(0, keys, max(keys // 8, 1)), keys - 1})
+        weights, found, total = derivative(subject, query, key, mask, places)
         size = float(found.abs().max()) + 1e-3
         named = {"output": "jacobian", "changed": "the query", "reduction": keys + subject.dim}
-        total = found.sum(-2).transpose(1, 2)  # over keys
-        yield zero(total, size, effect="does not sum to zero over the keys", **named)
+        yield zero(total.transpose(1, 2), size, effect="does not sum to zero over the keys", **named)
         map_of_logits = self._logits(subject, query, key, mask, weights)
         if map_of_logits is None:
             yield true(
@@ -70,7 +84,7 @@ class Jacobian(Law):
             return
         slope = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
         yield equal(
-            (slope @ map_of_logits).transpose(1, 2),
+            (slope[..., places, :] @ map_of_logits).transpose(1, 2),
             found.transpose(1, 2),
             effect="is not that of a softmax",
             scale=float(map_of_logits.abs().max()) + size,
@@ -86,34 +100,36 @@ class Jacobian(Law):
         each query, which the Jacobian of a softmax does not see.
         """
 
-        def logits(content: Tensor) -> Tensor:
-            found = subject.matrix(content, key, mask)
-            seen = weights > 0
-            found = torch.where(seen, found.clamp(min=torch.finfo(found.dtype).tiny).log(), 0.0)
-            return torch.where(seen, found - found.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1), 0.0)
-
-        nothing = logits(torch.zeros_like(query))
-        columns = []
-        for axis in range(query.shape[-1]):
-            unit = torch.zeros_like(query)
+        width = query.shape[-1]
+        units = [torch.zeros_like(query) for _ in range(width)]
+        for axis, unit in enumerate(units):
             unit[..., axis] = 1.0
-            columns.append(logits(unit) - nothing)
-        linear = torch.stack(columns, -1)
-        for content in (query, 3 * query):
+        contents = [torch.zeros_like(query), *units, query, 3 * query]
+        found = torch.stack([subject.matrix(content, key, mask) for content in contents])
+        # What comes near the smallest of numbers has lost its digits, and weighs nothing.
+        seen = (weights > 0) & (found > 1e6 * torch.finfo(found.dtype).tiny).all(0)
+        count = seen.sum(-1, keepdim=True).clamp(min=1)
+        logits = torch.where(seen, found.clamp(min=torch.finfo(found.dtype).tiny).log(), 0.0)
+        logits = torch.where(seen, logits - logits.sum(-1, keepdim=True) / count, 0.0)
+        grown = logits[1:] - logits[0]
+        linear = torch.stack(tuple(grown[:width]), -1)
+        for content, growth in zip(contents[-2:], grown[-2:], strict=True):
             expected = (linear @ content[..., None]).squeeze(-1)
-            apart = (logits(content) - nothing - expected).abs().max()
+            apart = (growth - expected).abs().max()
             if float(apart) > 1e-3 * (float(expected.abs().max()) + 1e-3):
                 return None
         return linear
 
 
-def derivative(subject: Operator, query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights `(batch, head, query, key)`, and how they change with each entry of their query, by autograd."""
+def derivative(
+    subject: Operator, query: Tensor, key: Tensor, mask: Tensor | None, places: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights `(batch, head, query, key)`, and how those of some places, and their sum, change with the query."""
     query = query.clone().requires_grad_()
     with torch.enable_grad():
         weights = subject.matrix(query, key, mask)
         rows = []
-        for place in range(weights.shape[-1]):
-            (slope,) = torch.autograd.grad(weights[..., place].sum(), query, retain_graph=True)
+        for part in [weights[..., place] for place in places] + [weights]:
+            (slope,) = torch.autograd.grad(part.sum(), query, retain_graph=True)
             rows.append(slope)
-    return weights.detach(), torch.stack(rows, -2)
+    return weights.detach(), torch.stack(rows[:-1], -2), rows[-1]

@@ -41,6 +41,7 @@ class MaskedValues(Law):
         masked = "mask" in subject.abilities
         names = list(POISONS)
         turn = 0
+        yield from self._one_of_each(subject, masked)
         if isinstance(subject, Operator) and masked:
             for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (2, 1, 6)):
                 for form in ("keys", "pairs", "heads"):
@@ -59,13 +60,33 @@ class MaskedValues(Law):
         for tokens in subject.lengths(5, 17) if is_causal(subject) else ():
             for poison in names[: 2 if fast else 4]:
                 yield {"ask": "future", "batch": 2, "tokens": tokens, "hidden": tokens // 2, "poison": poison}
-        for tokens in subject.lengths(33, 130, 260) if masked else ():
+        for tokens in subject.lengths(37, 141, 260) if masked else ():
             for hidden in sorted({tokens // 3, min(tokens - 1, 130)}):
                 for side in SIDES:
                     poison = names[turn % 5]
                     turn += 1
                     sizes = {"batch": 1, "tokens": tokens, "hidden": hidden}
                     yield {"ask": "tokens", **sizes, "side": side, "poison": poison}
+
+    @staticmethod
+    def _one_of_each(subject: Subject, masked: bool) -> Iterator[Case]:
+        """Every way to hide at every sort of length: small, with a tail behind blocks of 8 to 128, one query, long."""
+        forms, names = ("keys", "pairs", "heads"), ("nan", "inf")
+        long = subject.lengths(5, 37, 70, 141)
+        for turn, (queries, keys) in enumerate(((5, 5), (37, 37), (1, 37), (3, 70), (2, 141), (1, 2))):
+            poison, side = names[turn % 2], SIDES[turn % 4]
+            if isinstance(subject, Operator) and masked:
+                sizes = {"batch": 1 + turn % 2, "queries": queries, "keys": keys, "form": forms[turn % 3]}
+                yield {"ask": "keys", **sizes, "poison": poison, "what": "both"}
+                yield {"ask": "some", **sizes, "poison": poison, "what": "both"}
+            if turn >= len(long):
+                continue
+            sizes = {"batch": 1 + turn % 2, "tokens": long[turn], "hidden": max(long[turn] // 3, 1)}
+            if masked:
+                yield {"ask": "tokens", **sizes, "side": side, "poison": poison}
+                yield {"ask": "tokens", **sizes, "side": "random", "poison": names[1 - turn % 2]}
+            if is_causal(subject):
+                yield {"ask": "future", **sizes, "poison": poison}
 
     def possible(self, case: Case) -> bool:
         return "hidden" not in case or 0 < int(case["hidden"]) < int(case["tokens"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -36,12 +37,28 @@ class Padding(Law):
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
+        # Every sort of question comes early: a few of each in turn.
+        streams = [self._small(subject, fast), self._long(subject, fast)]
         if isinstance(subject, Operator):
-            for form in ("keys", "pairs", "heads", "shared"):
-                yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
-            for form in ("pairs", "heads", "shared"):
-                for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (5, 5, 5)):
-                    yield {"ask": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
+            streams.insert(0, self._pairs(fast))
+        for turn in zip_longest(*streams):
+            yield from (case for case in turn if case is not None)
+
+    @staticmethod
+    def _pairs(fast: bool) -> Iterator[Case]:
+        forms = ("keys", "pairs", "heads", "shared")
+        for form in forms:
+            yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
+        # The smallest, one query, tails of several keys behind whole blocks of 8 to 128.
+        sizes = ((2, 5, 5), (2, 37, 37), (2, 1, 37), (1, 3, 70), (1, 3, 7), (2, 2, 141), (3, 7, 4), (1, 1, 2))
+        for place, (batch, queries, keys) in enumerate(sizes):
+            for form in forms[1:] if keys < 10 or not fast else (forms[1 + place % 3],):
+                yield {"ask": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
+            if keys > 10:
+                yield {"ask": "ones", "batch": batch, "queries": queries, "keys": keys, "form": forms[place % 4]}
+
+    @staticmethod
+    def _small(subject: Subject, fast: bool) -> Iterator[Case]:
         small = [(2, 5, 2), (1, 7, 3), (3, 7, 4)] if fast else [(2, 5, 2), (1, 7, 3), (3, 7, 5), (5, 5, 3), (4, 3, 1)]
         for batch, wanted, hidden in small:
             tokens = subject.lengths(wanted)[0]
@@ -50,16 +67,22 @@ class Padding(Law):
                 for ask in ("content", "removal", "gradient"):
                     if ask != "gradient" or "float" in subject.abilities:
                         yield {"ask": ask, "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
-        long = (33, 130) if fast else (17, 33, 70, 130, 260, 16, 64, 128)
-        # Whole blocks of 16, 64 and 128 keys are hidden, and all but one token.
-        for tokens in subject.lengths(*long):
-            for hidden in sorted({tokens // 3, tokens - 1, min(tokens - 1, 128), min(tokens - 1, 64)}):
+
+    @staticmethod
+    def _long(subject: Subject, fast: bool) -> Iterator[Case]:
+        # A piece of a tail, whole blocks of 16, 64 and 128 keys are hidden, and all but one token.
+        wanted = {37: (12, 36, 3), 70: (66, 3), 141: (130, 64, 47)}
+        if not fast:
+            more = (43, 17, 33, 130, 260, 16, 64, 128)
+            wanted |= {tokens: (tokens // 3, tokens - 1, 128, 64) for tokens in more}
+            wanted |= {tokens: (*hidden, tokens - 1, 64) for tokens, hidden in wanted.items()}
+        for length, numbers in wanted.items():
+            tokens = subject.lengths(length)[0]
+            for hidden in dict.fromkeys(min(hidden, tokens - 1) for hidden in numbers):
                 for side in SIDES:
                     batch = 1 + hidden % 2
                     yield {"ask": "removal", "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
                 yield {"ask": "content", "batch": 2, "tokens": tokens, "hidden": hidden, "side": "random"}
-            if isinstance(subject, Operator):
-                yield {"ask": "pairs", "batch": 2, "queries": 3, "keys": tokens, "form": "pairs"}
 
     def possible(self, case: Case) -> bool:
         if case.get("side") == "row" and int(case["batch"]) < 2:

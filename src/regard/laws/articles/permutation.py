@@ -39,12 +39,22 @@ class Permutation(Law):
         turn = 0
         if isinstance(subject, Operator):
             pairs = ["none", "keys", "shared", "pairs", "heads"] if "mask" in subject.abilities else ["none"]
+            # Tails of several keys behind whole blocks of 8, 16, 32, 64 and 128, soon.
+            for queries, keys in ((5, 5), (5, 11), (1, 37), (37, 37), (3, 70), (2, 131)):
+                for mask in dict.fromkeys(["none", pairs[1 + turn % 4] if len(pairs) > 1 else "none"]):
+                    yield {"what": "keys", "batch": 1 + turn % 3, "queries": queries, "keys": keys, "mask": mask}
+                    yield {"what": "queries", "batch": 1 + turn % 3, "queries": keys, "keys": queries, "mask": mask}
+                turn += 1
             for keys in dict.fromkeys(short):
                 for queries in dict.fromkeys([keys, max(keys - 2, 1), 1, keys + 3]):
                     mask = pairs[turn % len(pairs)]
                     yield {"what": "keys", "batch": 1 + turn % 3, "queries": queries, "keys": keys, "mask": mask}
                     yield {"what": "queries", "batch": 1 + turn % 3, "queries": keys, "keys": queries, "mask": mask}
                     turn += 1
+        for tokens in dict.fromkeys(subject.lengths(5, 19, 37, 70)):
+            for mask in masks:
+                yield {"what": "tokens", "batch": 1 + turn % 2, "tokens": tokens, "mask": mask}
+            turn += 1
         for tokens in dict.fromkeys(subject.lengths(*short)):
             for batch in dict.fromkeys([1, 2, tokens if tokens < 9 else 3]):
                 yield {"what": "tokens", "batch": batch, "tokens": tokens, "mask": masks[turn % len(masks)]}

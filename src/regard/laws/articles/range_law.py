@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.laws.hiding import key_mask
 from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
+from regard.laws.traits import takes
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # The largest number of float16.
@@ -32,39 +35,18 @@ class Range(Law):
     )
     equation = "softmax(s + c) = softmax(s),  min_j v_j <= y <= max_j v_j,  |y_half - y| <= rounding"
     catches = (
-        "exp without its maximum, masks of -1e4 under larger scores, products that overflow float16 before the scale"
+        "exp without its maximum, masks of -1e4 under larger scores or above smaller ones; and in subjects that choose "
+        "float16 themselves, products that overflow before the scale"
     )
-    smallest = {"batch": 1, "tokens": 2}
+    smallest = {"batch": 1, "tokens": 2, "queries": 1}
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
         operator = isinstance(subject, Operator)
         first, second = (subject.lengths(5, 19) * 2)[:2]
         plain = {"batch": 2, "tokens": first}
-        if operator:
-            for size in (1e3, 1e4, 1e2, 1e6):
-                yield {**plain, "kind": "large", "size": size}
-            yield {**plain, "kind": "negative", "size": 1e4}
-            yield {**plain, "kind": "negative", "size": 1e3}
-            for size in (1e3, 1e4, 30.0):
-                yield {**plain, "kind": "shift", "size": size}
-        elif "float" in subject.abilities:
-            for size in (1e3, 1e2, 1e4):
-                yield {**plain, "kind": "large", "size": size}
-        if "float" in subject.abilities and "aligned" in subject.abilities:
-            for size in (1e6, 1e5, 1e3):
-                if "mask" in subject.abilities:
-                    yield {**plain, "kind": "hidden", "size": size}
-                yield {**plain, "kind": "later", "size": size}
-        for precision in HALVES:
-            yield {**plain, "kind": "half", "precision": precision, "size": 1.0}
-            if "mask" in subject.abilities:
-                yield {**plain, "kind": "half, masked", "precision": precision, "size": 1.0}
-            if operator:
-                for size in (1e3, 1e4, 5e4):
-                    yield {**plain, "kind": "half, large", "precision": precision, "size": size}
-        if operator:
-            for size in (7e4, 1.2e5):
-                yield {**plain, "kind": "half, overflow", "precision": "float16", "size": size}
+        # Scores, what is unseen and few digits in turn: every kind comes early.
+        for turn in zip_longest(self._large(subject, plain), self._unseen_or_half(subject, plain)):
+            yield from (case for case in turn if case is not None)
         if not fast:
             for tokens in (second, *subject.lengths(67, 130)):
                 more = {"batch": 1, "tokens": tokens}
@@ -80,6 +62,55 @@ class Range(Law):
                 for precision in HALVES:
                     yield {**more, "kind": "half", "precision": precision, "size": 1.0}
 
+    def _large(self, subject: Subject, plain: Case) -> Iterator[Case]:
+        if isinstance(subject, Operator):
+            yield from self._cases_of_operators("mask" in subject.abilities, int(plain["tokens"]))
+        elif "float" in subject.abilities:
+            for size in (1e3, 1e2, 1e4):
+                yield {**plain, "kind": "large", "size": size}
+            for tokens in (
+                subject.lengths(int(plain["tokens"]), 7, 37) if {"mask", "aligned"} <= subject.abilities else ()
+            ):
+                for size in (1e3, 3e2):
+                    yield {"batch": 5, "tokens": tokens, "kind": "large, masked", "size": size}
+
+    @staticmethod
+    def _unseen_or_half(subject: Subject, plain: Case) -> Iterator[Case]:
+        if "float" in subject.abilities and "aligned" in subject.abilities:
+            for size in (1e6, 1e5, 1e3):
+                if "mask" in subject.abilities:
+                    yield {**plain, "kind": "hidden", "size": size}
+                yield {**plain, "kind": "later", "size": size}
+        for precision in HALVES:
+            yield {**plain, "kind": "half", "precision": precision, "size": 1.0}
+            if "mask" in subject.abilities:
+                yield {**plain, "kind": "half, masked", "precision": precision, "size": 1.0}
+            if isinstance(subject, Operator):
+                for size in (1e3, 1e4, 5e4):
+                    yield {**plain, "kind": "half, large", "precision": precision, "size": size}
+        if isinstance(subject, Operator):
+            for size in (7e4, 1.2e5):
+                yield {**plain, "kind": "half, overflow", "precision": "float16", "size": size}
+
+    @staticmethod
+    def _cases_of_operators(masked: bool, tokens: int) -> Iterator[Case]:
+        """Each kind with as many queries as keys, with one query, and with a tail behind whole blocks."""
+        sizes = {
+            "large": (1e3, 1e4, 1e2, 1e6),
+            "negative": (1e4, 1e3, 1e6),
+            "shift": (1e3, 1e4, 30.0),
+            "large, masked": (1e3, 1e6),
+            "negative, masked": (1e6, 1e5, 1e3),
+        }
+        long = ((1, 37, 37), (1, 3, 70), (1, 1, 141))
+        for turn in range(max(map(len, sizes.values()))):
+            for place, (kind, wanted) in enumerate(sizes.items()):
+                if turn >= len(wanted) or (kind.endswith("masked") and not masked):
+                    continue
+                for batch, queries, keys in ((2, tokens, tokens), (2, 1, tokens), long[place % 3])[: 2 + (turn == 0)]:
+                    case = {"batch": batch, "tokens": keys, "kind": kind, "size": wanted[turn]}
+                    yield case if queries == keys else {**case, "queries": queries}
+
     @torch.no_grad()
     def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         kind = str(case["kind"])
@@ -88,15 +119,18 @@ class Range(Law):
         elif kind in ("hidden", "later"):
             yield from self._unseen(subject, case, dice)
         elif isinstance(subject, Operator):
-            yield from self._shift(subject, case, dice) if kind == "shift" else self._scores(subject, case, dice)
+            ask = {"shift": self._shift, "large": self._scores, "negative": self._scores}.get(kind, self._under_a_mask)
+            yield from ask(subject, case, dice)
         else:
-            yield from self._inputs(subject, case, dice)
+            yield from (self._masked_inputs if kind == "large, masked" else self._inputs)(subject, case, dice)
 
     # Large scores
 
     def _scores(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
-        query, key, value = drawn = subject.tensors(dice, batch, tokens, tokens)
+        query, key, value = drawn = subject.tensors(dice, batch, int(case.get("queries", tokens)), tokens)
+        if case["kind"] == "negative" and not _bilinear(subject):
+            return  # features of opposite queries and keys may rightly be too small for the precision
         large = _aimed(query, key, size, negative=case["kind"] == "negative", dice=dice)
         words = {"changed": f"queries and keys: scores {'near' if case['kind'] == 'negative' else 'up to'} {size:.0e}"}
         yield from self._mean(subject, subject, drawn, (*large, value), words)
@@ -132,7 +166,7 @@ class Range(Law):
     def _shift(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
         """The same vector added to every key."""
         batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
-        query, key, value = subject.tensors(dice, batch, tokens, tokens)
+        query, key, value = subject.tensors(dice, batch, int(case.get("queries", tokens)), tokens)
         way = dice.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
         way = way / way.norm()
         query = query + 2 * way  # every query has a share in it
@@ -155,6 +189,78 @@ class Range(Law):
                 reduction=tokens + subject.dim,
                 **words,
             )
+
+    def _under_a_mask(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+        """Visible scores far from zero: they may lie above or below whatever stands for a hidden one."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        queries, negative = int(case.get("queries", tokens)), str(case["kind"]).startswith("negative")
+        if not _bilinear(subject):
+            return
+        query, key, value = subject.tensors(dice, batch, queries, tokens)
+        real = torch.ones(batch, tokens, dtype=torch.bool)
+        real[:, dice.permutation(tokens - 1)[: max(tokens // 2, 1)] + 1] = False  # the first is seen
+        mask = key_mask(subject, real, ("keys", "pairs", "heads")[tokens % 3], queries)
+        seen = real[:, None, :, None]
+        other = torch.where(seen, value, 3 + 5 * dice.normal(*value.shape, dtype=value.dtype))
+        low = value.masked_fill(~seen, torch.inf).amin(2, keepdim=True)
+        high = value.masked_fill(~seen, -torch.inf).amax(2, keepdim=True)
+
+        def outside(output: Tensor) -> Tensor:
+            group = output.shape[1] // low.shape[1]
+            return _beyond(output, low.repeat_interleave(group, 1), high.repeat_interleave(group, 1))
+
+        # What is so for ordinary scores: rows that may see nothing are left out.
+        before, slight = (subject.attend(query, key, each, mask) for each in (value, other))
+        largest, rough = float(other.abs().max()), 64 * _eps(subject)
+        coarser = _eps(subject) / subject.eps
+        still = ((before - slight).abs() <= rough * largest).all(-1).transpose(1, 2)  # (batch, query, head)
+        total = subject.attend(query, key, torch.ones_like(value), mask)
+        mean = (outside(before) <= rough * largest) & ((total - 1).abs() <= rough)
+        mean = bool(mean.all(-1).transpose(1, 2)[still].all())
+        if not still.any():
+            return
+        large = _aimed(query, key, size, negative, dice)
+        words = {"changed": f"queries and keys: visible scores {'near -' if negative else 'up to '}{size:.0e}"}
+        after, moved = (subject.attend(*large, each, mask) for each in (value, other))
+        yield finite(_rows(after), where=still, **words)
+        about = {"scale": largest * coarser, "reduction": tokens + subject.dim}
+        yield equal(_rows(after), _rows(moved), where=still, **about, changed=f"hidden values, {words['changed']}")
+        if mean:
+            beyond = torch.where(still[..., None], _rows(outside(after)), 0.0)
+            yield zero(beyond, about.pop("scale"), **about, **words)
+
+    def _masked_inputs(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
+        """A layer whose whole input is large, with two tokens to see: often both have scores far below zero."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        x, other = subject.draw(batch, tokens, dice), subject.draw(batch, tokens, dice)
+        real = torch.zeros(batch, tokens, dtype=torch.bool)
+        for row in range(batch):
+            real[row, [0, 1 + row % (tokens - 1)]] = True
+        other = torch.where(real[:, :, None], x, other)
+        before, slight = subject.run(x, real), subject.run(other, real)
+        scale = float(before.abs().nan_to_num(0, 0, 0).max())
+        still = real & ((before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale)
+        if not still.any():
+            return
+        after, moved = subject.run(x * size, real), subject.run(other * size, real)
+        words = {"touched": ~real, "changed": f"hidden tokens, with an input {size:.0e} times as large"}
+        if takes(subject, 2):
+            # Where the two that are seen give numbers among themselves, they do so behind a mask.
+            pairs = torch.stack([subject.run(x[row : row + 1, real[row]] * size)[0] for row in range(batch)])
+            sound = torch.zeros_like(real)
+            sound[real] = pairs.flatten(2).isfinite().all(-1).flatten()
+            yield finite(after, where=still & sound, **words)
+        grown = float(after[still].abs().max())
+        if not math.isfinite(grown) or grown > 8 * size * max(scale, 1.0):
+            return  # scores of its later parts may reach any size
+        yield equal(
+            after,
+            moved,
+            where=still,
+            scale=grown * _eps(subject) / subject.eps,
+            reduction=tokens + subject.channels,
+            **words,
+        )
 
     def _inputs(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         """A layer whose whole input is large."""
@@ -374,5 +480,8 @@ def _rows(output: Tensor) -> Tensor:
 
 def _outside(output: Tensor, value: Tensor) -> Tensor:
     """How far each entry is outside the range of the values in its channel."""
-    low, high = value.amin(2, keepdim=True), value.amax(2, keepdim=True)
+    return _beyond(output, value.amin(2, keepdim=True), value.amax(2, keepdim=True))
+
+
+def _beyond(output: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (low - output).clamp(min=0) + (output - high).clamp(min=0)

@@ -43,13 +43,15 @@ class RelativePosition(Law):
                 for tokens in subject.lengths(5, 17):
                     yield {"batch": 2, "tokens": tokens, "shift": shift, "by": "shift"}
         if isinstance(subject, Operator):
-            for tokens in (5, 17) if fast else (3, 5, 17, 33, 66, 131):
+            for tokens in (5, 67, 17) if fast else (5, 67, 3, 17, 33, 131):
                 yield {"batch": 1, "queries": tokens, "keys": tokens, "by": "weights"}
                 yield {"batch": 2, "queries": tokens, "keys": tokens, "by": "own place"}
-            for queries, keys in ((1, 7), (3, 11), (5, 6)) if fast else ((1, 7), (3, 11), (5, 6), (2, 67), (17, 131)):
+            for queries, keys in (
+                ((1, 7), (3, 11), (5, 6), (2, 67)) if fast else ((1, 7), (3, 11), (5, 6), (2, 67), (17, 131))
+            ):
                 yield {"batch": 1, "queries": queries, "keys": keys, "by": "weights"}
             return
-        for tokens in visible_lengths(subject)[: 1 if fast else None]:
+        for tokens in visible_lengths(subject)[: 2 if fast else None]:
             yield {"batch": 2, "tokens": tokens, "by": "weights"}
         if _pads_left(subject):
             for shift in (1, 6):

@@ -43,9 +43,10 @@ class RowStochasticity(Law):
         masks = MASKS if masked else MASKS[:1]
         for mask in masks:
             yield {"batch": 3, "queries": 5, "keys": 5, "mask": mask}
-        lengths = [(1, 1), (7, 7), (33, 33), (1, 6), (3, 11), (11, 4), (130, 130)]
-        for place, (queries, keys) in enumerate(lengths if not fast else [*lengths[1:5], (2, 130)]):
-            for mask in ("none", masks[(place + 1) % len(masks)]):
+        # Tails of several keys behind whole blocks of 8, 16, 32, 64 and 128; one query; the smallest.
+        lengths = [(37, 37), (1, 37), (3, 70), (1, 1), (7, 7), (2, 141), (1, 6), (3, 11), (11, 4), (43, 5)]
+        for place, (queries, keys) in enumerate(lengths if fast else [*lengths, (33, 33), (141, 141)]):
+            for mask in dict.fromkeys(("none", masks[(place + 1) % len(masks)], masks[(place + 3) % len(masks)])):
                 yield {"batch": 1 + 2 * (place % 2), "queries": queries, "keys": keys, "mask": mask}
         if not fast:
             for queries, keys in ((2, 2), (17, 17), (17, 65), (66, 9), (129, 131), (1, 131)):
@@ -54,13 +55,14 @@ class RowStochasticity(Law):
 
     def _cases_of_layers(self, subject: Subject, masked: bool, fast: bool) -> Iterator[Case]:
         masks = ("none", "right", "left") if masked else ("none",)
-        for tokens in visible_lengths(subject)[: 2 if fast else None]:
+        visible = visible_lengths(subject)
+        for tokens in visible[: 4 if fast else None]:
             for mask in masks:
-                for batch in (3, 1):
+                for batch in (3, 1) if tokens < 60 or not fast else (2,):
                     if batch != tokens:
                         yield {"batch": batch, "tokens": tokens, "mask": mask, "by": "weights"}
-        if not visible_lengths(subject):
-            for tokens in subject.lengths(2, 5, 17) if fast else subject.lengths(2, 3, 5, 17, 66, 131):
+        if not visible:
+            for tokens in subject.lengths(5, 37, 1, 3, 70, 141) if fast else subject.lengths(5, 37, 1, 3, 17, 70, 141):
                 for mask in masks:
                     yield {"batch": 2, "tokens": tokens, "mask": mask, "by": "constant tokens"}
 

@@ -28,8 +28,8 @@ class Scale(Law):
         "Logits are beta times the products of queries and keys; beta is the declared one, or 1 / sqrt(head size)."
     )
     equation = "A_ij = softmax_j(beta q_i . k_j + b_ij),  beta = d^-1/2"
-    catches = "a scale that is missing, applied twice, that of the whole width, or that of another head size"
-    smallest = {"batch": 1, "tokens": 2}
+    catches = "a scale that is missing, applied twice, that of the whole width, or that of another head or value size"
+    smallest = {"batch": 1, "queries": 1, "tokens": 2}
 
     def applies(self, subject: Subject) -> str | None:
         if isinstance(subject, Operator):
@@ -43,16 +43,41 @@ class Scale(Law):
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
         if not isinstance(subject, Operator):
-            for tokens in visible_lengths(subject)[: 1 if fast else 3]:
-                for batch in (2, 1) if fast else (2, 1, 3):
+            for place, tokens in enumerate(visible_lengths(subject)[: 2 if fast else 3]):
+                for batch in ((2, 1), (2,))[place] if fast else (2, 1, 3):
                     yield {"batch": batch, "tokens": tokens}
             return
+        yield from self._cases_of_shapes(subject, fast)
         for factor in (1.0, 4.0, 0.1):
             for dim in dims_of(subject):
                 yield {"batch": 2, "tokens": 2, "dim": dim, "factor": factor}
                 yield {"batch": 1, "tokens": 5, "dim": dim, "factor": factor}
         for tokens in (17,) if fast else (3, 9, 17, 66, 131):
-            yield {"batch": 1, "tokens": tokens, "dim": subject.dim, "factor": 1.0}
+            yield {"batch": 1, "tokens": tokens, "dim": dims_of(subject)[0], "factor": 1.0}
+
+    @staticmethod
+    def _cases_of_shapes(subject: Operator, fast: bool) -> Iterator[Case]:
+        """Few queries, many keys, values of another size, fewer key heads: beta is the same for all of them."""
+        dim = dims_of(subject)[0]
+        base: Case = {"batch": 1, "tokens": 5, "dim": dim, "factor": 1.0}
+        yield base
+        for value_dim in (3, dim + 5):
+            yield {**base, "value_dim": value_dim}
+        yield {**base, "tokens": 67}
+        for queries, tokens in ((1, 7), (3, 41)) if fast else ((1, 7), (3, 41), (1, 41), (2, 5), (37, 67), (1, 131)):
+            yield {**base, "tokens": tokens, "queries": queries}
+        yield {**base, "tokens": 7, "queries": 1, "value_dim": 3}
+        if "head-groups" in subject.context:
+            for heads, kv_heads in ((4, 2), (6, 2), (3, 1)):
+                sizes = {"heads": heads, "kv_heads": kv_heads}
+                yield {**base, **sizes}
+                yield {**base, **sizes, "tokens": 41}
+                yield {**base, **sizes, "tokens": 7, "queries": 1}
+
+    def possible(self, case: Case) -> bool:
+        if "queries" not in case:
+            return True
+        return int(case["queries"]) <= int(case["tokens"]) and int(case["tokens"]) % 2 == 1 and int(case["tokens"]) > 1
 
     @torch.no_grad()
     def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
@@ -73,19 +98,32 @@ class Scale(Law):
             return
         dim = int(case["dim"])
         beta = subject.conventions.beta or dim**-0.5
-        query, key, score, clear = own_scores(subject, dice, batch, tokens, dim, float(case["factor"]))
-        products = (query * key.repeat_interleave(query.shape[1] // key.shape[1], 1)).sum(-1)
-        expected = beta * products
+        sizes = {name: int(case[name]) for name in ("heads", "kv_heads", "value_dim") if name in case}
+        if "queries" in case:
+            read = few_scores(subject, dice, batch, int(case["queries"]), tokens, dim, float(case["factor"]), **sizes)
+        else:
+            read = [own_scores(subject, dice, batch, tokens, dim, float(case["factor"]), **sizes)]
+        found = [(*self._compared(beta, *one), one) for one in read if bool(one[3].any())]
+        if not found or not bool(read[0][3].any()):
+            return
+        # Nobody promised where unequal lengths meet: either end will do.
+        expected, actual, (query, key, score, clear) = min(found, key=lambda one: float((one[0] - one[1]).abs().max()))
+        products = (query * key).sum(-1)
         share = (score * products)[clear].sum() / (products[clear] ** 2).sum()
         yield equal(
-            torch.where(clear, expected, torch.zeros_like(expected)).transpose(1, 2),
-            torch.where(clear, score, torch.zeros_like(score)).transpose(1, 2),
+            expected.transpose(1, 2),
+            actual.transpose(1, 2),
             output="scores",
             changed="the query, from zero",
             effect=f"has beta {float(share):.6g}; {beta:.6g} was declared for heads of {dim}",
             reduction=dim + tokens,
             scale=float(1 + expected.abs().max()),
         )
+
+    @staticmethod
+    def _compared(beta: float, query: Tensor, key: Tensor, score: Tensor, clear: Tensor) -> tuple[Tensor, Tensor]:
+        """Expected and found scores, where they can be read off."""
+        return torch.where(clear, beta * (query * key).sum(-1), 0.0), torch.where(clear, score, 0.0)
 
 
 def dims_of(subject: Operator) -> list[int]:
@@ -98,33 +136,71 @@ def dims_of(subject: Operator) -> list[int]:
 
 
 def own_scores(
-    subject: Operator, dice: Dice, batch: int, tokens: int, dim: int, factor: float = 1.0
+    subject: Operator, dice: Dice, batch: int, tokens: int, dim: int, factor: float = 1.0, **sizes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query, key, the score of each query with the key of its own place, and where it can be read off.
+    """Query, its own key, the score of each query with the key of its own place, and where it can be read off.
 
     With a first key of zeros, whose score is zero, the score is a logarithm of two weights. Biases and
     normalisers fall out against the same with queries of zero; rotations do nothing at equal places.
 
         score_ii = log(A_ii / A_i0)(q) - log(A_ii / A_i0)(0)
     """
-    query, key, _ = subject.tensors(
-        dice, batch, tokens, tokens, dim=dim, heads=subject.heads, kv_heads=subject.kv_heads
-    )
+    query, key = _drawn(subject, dice, batch, tokens, tokens, dim, **sizes)
     query = query * factor
     key[:, :, 0] = 0
     own = []
     for content in (query, torch.zeros_like(query)):
-        weights = weights_of(subject, content, key)
-        own.append(weights.diagonal(dim1=-2, dim2=-1).log() - weights[..., 0].log())
+        logs = _logs(weights_of(subject, content, key, sizes.get("value_dim")))
+        own.append(logs.diagonal(dim1=-2, dim2=-1) - logs[..., 0])
     score = own[0] - own[1]
     clear = score.isfinite()
     clear[..., 0] = False
-    return query, key, score, clear
+    return query, key.repeat_interleave(query.shape[1] // key.shape[1], 1), score, clear
 
 
-def weights_of(subject: Operator, query: Tensor, key: Tensor) -> Tensor:
-    """The weights, also for heads of another size than the subject's own."""
-    size, subject.value_dim = subject.value_dim, query.shape[-1]
+def few_scores(
+    subject: Operator, dice: Dice, batch: int, queries: int, keys: int, dim: int, factor: float = 1.0, **sizes: int
+) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The same as `own_scores` for fewer queries than keys, an odd number; once for each end at which they may meet.
+
+    Every other key is zeros, so that each key that is not stands beside one, within the reach of any window. The end at
+    which the subject says that lengths meet comes first.
+    """
+    query, key = _drawn(subject, dice, batch, queries, keys, dim, **sizes)
+    query = query * factor
+    key[:, :, 1::2] = 0
+    wide = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    contents = (query, torch.zeros_like(query))
+    logs = [_logs(weights_of(subject, content, key, sizes.get("value_dim"))) for content in contents]
+    found = []
+    rows = torch.arange(queries)
+    for own in (rows + keys - queries, rows):
+        beside = torch.where(own > 0, own - 1, own + 1)
+        score, nothing = (each[..., rows, own] - each[..., rows, beside] for each in logs)
+        score = score - nothing
+        found.append((query, wide[:, :, own], score, score.isfinite() & (own % 2 == 0)))
+    return found[::-1] if subject.conventions.align == "start" else found
+
+
+def _logs(weights: Tensor) -> Tensor:
+    """Logarithms; NaN for what comes near the smallest of numbers, where digits are lost."""
+    return torch.where(weights > 1e6 * torch.finfo(weights.dtype).tiny, weights.log(), torch.nan)
+
+
+def _drawn(
+    subject: Operator, dice: Dice, batch: int, queries: int, keys: int, dim: int, **sizes: int
+) -> tuple[Tensor, Tensor]:
+    """Query and key. Groups of heads have the same keys: which of them a head uses is another law's business."""
+    own = {"heads": subject.heads, "kv_heads": subject.kv_heads, **sizes}
+    query, key, _ = subject.tensors(dice, batch, queries, keys, dim=dim, **own)
+    return query, key if key.shape[1] == query.shape[1] else key[:, :1].expand_as(key).clone()
+
+
+def weights_of(subject: Operator, query: Tensor, key: Tensor, value_dim: int | None = None) -> Tensor:
+    """The weights, also for heads and values of another size than the subject's own."""
+    size = subject.value_dim
+    fits = value_dim is None and query.shape[-1] != subject.dim
+    subject.value_dim = query.shape[-1] if fits else value_dim or size
     try:
         return subject.matrix(query, key)
     finally:

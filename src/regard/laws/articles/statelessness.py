@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.laws.articles.determinism import right_padded
+from regard.laws.articles.determinism import PAIRS, handed, pairs, right_padded, unchanged
 from regard.laws.law import Case, Dice, Law, Observation, equal
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
@@ -40,6 +41,8 @@ BETWEEN = {
 }
 # Places inside one call at which another is made in a second thread, and the seconds that it may take.
 PLACES, PATIENCE = 6, 0.5
+# Queries of the question and of the call before it, over the same keys. One query is a step of decoding.
+QUERIES = ((3, 7), (1, 7), (7, 3), (7, 1), (11, 7), (7, 11), (3, 1), (1, 3))
 
 
 class Statelessness(Law):
@@ -60,6 +63,13 @@ class Statelessness(Law):
         for mask in masks:
             for kind in ("other", "longer", "shorter", "thread"):
                 yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
+        if isinstance(subject, Operator):
+            for queries, before in QUERIES if "lengths" in subject.abilities else ():
+                for mask in ("none", "pairs") if "mask" in subject.abilities else ("none",):
+                    sizes = {"batch": 2, "tokens": 7, "queries": queries, "before": before}
+                    yield {**sizes, "between": "other queries", "mask": mask}
+            for mask in PAIRS if "mask" in subject.abilities else ():
+                yield {"batch": 2, "tokens": tokens, "between": "other masks of pairs", "mask": mask}
         if subject.caching is not None:
             yield {"batch": 2, "tokens": tokens, "between": "conversations", "mask": "none"}
         # One token is what a step of decoding looks like, to those who guess.
@@ -84,16 +94,26 @@ class Statelessness(Law):
         if kind == "conversations":
             yield from _conversations(subject, batch, tokens, dice, how)
             return
+        if kind in ("other queries", "other masks of pairs"):
+            assert isinstance(subject, Operator)
+            yield from _of_queries(subject, case, dice)
+            return
         x = subject.draw(batch, tokens, dice)
         mask = right_padded(batch, tokens) if case["mask"] == "right" else None
+        if is_random(subject, x, mask):
+            if kind in ("thread", "threads"):
+                return  # they share one source of random numbers, as they may
+            subject = seeded(subject)
         if kind in ("thread", "threads"):
             yield from (_interrupted if kind == "thread" else _together)(subject, x, mask, dice, how)
             return
         # An instance that nobody has asked answers first; then the one in use, before and after something else.
         unused = subject.fresh().run(x.clone(), mask)
         given = x.clone()
+        tensors = {"input": given} if mask is None else {"input": given, "mask": mask}
+        before = [tensor.clone() for tensor in tensors.values()]
         first = subject.run(given, mask)
-        yield equal(x.double(), given.double(), changed="nothing; the call itself", output="input", exact=True)
+        yield from unchanged(tensors, before)
         yield equal(unused, first, changed="earlier calls on this instance", **how)
         kept = first.clone()
         _happens(kind, subject, given, dice)
@@ -105,7 +125,7 @@ class Statelessness(Law):
         _happens(kind, other, x.clone(), dice)
         yield equal(unused, other.run(x.clone(), mask), changed=f"{BETWEEN[kind]}, the first of an instance", **how)
         if isinstance(subject, Operator):
-            yield from _untouched(subject, batch, tokens, mask, dice)
+            yield from _untouched(subject, batch, tokens, str(case["mask"]), dice)
 
 
 def _possible(subject: Subject, kind: str) -> bool:
@@ -178,13 +198,71 @@ def _backward(subject: Subject, x: Tensor) -> None:
         subject.target.zero_grad(set_to_none=True)
 
 
-def _untouched(subject: Operator, batch: int, tokens: int, mask: Tensor | None, dice: Dice) -> Iterator[Observation]:
+def _untouched(subject: Operator, batch: int, tokens: int, form: str, dice: Dice) -> Iterator[Observation]:
     """The tensors that an operator is given are as they were after the call."""
-    given = [*subject.tensors(dice, batch, tokens, tokens), *([] if mask is None else [mask[:, None, None, :].clone()])]
-    before = [tensor.clone() for tensor in given]
-    subject.attend(*given)
-    for name, kept, now in zip(("query", "key", "value", "mask"), before, given, strict=False):
-        yield equal(kept.double(), now.double(), changed="nothing; the call itself", output=name, exact=True)
+    query, key, value = subject.tensors(dice, batch, tokens, tokens)
+    asked, mask = handed(subject, form, batch, tokens, tokens, dice)
+    given = {"query": query, "key": key, "value": value} | ({} if mask is None else {"mask": mask})
+    before = [tensor.clone() for tensor in given.values()]
+    asked.attend(query, key, value, mask)
+    yield from unchanged(given, before)
+
+
+def _of_queries(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
+    """A question to an operator, after one with other queries over as many keys, or with another mask of pairs."""
+    batch, keys, form = int(case["batch"]), int(case["tokens"]), str(case["mask"])
+    queries, before = int(case.get("queries", keys)), int(case.get("before", keys))
+    question, other = subject.tensors(dice, batch, queries, keys), subject.tensors(dice, batch, before, keys)
+    mask, another = (pairs(subject, form, batch, count, keys, dice) for count in (queries, before))
+    if is_random(subject, subject.joined(*subject.tensors(dice, batch, keys, keys)), None):
+        return  # the cases with as many queries as keys look at it
+
+    def ask(one: Subject) -> Tensor:
+        assert isinstance(one, Operator)
+        given = [tensor.clone() for tensor in question]
+        return one.rows(one.attend(given[0], given[1], given[2], None if mask is None else mask.clone()))
+
+    unused = ask(subject.fresh())
+    changed = "a call with other queries" if "queries" in case else "a call with another mask"
+    for one, first in ((subject, ""), (subject.fresh(), ", the first of an instance")):
+        assert isinstance(one, Operator)
+        with suppress(Exception):
+            one.attend(*other, another)
+        yield equal(unused, ask(one), changed=changed + first, reduction=keys + subject.channels)
+    yield from _untouched(subject, batch, keys, form, dice)
+
+
+def is_random(subject: Subject, x: Tensor, mask: Tensor | None) -> bool:
+    """Whether the answer is drawn from torch's random numbers: it follows their seed, and nothing else."""
+    known = _RANDOM.setdefault(subject, {})
+    key = (tuple(x.shape[:2]), mask is None)
+    if key not in known:
+        answers = []
+        with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+            other = subject.fresh()
+            for seed in (0, 1, 1, 0):  # no memory of a few calls has this order
+                torch.manual_seed(seed)
+                answers.append(other.run(x.clone(), mask).nan_to_num())
+        same = [torch.equal(answers[one], answers[two]) for one, two in ((0, 3), (1, 2), (0, 1)) if len(answers) == 4]
+        known[key] = same == [True, True, False]
+    return known[key]
+
+
+_RANDOM: WeakKeyDictionary[Subject, dict[tuple, bool]] = WeakKeyDictionary()
+
+
+def seeded(subject: Subject) -> Subject:
+    """The same subject, which draws the same numbers in every call."""
+    other = copy.copy(subject)
+
+    def run(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return subject.run(x, mask)
+
+    other.run = run  # type: ignore[method-assign]
+    other.fresh = lambda: seeded(subject.fresh())  # type: ignore[method-assign]
+    return other
 
 
 class _Interruption(TorchDispatchMode):
@@ -201,11 +279,13 @@ class _Interruption(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _interrupted(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, how: dict) -> Iterator[Observation]:
-    """One call is stopped midway while another thread makes another call on the same instance."""
-    subject = subject.fresh()  # what it keeps would make a second look differ from the first
-    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
-    others = [subject.draw(batch, tokens, dice), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], dice)]
+def interrupted(
+    subject: Subject, x: Tensor, mask: Tensor | None, others: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """One call is stopped midway while another thread makes another call on the same instance.
+
+    Yields the answer alone, the answer when interrupted, and what the interruption did if there is none.
+    """
     subject.run(x, mask)
     with _Interruption() as counted:
         alone = subject.run(x, mask)  # being watched may change what a compiled part does
@@ -221,16 +301,24 @@ def _interrupted(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, h
                 if thread.is_alive():  # it waits for a lock, as it may
                     waiting.append(thread)
 
+            effect = ""
             try:
                 with _Interruption(place, happen):
                     found = subject.run(x, mask)
             except Exception as failure:  # alone it ran
-                found = torch.full_like(alone, torch.nan)
-                how = {**how, "effect": f"was lost: {type(failure).__name__}"}
-            yield equal(alone, found, changed="another call at the same time", **how)
+                found, effect = torch.full_like(alone, torch.nan), f"was lost: {type(failure).__name__}"
+            yield alone, found, effect
             if waiting:
                 waiting[0].join()
                 return
+
+
+def _interrupted(subject: Subject, x: Tensor, mask: Tensor | None, dice: Dice, how: dict) -> Iterator[Observation]:
+    subject = subject.fresh()  # what it keeps would make a second look differ from the first
+    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
+    others = [subject.draw(batch, tokens, dice), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], dice)]
+    for alone, found, effect in interrupted(subject, x, mask, others):
+        yield equal(alone, found, changed="another call at the same time", effect=effect, **how)
 
 
 def _quietly(subject: Subject, x: Tensor) -> None:

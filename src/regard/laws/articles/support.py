@@ -50,6 +50,8 @@ class Support(Law):
             short = [size for size in around if size <= (40 if fast else 300)]
             for mask in masks:
                 yield {"batch": 2, "queries": 7, "keys": 7, "mask": mask}
+            if "head-groups" in subject.context:
+                yield from self._cases_of_groups(masks, fast)
             for size in short:
                 yield {"batch": 1, "queries": size, "keys": size, "mask": "none"}
             lengths = [(3, 11), (1, 9), (33, 33), (9, 4)] + ([] if fast else [(66, 66), (131, 131), (17, 130), (1, 65)])
@@ -65,6 +67,16 @@ class Support(Law):
         for tokens in dict.fromkeys(subject.lengths(*[size for size in around if size >= 2])):
             for mask in masks if tokens <= 40 else masks[:1]:
                 yield {"batch": 2, "tokens": tokens, "mask": mask}
+
+    @staticmethod
+    def _cases_of_groups(masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
+        """Fewer key heads than query heads: each query head keeps its own mask."""
+        lengths = ((5, 5), (1, 41)) if fast else ((5, 5), (1, 41), (3, 11), (37, 37))
+        for queries, keys in lengths:
+            for mask in reversed(masks) if queries == 5 or not fast else masks[-1:]:
+                for heads, kv_heads in ((4, 2), (6, 3), (6, 2)) if mask == masks[-1] else ((6, 2),):
+                    sizes = {"heads": heads, "kv_heads": kv_heads}
+                    yield {"batch": 2, "queries": queries, "keys": keys, "mask": mask, **sizes}
 
     @staticmethod
     def _width(subject: Subject) -> int:
@@ -84,7 +96,8 @@ class Support(Law):
 
     def _observe_operator(self, subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
-        query, key, _ = subject.tensors(dice, batch, queries, keys)
+        heads, kv_heads = int(case.get("heads", subject.heads)), int(case.get("kv_heads", subject.kv_heads))
+        query, key, _ = subject.tensors(dice, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         query = query * MODERATE
         free = subject.matrix(query, key)
         pattern = declared(subject)
@@ -99,7 +112,7 @@ class Support(Law):
             known = (expected | (free == 0))[:1].expand_as(free)
         yield from same_pairs(expected, free, known, subject, "no mask")
         if case["mask"] != "none":
-            mask = draw_mask(str(case["mask"]), dice, batch, subject.heads, queries, keys)
+            mask = draw_mask(str(case["mask"]), dice, batch, heads, queries, keys)
             weights = subject.matrix(query, key, mask)
             yield from same_pairs(expected & mask, weights, known | ~mask, subject, f"a mask of {case['mask']}")
 

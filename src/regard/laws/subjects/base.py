@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.laws.law import Dice
 from regard.laws.subjects import copying, precision
-from regard.patterns import Pattern
+from regard.patterns import Pattern, read_pattern
 
 Way = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -24,7 +24,8 @@ class Conventions:
     """What a subject means by its arguments, where the field has more than one meaning.
 
     Attributes:
-        mask: what True in a mask means: `"attend"` (a key that may be seen, a real token) or `"hide"`.
+        mask: what True in a mask means: `"attend"` (a key that may be seen, a real token) or `"hide"`; `"additive"` is
+            a mask of numbers, 0 to attend and -inf to hide.
         empty: what a query that sees nothing yields: `"zeros"`, `"mean"` (of all values), `"nan"`, or `"finite"` (any
             number, the same on every path).
         align: where unequal lengths meet: at the `"end"` (the last query sits on the last key) or at the `"start"`.
@@ -37,7 +38,7 @@ class Conventions:
         growth: the power of the length with which its operations grow; None if it says nothing.
     """
 
-    mask: Literal["attend", "hide"] = "attend"
+    mask: Literal["attend", "hide", "additive"] = "attend"
     empty: Literal["zeros", "mean", "nan", "finite"] = "zeros"
     align: Literal["end", "start"] = "end"
     pattern: Pattern | None = None
@@ -45,6 +46,38 @@ class Conventions:
     layout: str = ""
     left: bool | None = None
     growth: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, words in MEANINGS.items():
+            if (value := getattr(self, name)) not in words:
+                raise _no_convention(name, value, " or ".join(f'{name}="{word}"' for word in words if word))
+        for name in ("beta", "growth"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise _no_convention(name, value, f"a number, as in {name}=1")
+        if self.left not in (None, True, False):
+            raise _no_convention("left", self.left, "left=True or left=False")
+        if isinstance(self.pattern, str):
+            object.__setattr__(self, "pattern", read_pattern(self.pattern))
+        if self.pattern is not None and not isinstance(self.pattern, Pattern):
+            raise _no_convention("pattern", self.pattern, "pattern=Causal() & Window(7, 0)")
+
+
+MEANINGS = {
+    "mask": ("attend", "hide", "additive"),
+    "empty": ("zeros", "mean", "nan", "finite"),
+    "align": ("end", "start"),
+    "layout": ("", "heads", "batch", "tokens"),
+}
+
+
+def _no_convention(name: str, value: object, instead: str) -> InputError:
+    return InputError(
+        f"{name}={value!r} is no convention.",
+        asked=f"{name}={value!r}",
+        because="a law has to know what the argument means",
+        instead=instead,
+    )
 
 
 class Cached(Protocol):
@@ -92,6 +125,7 @@ class Subject:
         self.name = name
         self.conventions = conventions or Conventions()
         self.abilities: set[str] = set()
+        self.missing: dict[str, str] = {}  # why it lacks an ability, where there is more to say than that it does
         self.dtype = self.native = _dtype_of(target)
         self.longest: int | None = None
         self.shortest = 1
@@ -102,6 +136,7 @@ class Subject:
         self.part = ""
         self.context: tuple[str, ...] = ()  # the laws claimed beside the one that asks
         self.caching: Cached | None = None
+        self.shown: Callable[..., Any] | None = None  # how to ask the target for its weights
         self._views: dict[torch.dtype, Subject | None] = {}
         self._eps: float | None = None
         if isinstance(target, nn.Module):
@@ -264,14 +299,18 @@ def take_way(subject: Subject, name: str) -> Way:
     return {"with gradients": with_gradients, "in training": in_training}.get(name) or subject.ways()[name]
 
 
-def first_tensor(output: Any, names: Sequence[str] = ("logits", "last_hidden_state")) -> Tensor:
+OUTPUTS = ("logits", "last_hidden_state", "out", "output", "hidden_states", "hidden", "y", "x")
+
+
+def first_tensor(output: Any, names: Sequence[str] = OUTPUTS) -> Tensor:
     """The output proper of what a layer or model returned: a tensor, the first of a tuple, or a named one."""
     if isinstance(output, Tensor):
         return output
-    for name in names:
-        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
+    if not isinstance(output, list | tuple) or hasattr(output, "_fields"):
+        for name in names:
+            found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+            if isinstance(found, Tensor):
+                return found
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, list | tuple) and output:

@@ -41,6 +41,7 @@ SWITCHES = (
 
 def parameters(target: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a call; empty where Python cannot tell."""
+    target = getattr(target, "_orig_mod", target)  # what torch.compile wraps
     call: Callable = target.forward if isinstance(target, nn.Module) else target
     try:
         return dict(inspect.signature(call).parameters)
@@ -54,7 +55,10 @@ def mask_name(target: Any) -> str | None:
     for name in MASKS:
         if name in names:
             return name
-    return next((name for name in names if "mask" in name), None)
+    named = next((name for name in names if "mask" in name), None)
+    if named is None and any(each.kind is inspect.Parameter.VAR_KEYWORD for each in names.values()):
+        return MASKS[0]  # whoever takes any word may take this one; it is tried
+    return named
 
 
 def switches(target: Any) -> dict[str, bool]:
@@ -87,17 +91,29 @@ class MaskForm:
     name: str
     hide: bool = False
     dtype: torch.dtype = torch.bool
+    additive: bool = False
+    # A mask of tokens given as one of keys: (batch, 1, 1, key) instead of (batch, token).
+    broadcast: bool = False
 
     def give(self, mask: Tensor) -> Tensor:
+        if self.broadcast and mask.ndim == 2:
+            mask = mask[:, None, None, :]
+        if self.additive:
+            return torch.zeros(mask.shape, dtype=self.dtype).masked_fill(~mask, -torch.inf)
         mask = ~mask if self.hide else mask
         return mask if self.dtype == torch.bool else mask.to(self.dtype)
 
 
-def accepted_form(call: Callable[[MaskForm], object], name: str, hide: bool) -> MaskForm:
-    """The first form of mask with which a call succeeds: boolean, then 0 and 1."""
+def accepted_form(call: Callable[[MaskForm], object], name: str, meaning: str) -> MaskForm:
+    """The first form of mask with which a call succeeds: boolean, then 0 and 1; then the same over keys."""
     failure: Exception | None = None
-    for dtype in (torch.bool, torch.long, torch.float32):
-        form = MaskForm(name, hide, dtype)
+    hide = meaning == "hide" or name in HIDING
+    if meaning == "additive":
+        forms = [MaskForm(name, dtype=torch.float32, additive=True, broadcast=keys) for keys in (False, True)]
+    else:
+        dtypes = (torch.bool, torch.long, torch.float32)
+        forms = [MaskForm(name, hide, dtype, broadcast=keys) for keys in (False, True) for dtype in dtypes]
+    for form in forms:
         try:
             call(form)
             return form

@@ -3,44 +3,96 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.laws.subjects import surroundings
+from regard.laws.subjects.surroundings import CONTAINERS, Surroundings, names_in
+
+KEPT = (*CONTAINERS, Tensor, nn.Module)
+
 
 def instance(target: Any) -> Any:
     """A copy of a module or of a function with what it closes over; the target itself where that cannot be had.
 
-    Functions keep state too: in a closure, in an attribute, in a list at the top of their file.
+    Functions keep state too: in a closure, in an attribute, in a list at the top of their file. Modules keep it on
+    their classes as well.
     """
     try:
-        if isinstance(target, types.FunctionType):
-            return _function(target)
-        return copy.deepcopy(target)
+        if isinstance(target, types.FunctionType | functools._lru_cache_wrapper):
+            return _Copies().function(target)
+        other = copy.deepcopy(target)
     except Exception:  # some hold what cannot be copied
         return target
-
-
-def _function(target: types.FunctionType) -> types.FunctionType:
-    memo: dict[int, Any] = {}
-    names = dict(target.__globals__)
-    for name in target.__code__.co_names:
-        if isinstance(value := names.get(name), dict | list | set | Tensor | nn.Module):
-            names[name] = copy.deepcopy(value, memo)
-    cells = tuple(_cell(cell, memo) for cell in target.__closure__ or ())
-    other = types.FunctionType(target.__code__, names, target.__name__, target.__defaults__, cells)
-    other.__defaults__ = copy.deepcopy(target.__defaults__, memo)
-    other.__kwdefaults__ = copy.deepcopy(target.__kwdefaults__, memo)  # type: ignore[assignment]
-    other.__dict__.update(copy.deepcopy(target.__dict__, memo))
-    other.__qualname__, other.__module__ = target.__qualname__, target.__module__
-    if names.get(target.__name__) is target:
-        names[target.__name__] = other  # it may call itself by name, or keep its state in its own attributes
+    if isinstance(other, nn.Module) and Surroundings.of(other) is None:
+        surroundings.give(other)
     return other
 
 
-def _cell(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
+class _Copies:
+    """Functions that call each other are copied together, so that the copies go on sharing what they shared."""
+
+    def __init__(self) -> None:
+        self.memo: dict[int, Any] = {}
+        self.functions: dict[int, Any] = {}
+        self.cells: dict[int, types.CellType] = {}
+        self.globals: dict[int, dict[str, Any]] = {}
+        self.seen: set[tuple[int, str]] = set()
+
+    def function(self, target: Any) -> Any:
+        if id(target) in self.functions:
+            return self.functions[id(target)]
+        if isinstance(target, functools._lru_cache_wrapper):
+            again = functools.lru_cache(**target.cache_parameters())(self._value(target.__wrapped__))
+            self.functions[id(target)] = again
+            return again
+        own = target.__globals__
+        foreign = surroundings.foreign(target.__module__)
+        names = own if foreign else self.globals.setdefault(id(own), dict(own))
+        cells = tuple(self._cell(cell) for cell in target.__closure__ or ())
+        other = types.FunctionType(target.__code__, names, target.__name__, target.__defaults__, cells)
+        self.functions[id(target)] = other  # it may call itself by name, or keep its state in its own attributes
+        for cell, old in zip(cells, target.__closure__ or (), strict=True):
+            self._fill(cell, old)
+        for name in () if foreign else names_in(target.__code__):
+            if name in own and (id(own), name) not in self.seen:
+                self.seen.add((id(own), name))
+                if self._is_kept(own[name], own):
+                    names[name] = self._value(own[name])
+        other.__defaults__ = copy.deepcopy(target.__defaults__, self.memo)
+        other.__kwdefaults__ = copy.deepcopy(target.__kwdefaults__, self.memo)  # type: ignore[assignment]
+        other.__dict__.update(copy.deepcopy(target.__dict__, self.memo))
+        other.__qualname__, other.__module__ = target.__qualname__, target.__module__
+        return other
+
+    @staticmethod
+    def _is_kept(value: Any, own: dict[str, Any]) -> bool:
+        if isinstance(value, functools._lru_cache_wrapper):
+            return not surroundings.foreign(value.__module__)
+        return isinstance(value, KEPT) or (isinstance(value, types.FunctionType) and value.__globals__ is own)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType | functools._lru_cache_wrapper):
+            return self.function(value)
+        return copy.deepcopy(value, self.memo)
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        return self.cells.setdefault(id(cell), types.CellType())
+
+    def _fill(self, cell: types.CellType, old: types.CellType) -> None:
+        if _is_empty(cell) and not _is_empty(old):
+            try:
+                cell.cell_contents = self._value(old.cell_contents)
+            except Exception:  # it holds what cannot be copied
+                cell.cell_contents = old.cell_contents
+
+
+def _is_empty(cell: types.CellType) -> bool:
     try:
-        return types.CellType(copy.deepcopy(cell.cell_contents, memo))
-    except Exception:  # an empty cell, or one that holds what cannot be copied
-        return cell
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False

@@ -13,7 +13,8 @@ from regard.laws.law import Dice
 from regard.laws.subjects import watching
 from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
 from regard.laws.subjects.caching import find_cache
-from regard.laws.subjects.calling import HIDING, MaskForm, accepted_form, mask_name, needed, switches
+from regard.laws.subjects.calling import MaskForm, accepted_form, mask_name, needed, parameters, switches
+from regard.laws.subjects.deepcopying import deepcopy
 
 # Channels to try where the target does not say.
 CHANNELS = (16, 8, 32, 64, 12, 24, 48, 4, 6, 96, 128, 256, 512, 768, 1024, 10, 20, 30, 40, 100, 3, 5, 7, 2, 1)
@@ -54,6 +55,9 @@ class Sequences(Subject):
         return first_tensor(self.call(x, mask))
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        if self.shown is not None:
+            found = self.shown(self.target, x, mask)
+            return [found] if isinstance(found, Tensor) else list(found)
         return watching.weights(lambda: self.call(x, mask), x.shape[0], x.shape[1])
 
     def ways(self) -> dict[str, Way]:
@@ -71,7 +75,7 @@ class Sequences(Subject):
 
     def _flipped(self, flag: str) -> Way:
         other = copy.copy(self)
-        other.target = copy.deepcopy(self.target)
+        other.target = deepcopy(self.target)
         for part in other.target.modules():
             if isinstance(value := getattr(part, flag, None), bool):
                 setattr(part, flag, not value)
@@ -90,11 +94,15 @@ class Sequences(Subject):
         self.abilities.add("gradients")
         argument = mask_name(self.target)
         if argument is not None and self.form is None:
-            hide = self.conventions.mask == "hide" or argument in HIDING
             try:
-                self.form = accepted_form(lambda form: self._try_form(form, x), argument, hide)
-            except Exception:  # a parameter of that name, but not for a mask of tokens
+                self.form = accepted_form(lambda form: self._try_form(form, x), argument, self.conventions.mask)
+            except Exception as reason:  # a parameter of that name, but not for a mask of tokens
                 self.form = None
+                if argument in parameters(self.target):
+                    words = f"{type(reason).__name__}: {(str(reason).strip().splitlines() or [''])[0]}"
+                    self.missing["mask"] = (
+                        f"it has an argument {argument!r}, but refuses a mask (batch, token): {words}"
+                    )
         if self.form is not None:
             self.abilities.add("mask")
         if self.caching is None:
@@ -112,8 +120,8 @@ class Sequences(Subject):
             self.form = None
 
     def _rebind(self, original: Subject) -> None:
-        if self.caching is not None:
-            self.caching = self.caching.bound_to(self)  # type: ignore[attr-defined]
+        if (bind := getattr(self.caching, "bound_to", None)) is not None:
+            self.caching = bind(self)
 
 
 class Layer(Sequences):
@@ -125,7 +133,7 @@ class Layer(Sequences):
         self, target: Any, name: str, conventions: Conventions | None = None, *, channels: int | None = None
     ) -> None:
         super().__init__(target, name, conventions)
-        self._channels = channels or self._find_channels()
+        self._channels = self._find_channels(channels)
         self.find_abilities()
 
     @property
@@ -146,21 +154,23 @@ class Layer(Sequences):
             return (first_tensor(output).transpose(0, 1), *output[1:])
         return first_tensor(output).transpose(0, 1)
 
-    def _find_channels(self) -> int:
+    def _find_channels(self, given: int | None) -> int:
         failure: Exception | None = None
-        for channels in dict.fromkeys([*said_channels(self.target), *CHANNELS]):
-            x = Dice(0, "channels").normal(2, 5, channels, dtype=self.dtype)
+        wanted = [given] if given is not None else [*said_channels(self.target), *CHANNELS]
+        for channels in dict.fromkeys(wanted):
             try:
+                x = Dice(0, "channels").normal(2, 5, channels, dtype=self.dtype)
                 first_tensor(self.call(x))
                 return channels
             except Exception as reason:  # a stranger may refuse a size in any way
                 failure = failure or reason
         raise InputError(
             f"{self.name} does not run as a layer.",
-            asked=f"f(x) with x of (2, 5, channels), channels in {CHANNELS[:6]} ...",
+            asked=f"f(x) with x of (2, 5, {'channels), channels in ' + str(CHANNELS[:6]) if given is None else given})",
             found=f"{type(failure).__name__}: {failure}",
             because="a law has to call it before it can judge it",
-            instead='channels= if its width is unusual; kind="operator" or kind="model" if it takes something else',
+            instead='channels= if its width is unusual; kind="operator" or kind="model" if it takes something else;\n'
+            "a function if it needs more: check(lambda x, mask=None: layer(x, context, mask), ...)",
         ) from failure
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,6 +88,18 @@ class Images(Sequences):
         super().__init__(target, name, conventions)
         self.image = image
         self.longest = self.shortest = 1
+        try:
+            self.run(self.draw(2, 1, Dice(0, "images")))
+        except Exception as failure:  # a stranger may refuse a picture in any way
+            raise InputError(
+                f"{self.name} does not run as a model of images.",
+                asked=f"f(image) with (batch, channel, row, column) = (2, {', '.join(map(str, tuple(image)))})"
+                if isinstance(image, tuple | list)
+                else f"image={image!r}",
+                found=f"{type(failure).__name__}: {failure}",
+                because="a law has to call it before it can judge it",
+                instead="image=(channels, rows, columns) of a picture that it takes",
+            ) from failure
         self.find_abilities()
         self.abilities -= {"aligned", "lengths", "mask"}
 
@@ -151,14 +162,3 @@ def _said_length(target: Any) -> int | None:
     sizes = [part.num_embeddings for part in target.modules() if isinstance(part, nn.Embedding)]
     tables = [p.shape[-2] for n, p in target.named_parameters() if "pos" in n.lower() and p.ndim >= 2]
     return min([*sizes[1:], *tables], default=None)
-
-
-def has_one_argument(target: Any) -> bool:
-    """Whether a call with one input is complete."""
-    needed = [
-        parameter
-        for parameter in parameters(target).values()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(needed) <= 1

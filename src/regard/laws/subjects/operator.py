@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.laws.law import Dice
 from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
-from regard.laws.subjects.calling import HIDING, MaskForm, accepted_form, mask_name, switches
+from regard.laws.subjects.calling import MaskForm, accepted_form, mask_name, switches
 
 # Heads and sizes to try, in order. Three heads are no power of two; an even size suits rotations.
 SIZES = ((3, 8), (4, 8), (2, 8), (8, 8), (1, 8), (3, 16), (4, 16), (8, 16), (8, 64), (12, 64), (6, 4), (2, 4))
@@ -43,9 +43,15 @@ class Operator(Subject):
         super().__init__(target, name, conventions)
         self.abilities |= {"operator", "aligned", "float", "gradients", "lengths"}
         self.form: MaskForm | None = None
-        self.heads, self.dim = self._sizes(heads, dim)
-        self.kv_heads = kv_heads or self.heads
-        self.value_dim = value_dim or self.dim
+        for size, given in {"heads": heads, "kv_heads": kv_heads, "dim": dim, "value_dim": value_dim}.items():
+            if given is not None and given < 1:
+                raise InputError(
+                    f"{size}={given} is no size.",
+                    asked=f"{size}={given}",
+                    because="there is at least one",
+                    instead=f"{size}=1 or more",
+                )
+        self._find_sizes(heads, kv_heads, dim, value_dim)
         if (argument := mask_name(target)) is not None:
             self.form = self._mask_form(argument)
         if self.form is not None:
@@ -136,16 +142,16 @@ class Operator(Subject):
 
     # Finding out how to call it
 
-    def _sizes(self, heads: int | None, dim: int | None) -> tuple[int, int]:
+    def _find_sizes(self, heads: int | None, kv_heads: int | None, dim: int | None, value_dim: int | None) -> None:
         candidates = [(heads or own, dim or size) for own, size in SIZES]
         failure: Exception | None = None
         for self.heads, self.dim in dict.fromkeys(candidates):
-            self.kv_heads, self.value_dim = self.heads, self.dim
+            self.kv_heads, self.value_dim = kv_heads or self.heads, value_dim or self.dim
             try:
                 query, key, value = self.tensors(Dice(0, "sizes"), 2, 5, 5)
                 output = self.attend(query, key, value)
-                if output.shape == query.shape:
-                    return self.heads, self.dim
+                if output.shape == (*query.shape[:-1], self.value_dim):
+                    return
                 failure = failure or ValueError(f"{tuple(query.shape)} gave {tuple(output.shape)}")
             except Exception as reason:  # a stranger may refuse a size in any way
                 failure = failure or reason
@@ -158,7 +164,6 @@ class Operator(Subject):
         ) from failure
 
     def _mask_form(self, argument: str) -> MaskForm | None:
-        hide = self.conventions.mask == "hide" or argument in HIDING
         query, key, value = self.tensors(Dice(0, "mask"), 2, 5, 5)
         mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
 
@@ -167,6 +172,8 @@ class Operator(Subject):
             return self.attend(query, key, value, mask)
 
         try:
-            return accepted_form(call, argument, hide)
-        except Exception:  # it has a parameter of that name, but not for this
+            return accepted_form(call, argument, self.conventions.mask)
+        except Exception as reason:  # it has a parameter of that name, but not for this
+            words = f"{type(reason).__name__}: {(str(reason).strip().splitlines() or [''])[0]}"
+            self.missing["mask"] = f"it has an argument {argument!r}, but refuses a mask (batch, 1, 1, key): {words}"
             return None

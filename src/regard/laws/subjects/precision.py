@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from regard.laws.subjects.deepcopying import deepcopy
 
 COARSER = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -69,7 +70,7 @@ def narrowest(run: Callable[[], object]) -> torch.dtype:
 def in_precision(target: Any, dtype: torch.dtype) -> Any:
     """A copy of a module with its numbers in `dtype`; a function that computes in float64, or as its inputs are."""
     if isinstance(target, nn.Module):
-        return copy.deepcopy(target).to(dtype)
+        return deepcopy(target).to(dtype)
     if dtype != torch.float64:
         return target
 

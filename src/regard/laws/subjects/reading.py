@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from torch import nn
 from regard.errors import InputError
 from regard.laws.subjects.base import Conventions, Subject
 from regard.laws.subjects.calling import parameters
+from regard.laws.subjects.deepcopying import deepcopy
 from regard.laws.subjects.layer import Layer
 from regard.laws.subjects.model import Images, Model, said_image, takes_ids
 from regard.laws.subjects.operator import Operator
@@ -30,8 +29,23 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
 
     Options are the fields of `Conventions`, and sizes: `heads kv_heads dim value_dim` of an operator, `channels` of a
     layer, `vocabulary longest image` of a model. `window=8` says causal, and that a token sees 8 keys, itself
-    among them.
+    among them. What a target can do is found out by trying; `gradients=False` says that it has none, `cache=` is False
+    or a `Cached`, and `weights=` a function of the target, its input and its mask, which gives its weights
+    `(batch, head, query, key)`.
     """
+    gradients, cache, weights = (options.pop(name, None) for name in ("gradients", "cache", "weights"))
+    subject = _read(target, kind, name, options)
+    if gradients is False:
+        subject.abilities.discard("gradients")
+    if cache is not None:
+        subject.caching = cache or None
+        subject.abilities = subject.abilities - {"cache"} | ({"cache"} if cache else set())
+    if weights is not None:
+        subject.shown = weights
+    return subject
+
+
+def _read(target: Any, kind: str | None, name: str | None, options: dict[str, Any]) -> Subject:
     if isinstance(target, Subject):
         return target
     if kind is not None and kind not in KINDS:
@@ -50,10 +64,7 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
         )
     name = name or name_of(target)
     if isinstance(target, nn.Module):
-        # Nothing that is done here touches the user's own; except what cannot be copied, which is used as it is.
-        with contextlib.suppress(Exception):
-            target = copy.deepcopy(target)
-        target.eval()
+        target = _own_copy(target)
     for recognise in adapters():
         subject = recognise(target, kind, name, options)
         if subject is not None:
@@ -66,6 +77,22 @@ def read(target: Any, kind: str | None = None, name: str | None = None, **option
             instead="f(query, key, value, mask=None), f(x, mask=None), or a module",
         )
     return plain(target, kind, name, options)
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """The module as it is checked: a copy in evaluation mode, where tensors are drawn. The user's own is left alone."""
+    devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]}
+    try:
+        if "meta" in devices:
+            raise TypeError("its tensors are on the device meta, which holds no numbers")
+        return deepcopy(module).cpu().eval()
+    except Exception as failure:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied.",
+            found=f"{type(failure).__name__}: {failure}",
+            because="a law runs a copy of a module, in several precisions, and leaves the module alone",
+            instead="a module with numbers in it; or a function that calls it: check(lambda x: module(x), ...)",
+        ) from failure
 
 
 def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Subject:
@@ -84,7 +111,7 @@ def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> 
     if image is None and not takes_ids(target):
         image = said_image(target)
     if image is not None:
-        return Images(target, name, conventions, image=image)
+        return _built(Images, target, name, conventions, {**sizes, "image": image})
     try:
         return _built(Model, target, name, conventions, sizes)
     except InputError:
