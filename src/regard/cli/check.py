@@ -83,7 +83,8 @@ def run(words: argparse.Namespace) -> int:
     from regard.laws.checking import find_laws
     from regard.laws.claims import infer
 
-    find_laws([*laws, *(claims or [])])  # a misspelt law is told before anything long begins
+    if laws or claims is not None:
+        find_laws([*laws, *(claims or [])])  # a misspelt law is told before anything long begins
     subject = read(find(words.target, words.seed), words.kind, **options)
     chosen = laws or claims or (None if words.probe else infer(subject))
     if words.list:

@@ -18,7 +18,7 @@ from regard.laws.law import Observation
 # Roundings in a row that are still called rounding. In float64 a wrong formula shows by many orders of magnitude
 # more, so there the bound can afford to be generous.
 FACTOR = {torch.float64: 131072.0, torch.float32: 64.0, torch.float16: 64.0, torch.bfloat16: 64.0}
-# A difference that float64 does not show is logic only if it is this far above the bound of the subject's own precision.
+# A difference that float64 does not show is logic only if it is this far above the bound of the other precision.
 BEYOND_ROUNDING = 50.0
 
 

@@ -46,6 +46,29 @@ def scaled_by_its_queries(query, key, value, mask=None):
     return full(query * (1.1 if query.shape[-2] > 32 else 1.0), key, value, mask)
 
 
+def start_aligned_beyond(keys):
+    """Another path for many keys."""
+
+    def operator(query, key, value, mask=None):
+        return (start_aligned if key.shape[-2] > keys else causal)(query, key, value, mask)
+
+    return operator
+
+
+def other_in_the_tail(block):
+    """Queries behind whole blocks of them see one key less."""
+
+    def operator(query, key, value, mask=None):
+        whole = query.shape[-2] // block * block
+        output = full(query, key, value, mask)
+        if not whole or whole == query.shape[-2]:
+            return output
+        rest = full(query[:, :, whole:], key[:, :, 1:], value[:, :, 1:], mask if mask is None else mask[:, :, -1:, 1:])
+        return torch.cat([output[:, :, :whole], rest], 2)
+
+    return operator
+
+
 @pytest.mark.parametrize("target", [causal, *slow(naive, full, window, alibi, rotary)])
 def test_what_aligns_at_the_end_holds(target):
     found = verdict(target)
@@ -62,6 +85,10 @@ def test_what_aligns_at_the_end_holds(target):
         never_before_the_first_key,
         rotated_from_zero,
         scaled_by_its_queries,
+        start_aligned_beyond(32),
+        start_aligned_beyond(128),
+        other_in_the_tail(16),
+        other_in_the_tail(128),
     ],
 )
 def test_what_aligns_elsewhere_is_found(target):

@@ -139,9 +139,36 @@ def test_wrong_layers_are_found(target):
     assert not verdict(target, "layer").ok
 
 
+class AcrossLongBatches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Layer()
+
+    def forward(self, x, mask=None):
+        return self.inner(x + 0.1 * x.mean(0) if x.shape[1] > 40 else x, mask)
+
+
+class Dropping(nn.Module):
+    def __init__(self, across):
+        super().__init__()
+        self.inner, self.across = Layer(), across
+
+    def forward(self, x, mask=None):
+        return self.inner(torch.dropout(x, 0.3, True) + (x.mean(0) if self.across else 0), mask)
+
+
 def test_a_buffer_shared_by_callers_is_found():
-    torch.set_num_threads(1)
-    assert not verdict(SharedBuffer(), "layer").ok
+    for seed in range(3):
+        assert verdict(SharedBuffer(), "layer", seed=seed).outcome == "broken"
+
+
+def test_rows_that_meet_in_long_inputs_alone_are_found():
+    assert verdict(AcrossLongBatches(), "layer").outcome == "broken"
+
+
+def test_chance_is_no_other_row_and_hides_none():
+    assert verdict(Dropping(False), "layer").outcome == "holds"
+    assert verdict(Dropping(True), "layer").outcome == "broken"
 
 
 @pytest.mark.parametrize("target", [PlacesOfTheFirstRow(), Pictures(True)], ids=["places", "pictures"])

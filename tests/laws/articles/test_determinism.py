@@ -99,3 +99,40 @@ def test_the_switches_of_torch_are_put_back():
     check(naive, kind="operator", claims=["determinism"], fast=True)
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def noisy_step(query, key, value, mask=None):
+    output = naive(query, key, value, mask)
+    return output + torch.randn(()) if query.shape[-2] == 1 else output
+
+
+def noisy_step_over_many(query, key, value, mask=None):
+    return noisy_step(query, key, value, mask) if key.shape[-2] > 1 else naive(query, key, value, mask)
+
+
+class NoisyStep(Layer):
+    def forward(self, x, mask=None):
+        output = super().forward(x, mask)
+        return output + torch.randn(()) if x.shape[1] == 1 else output
+
+
+def writes_the_mask(query, key, value, mask=None):
+    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    if mask is not None and mask.shape[-2:] == seen.shape:
+        mask &= seen  # a second time it changes nothing
+    return naive(query, key, value, seen if mask is None else seen & mask)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (noisy_step, "operator"),
+        (noisy_step_over_many, "operator"),
+        (NoisyStep(), "layer"),
+        (writes_the_mask, "operator"),
+    ],
+    ids=["one query", "one query over many keys", "one token", "mask"],
+)
+def test_a_single_step_and_the_mask_are_looked_at_too(target, kind):
+    report = check(target, kind=kind, claims=["determinism"], fast=True)
+    assert report.verdicts["determinism"].outcome == "broken"

@@ -95,3 +95,32 @@ def test_heads_in_another_layout_are_counted_as_the_projection_has_them() -> Non
 
 def test_equal_numbers_of_heads_have_no_groups() -> None:
     assert outcome(Layer(plain), "layer") == "not applicable"
+
+
+def test_masks_of_heads_that_are_regrouped_by_tiling_are_broken() -> None:
+    def regrouped(q, k, v, mask=None):
+        batch, heads, queries, keys = *q.shape[:3], k.shape[2]
+        if mask is not None:
+            mask = mask.expand(batch, heads, queries, keys).unflatten(1, (-1, k.shape[1])).transpose(1, 2).flatten(1, 2)
+        return spread(repeated)(q, k, v, mask)
+
+    assert outcome(regrouped) == "broken"
+
+
+@pytest.mark.parametrize("late", [lambda q, k: k.shape[-2] > 32, lambda q, k: q.shape[-2] == 1])
+def test_keys_that_are_tiled_at_some_lengths_are_broken(late) -> None:
+    def sometimes(q, k, v, mask=None):
+        return spread(tiled if late(q, k) else repeated)(q, k, v, mask)
+
+    assert outcome(sometimes) == "broken"
+
+
+def test_rows_that_see_nothing_are_no_fault_of_groups() -> None:
+    def windowed(q, k, v, mask=None):
+        apart = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+        near = (apart >= 0) & (apart < 2)
+        group = q.shape[1] // k.shape[1]
+        weights = _scores(q, repeated(k, group), near if mask is None else mask & near).softmax(-1)
+        return weights @ repeated(v, group)  # NaN where nothing is seen
+
+    assert outcome(windowed) == "holds"

@@ -73,3 +73,29 @@ def test_a_softmax_of_any_beta_holds(core, seed: int) -> None:
 @pytest.mark.parametrize("core", [careless, detached, twice], ids=lambda core: core.__name__)
 def test_another_derivative_is_broken(core) -> None:
     assert outcome(core) == "broken"
+
+
+SOMETIMES = {
+    "many keys": lambda q, k, mask: k.shape[-2] > 32,
+    "many keys and a mask": lambda q, k, mask: k.shape[-2] > 32 and mask is not None and not bool(mask.all()),
+    "few queries": lambda q, k, mask: q.shape[-2] < k.shape[-2],
+}
+
+
+@pytest.mark.parametrize("when", SOMETIMES)
+def test_another_derivative_at_some_sizes_is_broken(when: str) -> None:
+    def doubled(q, k, v, mask=None):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if SOMETIMES[when](q, k, mask):
+            scores = 2 * scores - scores.detach()
+        return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+
+    assert outcome(doubled) == "broken"
+
+
+def test_weights_that_fade_into_nothing_hold() -> None:
+    def steep(q, k, v, mask=None):
+        distance = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+        return (_scores(q, k, mask) - 2.3 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+
+    assert outcome(steep) == "holds"

@@ -46,6 +46,16 @@ def past_only(query, key, value):
     return naive(query, key, value, seen)
 
 
+def careless_beyond(keys, queries=0):
+    """Another path for many keys, or for one query."""
+
+    def operator(query, key, value, mask=None):
+        careless = key.shape[-2] > keys and (not queries or query.shape[-2] == queries)
+        return (naive if careless else robust)(query, key, value, mask)
+
+    return operator
+
+
 @pytest.mark.parametrize("target", [robust, *slow(ours, ours_causal)])
 def test_operators_that_never_touch_what_is_hidden_hold(target):
     assert verdict(target).outcome == "holds"
@@ -62,8 +72,18 @@ def test_operators_that_touch_it_are_found(target):
     assert verdict(target).outcome == "broken"
 
 
-def test_a_layer_that_touches_it_is_found():
-    assert verdict(Layer(large_negative), "layer").outcome == "broken"
+@pytest.mark.parametrize(
+    "target", [careless_beyond(32), careless_beyond(64), careless_beyond(128), careless_beyond(32, 1)]
+)
+def test_operators_that_touch_it_in_long_sequences_are_found(target):
+    found = verdict(target)
+    assert found.outcome == "broken"
+    assert found.cases < 30
+
+
+@pytest.mark.parametrize("target", [large_negative, careless_beyond(32), careless_beyond(128)])
+def test_a_layer_that_touches_it_is_found(target):
+    assert verdict(Layer(target), "layer").outcome == "broken"
 
 
 def test_words_are_numbers_always():

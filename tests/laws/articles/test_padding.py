@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from plain import (
@@ -76,6 +78,23 @@ def not_beyond_sixty_four(query, key, value, mask=None):
         mask = mask.expand(*mask.shape[:-1], key.shape[-2]).clone()
         mask[..., key.shape[-2] // 64 * 64 :] = True
     return naive(query, key, value, mask)
+
+
+def unmasked_tail_behind(block):
+    """The last, partial block of keys is seen whatever the mask says."""
+
+    def operator(query, key, value, mask=None):
+        whole = key.shape[-2] // block * block
+        if mask is not None and whole:
+            mask = mask.clone()
+            mask[..., whole:] = True
+        return naive(query, key, value, mask)
+
+    return operator
+
+
+def unmasked_for_one_query(query, key, value, mask=None):
+    return naive(query, key, value, mask if query.shape[-2] > 1 or key.shape[-2] < 32 else None)
 
 
 def in_the_normaliser(query, key, value, mask=None):
@@ -212,3 +231,25 @@ def test_a_mean_over_hidden_tokens_is_found():
 
 def test_without_a_mask_there_is_no_padding():
     assert verdict(lambda query, key, value: full(query, key, value)).outcome == "not applicable"
+
+
+@pytest.mark.parametrize("block", [8, 16, 32, 64, 128])
+def test_a_tail_that_is_not_masked_is_found(block):
+    assert verdict(unmasked_tail_behind(block)).outcome == "broken"
+    assert verdict(Layer(unmasked_tail_behind(block)), "layer").outcome == "broken"
+
+
+def test_a_mask_that_is_lost_for_one_query_is_found():
+    found = verdict(unmasked_for_one_query)
+    assert found.outcome == "broken"
+    assert found.cases < 30
+
+
+def test_every_question_comes_early():
+    """A slow subject meets long sequences, small ones and masks of pairs before its time is over."""
+    from regard.laws.articles.padding import Padding
+    from regard.laws.subjects.operator import Operator
+
+    early = list(islice(Padding().cases(Operator(naive, "naive"), True), 30))
+    assert {case["ask"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
+    assert max(case.get("keys", case.get("tokens")) for case in early) > 32

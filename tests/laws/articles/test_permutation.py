@@ -33,6 +33,17 @@ def without_the_tail(query, key, value, mask=None):
     return full(query, key[:, :, :whole], value[:, :, :whole], mask)
 
 
+def without_a_tail_behind(block):
+    """The last, partial block of keys is left out once there is a whole one."""
+
+    def operator(query, key, value, mask=None):
+        whole = key.shape[-2] // block * block or key.shape[-2]
+        mask = mask if mask is None else mask[..., :whole]
+        return full(query, key[:, :, :whole], value[:, :, :whole], mask)
+
+    return operator
+
+
 def values_turned(query, key, value, mask=None):
     return full(query, key, value.flip(-2), mask)
 
@@ -77,6 +88,16 @@ def test_layers_without_positions_hold(target):
 @pytest.mark.parametrize("target", [causal, window, both_ways_alibi, without_the_tail, values_turned, mask_turned])
 def test_operators_with_an_order_are_found(target):
     assert verdict(target).outcome == "broken"
+
+
+@pytest.mark.parametrize("block", [8, 16, 32, 64, 128])
+def test_a_tail_behind_a_whole_block_is_missed(block):
+    assert verdict(without_a_tail_behind(block)).outcome == "broken"
+
+
+@pytest.mark.parametrize("block", [8, 16, 32, 64])
+def test_a_layer_without_its_tail_is_found(block):
+    assert verdict(Layer(without_a_tail_behind(block)), "layer").outcome == "broken"
 
 
 @pytest.mark.parametrize(

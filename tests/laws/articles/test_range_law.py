@@ -75,11 +75,44 @@ def half_inside(scale_first):
     return operator
 
 
+def filled(fill):
+    """Hidden scores are set to a number, which visible ones may lie below."""
+
+    def operator(query, key, value, mask=None):
+        found = scores(query, key)
+        fill_with = torch.finfo(found.dtype).min if fill is None else fill
+        return (found if mask is None else found.masked_fill(~mask, fill_with)).softmax(-1) @ value
+
+    return operator
+
+
+def bare_if(when):
+    """Exponentials without their maximum, on one path only."""
+
+    def operator(query, key, value, mask=None):
+        found = scores(query, key)
+        found = found if mask is None else found.masked_fill(~mask, -torch.inf)
+        powers = found.exp() if when(query, key, mask) else (found - found.amax(-1, keepdim=True)).exp()
+        return powers / powers.sum(-1, keepdim=True) @ value
+
+    return operator
+
+
+def with_a_sink(query, key, value, mask=None):
+    """A score of zero that has no value: weights sum to less than one, and to nothing if all others are negative."""
+    found = scores(query, key)
+    found = found if mask is None else found.masked_fill(~mask, -torch.inf)
+    return torch.cat([found, torch.zeros_like(found[..., :1])], -1).softmax(-1)[..., :-1] @ value
+
+
 def nothing_in_half(query, key, value, mask=None):
     return naive(query, key, value, mask) / (query.dtype != torch.float16)
 
 
-@pytest.mark.parametrize("target", [naive, linear, half_inside(True), *slow(causal, alibi, rotary, blocks)])
+@pytest.mark.parametrize(
+    "target",
+    [naive, linear, half_inside(True), filled(-1e9), filled(None), with_a_sink, *slow(causal, alibi, rotary, blocks)],
+)
 def test_right_operators_keep_their_range(target):
     assert verdict(target).outcome == "holds"
 
@@ -104,12 +137,24 @@ def test_a_right_model_keeps_its_range_in_half_precision():
         masked_after_the_softmax,
         half_inside(False),
         nothing_in_half,
+        filled(-1e4),
+        filled(-1e5),
+        bare_if(lambda query, key, mask: query.shape[-2] == 1),
+        bare_if(lambda query, key, mask: mask is not None),
+        bare_if(lambda query, key, mask: key.shape[-2] > 32),
     ],
 )
 def test_numbers_that_leave_the_range_are_caught(target):
     assert verdict(target).outcome == "broken"
 
 
-@pytest.mark.parametrize("target", [bare_exponentials, small_penalty])
+@pytest.mark.parametrize("target", [filled(-1e9), filled(None)])
+def test_layers_that_fill_with_a_number_below_all_scores_hold(target):
+    assert verdict(Layer(target), "layer").outcome == "holds"
+
+
+@pytest.mark.parametrize(
+    "target", [bare_exponentials, small_penalty, filled(-1e4), bare_if(lambda query, key, mask: mask is not None)]
+)
 def test_layers_that_leave_the_range_are_caught(target):
     assert verdict(Layer(target), "layer").outcome == "broken"

@@ -86,3 +86,12 @@ def test_what_knows_places_is_broken(core) -> None:
 def test_distances_from_the_wrong_end_are_broken_for_who_promises_alignment() -> None:
     assert outcome(from_the_start, claims=["alignment"]) == "broken"
     assert outcome(from_the_start) == "holds"
+
+
+def test_a_table_of_rotations_that_wraps_around_is_broken() -> None:
+    def wrapped(q, k, v, mask=None):
+        places = torch.arange(k.shape[-2]) % 32
+        return plain(turned(q, places[-q.shape[-2] :]), turned(k, places), v, mask)
+
+    assert outcome(wrapped) == "broken"
+    assert outcome(Layer(wrapped), "layer") == "broken"

@@ -67,6 +67,26 @@ def features(q, k, v, mask=None):
     return q @ (k.mT @ v)
 
 
+def only_when(fault, when):
+    """Wrong on one path only."""
+
+    def operator(q, k, v, mask=None):
+        return (fault if when(q.shape[-2], k.shape[-2]) else plain)(q, k, v, mask)
+
+    return operator
+
+
+def without_the_last_block(block):
+    """A partial block at the end is in the normaliser and not in the sum."""
+
+    def operator(q, k, v, mask=None):
+        weights = _scores(q, k, mask).softmax(-1).nan_to_num(0.0)
+        whole = k.shape[-2] // block * block or k.shape[-2]
+        return weights[..., :whole] @ v[..., :whole, :]
+
+    return operator
+
+
 FAULTS = [sigmoid, over_queries, over_heads, mask_last, epsilon]
 
 
@@ -83,5 +103,46 @@ def test_what_does_not_sum_to_one_is_broken(core) -> None:
     assert outcome(Layer(core), "layer") == "broken"
 
 
+@pytest.mark.parametrize("block", [8, 16, 32, 64, 128])
+def test_a_block_that_is_missing_at_the_end_is_found(block: int) -> None:
+    assert outcome(without_the_last_block(block)) == "broken"
+
+
+@pytest.mark.parametrize("keys", [32, 64, 128])
+def test_a_fault_in_long_sequences_is_found(keys: int) -> None:
+    assert outcome(only_when(mask_last, lambda _, found: found > keys)) == "broken"
+    assert outcome(Layer(only_when(sigmoid, lambda _, found: found > keys)), "layer") == "broken"
+    assert outcome(Layer(only_when(features, lambda _, found: found > keys)), "layer") == "broken"
+
+
+def test_a_fault_for_one_query_is_found() -> None:
+    assert outcome(only_when(epsilon, lambda queries, keys: queries == 1 and keys > 32)) == "broken"
+    assert outcome(only_when(mask_last, lambda queries, keys: queries == 1 and keys > 1)) == "broken"
+
+
 def test_a_layer_without_visible_weights_is_asked_with_equal_tokens() -> None:
     assert outcome(Layer(features), "layer") == "broken"
+
+
+def test_a_head_that_looks_at_nothing_is_dead_and_not_excused():
+    def last_head_dead(q, k, v, mask=None):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return torch.cat([weights[:, :-1], weights[:, -1:] * 0], 1) @ v
+
+    for target in (last_head_dead, lambda q, k, v: v * 0):
+        report = check(target, kind="operator", claims=["row-stochasticity"], fast=True)
+        assert report.verdicts[0].outcome == "broken"
+
+
+def test_weights_that_are_returned_are_shares_too():
+    def layer(x, mask=None, need_weights=False):
+        weights = (x @ x.mT / x.shape[-1] ** 0.5).softmax(-1)
+        return (weights @ x, 2 * weights) if need_weights else weights @ x
+
+    def operator(q, k, v, mask=None):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return weights @ v, 2 * weights
+
+    for target, kind in ((layer, "layer"), (operator, "operator")):
+        report = check(target, kind=kind, claims=["row-stochasticity"], fast=True)
+        assert report.verdicts[0].outcome == "broken", kind

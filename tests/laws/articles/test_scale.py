@@ -96,3 +96,75 @@ def test_a_query_that_was_scaled_before_counts() -> None:
 
 def test_sums_of_features_have_no_beta() -> None:
     assert outcome(linear) == "not applicable"
+
+
+SOMETIMES = {
+    "of the values": lambda q, k, v: v.shape[-1] ** -0.5,
+    "of one query": lambda q, k, v: q.shape[-1] ** -0.5 * (1 + (q.shape[-2] == 1)),
+    "of fewer queries": lambda q, k, v: q.shape[-1] ** -0.5 * (1 + (q.shape[-2] < k.shape[-2])),
+    "of many keys": lambda q, k, v: q.shape[-1] ** -0.5 * (1 + (k.shape[-2] > 32)),
+}
+
+
+@pytest.mark.parametrize("fault", SOMETIMES)
+def test_a_beta_that_depends_on_other_sizes_is_broken(fault: str) -> None:
+    def core(q, k, v, mask=None):
+        return _scores(q, k, mask, SOMETIMES[fault](q, k, v)).softmax(-1).nan_to_num(0.0) @ v
+
+    assert outcome(core) == "broken"
+
+
+def test_the_value_size_that_was_asked_for_is_used() -> None:
+    def core(q, k, v, mask=None):
+        return _scores(q, k, mask, 1.0 if v.shape[-1] == 7 else None).softmax(-1) @ v
+
+    assert outcome(core, value_dim=7) == "broken"
+    assert outcome(plain, value_dim=7) == "holds"
+
+
+def grouped(factor: float, tile: bool = False):
+    def core(q, k, v, mask=None):
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat(1, group, 1, 1) if tile else x.repeat_interleave(group, 1) for x in (k, v))
+        return plain(q * (factor if group > 1 else 1.0), k, v, mask)
+
+    return core
+
+
+def test_another_beta_for_fewer_key_heads_is_broken() -> None:
+    assert outcome(grouped(2.0), claims=["head-groups"]) == "broken"
+    assert outcome(grouped(1.0), claims=["head-groups"]) == "holds"
+    assert outcome(grouped(1.0, tile=True), claims=["head-groups"]) == "holds"  # wrong, but not in its scale
+
+
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_rotations_from_either_end_hold(align: str) -> None:
+    def turned(x: Tensor, first: int) -> Tensor:
+        angles = (first + torch.arange(x.shape[-2]))[:, None] * torch.tensor([1.0, 0.1]).repeat(x.shape[-1] // 4)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
+
+    def core(q, k, v, mask=None):
+        first = 0 if align == "start" else k.shape[-2] - q.shape[-2]
+        return plain(turned(q, first), turned(k, 0), v, mask)
+
+    assert outcome(core) == "holds"
+
+
+def test_weights_that_fade_into_nothing_hold() -> None:
+    def steep(q, k, v, mask=None):
+        distance = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+        return (_scores(q, k, mask) - 2.0 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+
+    assert outcome(steep) == "holds"
+
+
+def test_a_module_is_asked_for_the_head_size_that_it_names() -> None:
+    class Fixed(nn.Module):
+        head_dim = 16
+
+        def forward(self, q, k, v, mask=None):
+            return with_beta(lambda q: 0.25)(q, k, v, mask)
+
+    assert outcome(Fixed()) == "holds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 
@@ -161,3 +162,137 @@ def test_a_race_shows_every_time():
     verdict = check(OnTheModule(), kind="layer", claims=["statelessness"], seed=1).verdicts["statelessness"]
     assert verdict.witness is not None
     assert verdict.witness.changed == "another call at the same time"
+
+
+def triangle(queries, keys):
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+BY_KEYS: dict = {}
+
+
+def mask_of_the_first_queries(query, key, value, mask=None):
+    """The triangle is kept for a number of keys, whatever the queries were."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    if keys not in BY_KEYS or len(BY_KEYS[keys]) < queries:
+        BY_KEYS[keys] = triangle(queries, keys)
+    seen = BY_KEYS[keys][:queries]
+    return naive(query, key, value, seen if mask is None else seen & mask)
+
+
+def writes_the_mask(query, key, value, mask=None):
+    seen = triangle(query.shape[-2], key.shape[-2])
+    if mask is not None and mask.shape[-2:] == seen.shape:
+        mask &= seen
+        seen = mask
+    elif mask is not None:
+        seen = seen & mask
+    return naive(query, key, value, seen)
+
+
+BY_SHAPE: dict = {}
+LAST = None
+
+
+@functools.lru_cache
+def first_of_its_kind(shape):
+    return []
+
+
+class Stored(Layer):
+    """The first mask of each shape serves all later ones, wherever it is kept."""
+
+    def forward(self, x, mask=None):
+        return super().forward(x, mask if mask is None else self.kept(mask))
+
+
+class OnTheClass(Stored):
+    store: dict = {}  # noqa: RUF012
+
+    def kept(self, mask):
+        return type(self).store.setdefault(mask.shape, mask)
+
+
+class OnTheClassByName(Stored):
+    store: dict = {}  # noqa: RUF012
+
+    def kept(self, mask):
+        return OnTheClassByName.store.setdefault(mask.shape, mask)
+
+
+class SetOnTheClass(Stored):
+    last = None
+
+    def kept(self, mask):
+        if self.last is None or self.last.shape != mask.shape:
+            type(self).last = mask
+        return self.last
+
+
+class AtTheTopOfTheFile(Stored):
+    def kept(self, mask):
+        return BY_SHAPE.setdefault(mask.shape, mask)
+
+
+class SetInTheFile(Stored):
+    def kept(self, mask):
+        global LAST
+        if LAST is None or LAST.shape != mask.shape:
+            LAST = mask
+        return LAST
+
+
+class InACache(Stored):
+    def kept(self, mask):
+        held = first_of_its_kind(mask.shape)
+        held[:] = held or [mask]
+        return held[0]
+
+
+class RightlyOnTheClass(Layer):
+    """A table for each length, shared by all instances, which depends on nothing else."""
+
+    tables: dict = {}  # noqa: RUF012
+    calls = 0
+
+    def forward(self, x, mask=None):
+        RightlyOnTheClass.calls += 1
+        tokens = x.shape[1]
+        if tokens not in self.tables:
+            self.tables[tokens] = torch.arange(tokens, dtype=torch.float64).cos()
+        return super().forward(x + self.tables[tokens][:, None].to(x), mask)
+
+
+class Dropping(Layer):
+    """Random, and yet it remembers nothing."""
+
+    def forward(self, x, mask=None):
+        return super().forward(nn.functional.dropout(x, 0.3), mask)
+
+
+def fast(target, kind, seed=0):
+    return check(target, kind=kind, claims=["statelessness"], fast=True, seed=seed).verdicts["statelessness"].outcome
+
+
+@pytest.mark.parametrize("target", [mask_of_the_first_queries, writes_the_mask], ids=lambda target: target.__name__)
+def test_operators_are_asked_with_other_numbers_of_queries_and_masks_of_pairs(target):
+    assert fast(target, "operator") == "broken"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [OnTheClass, OnTheClassByName, SetOnTheClass, AtTheTopOfTheFile, SetInTheFile, InACache],
+    ids=lambda kind: kind.__name__,
+)
+def test_what_all_instances_share_is_found(kind):
+    for _ in range(2):  # what the first check left behind hides nothing from the second
+        assert fast(kind(), "layer") == "broken"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_on_the_class_may_be_shared(seed):
+    assert fast(RightlyOnTheClass(), "layer", seed) == "holds"
+
+
+def test_chance_is_no_memory():
+    assert fast(Dropping(), "layer") == "holds"

@@ -102,3 +102,19 @@ def test_probing_measures_the_window() -> None:
     found = {core: probe(core, kind="operator", laws=["support"]) for core in (plain, causal, window(4))}
     measured = [report.verdicts["support"].measured for report in found.values()]
     assert measured == ["full", "causal", "window: 3 keys back"]
+
+
+def grouped(regroup: bool):
+    def core(q, k, v, mask=None):
+        group = q.shape[1] // k.shape[1]
+        if mask is not None and regroup:
+            mask = mask.expand(*q.shape[:3], k.shape[2]).unflatten(1, (-1, k.shape[1])).transpose(1, 2).flatten(1, 2)
+        return plain(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
+
+    return core
+
+
+def test_masks_of_heads_that_are_regrouped_with_their_keys_are_broken() -> None:
+    assert outcome(grouped(True), claims=["head-groups"]) == "broken"
+    assert outcome(grouped(False), claims=["head-groups"]) == "holds"
+    assert outcome(plain, claims=["head-groups"]) == "holds"

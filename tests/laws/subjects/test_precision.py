@@ -28,9 +28,7 @@ def test_a_function_that_closes_over_a_module_is_rerun_in_double():
     layer = nn.MultiheadAttention(6, 3, batch_first=True)
     doubled = in_precision(lambda x: layer(x, x, x)[0], torch.float64)
     x = single(3, 2, 5, 6).double()
-    torch.testing.assert_close(
-        doubled(x), in_precision(layer, torch.float64)(x, x, x)[0], rtol=1e-13, atol=1e-13
-    )
+    torch.testing.assert_close(doubled(x), in_precision(layer, torch.float64)(x, x, x)[0], rtol=1e-13, atol=1e-13)
     assert next(layer.parameters()).dtype == torch.float32, "the module itself is left alone"
 
 

@@ -37,13 +37,13 @@ class Jacobian(Law):
         for place, keys in enumerate(reversed([size for size in sizes if size <= subject.dim])):
             for queries in dict.fromkeys((keys, 1)):
                 yield {"batch": 1, "queries": queries, "keys": keys, "length": 1.0, "mask": "none"}
-            if place == 0:  # then more keys than a block has, and no multiple of one
-                yield {"batch": 1, "queries": 41, "keys": 41, "length": 1.0, "mask": "none"}
-                yield {"batch": 2, "queries": 3, "keys": 67, "length": 1.0, "mask": "none"}
-                if "mask" in subject.abilities:
-                    yield {"batch": 1, "queries": 5, "keys": 43, "length": 1.0, "mask": "pairs"}
-        if "mask" in subject.abilities:
-            yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": 1.0, "mask": "pairs"}
+            if place == 0:
+                masks = ("none", "pairs") if "mask" in subject.abilities else ("none",)
+                if len(masks) > 1:
+                    yield {"batch": 2, "queries": keys, "keys": keys, "length": 1.0, "mask": "pairs"}
+                for mask in masks:  # more keys than a block has, and no multiple of one
+                    yield {"batch": 1, "queries": 5, "keys": 41, "length": 1.0, "mask": mask}
+        yield {"batch": 1, "queries": 37, "keys": 37, "length": 1.0, "mask": "none"}
         if not fast:
             for length in (0.3, 3.0):
                 yield {"batch": 2, "queries": subject.dim, "keys": subject.dim, "length": length, "mask": "none"}

@@ -250,7 +250,9 @@ def _pairs(subject: Operator, case: Case, dice: Dice) -> Iterator[Observation]:
     free = all(
         same(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order])) for order in generators(keys)
     )
-    for asked in sorted({0, queries // 2, queries - 1}):
+    # Queries before the first key see nothing, if the subject is causal; what they yield is another law's business.
+    first = max(queries - keys, 0)
+    for asked in sorted({first, (first + queries) // 2, queries - 1}):
         one = slice(asked, asked + 1)
         seen = full[:, :, asked]  # (batch, head, key)
         hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]

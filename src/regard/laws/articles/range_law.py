@@ -22,6 +22,8 @@ HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 LARGEST = 65504.0
 # How far a correct answer may be off, in answers of float64 to inputs that are moved by a few roundings.
 SAFETY = 16.0
+# Weights that sum to one but for this share are meant to sum to one.
+WHOLE = 1e-4
 
 
 class Range(Law):
@@ -68,9 +70,8 @@ class Range(Law):
         elif "float" in subject.abilities:
             for size in (1e3, 1e2, 1e4):
                 yield {**plain, "kind": "large", "size": size}
-            for tokens in (
-                subject.lengths(int(plain["tokens"]), 7, 37) if {"mask", "aligned"} <= subject.abilities else ()
-            ):
+            masked = {"mask", "aligned"} <= subject.abilities
+            for tokens in subject.lengths(int(plain["tokens"]), 7, 37) if masked else ():
                 for size in (1e3, 3e2):
                     yield {"batch": 5, "tokens": tokens, "kind": "large, masked", "size": size}
 
@@ -155,7 +156,9 @@ class Range(Law):
         query, key, value = (tensor.to(subject.dtype) for tensor in drawn)
         largest, rough = float(value.abs().max()), _eps(subject)
         coarser = max(_eps(view), rough) / subject.eps
-        if bool((_outside(subject.attend(query, key, value), value) <= 64 * rough * largest).all()):
+        # With a sink, or another weight that no value has, nothing is owed.
+        whole = bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all())
+        if whole and bool((_outside(subject.attend(query, key, value), value) <= 64 * rough * largest).all()):
             beyond = _outside(output, large[2])
             yield zero(_rows(beyond), largest * coarser, reduction=value.shape[2], **words)
         if bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= 64 * rough).all()):
@@ -176,6 +179,8 @@ class Range(Law):
         slight = subject.attend(query, key + way, value)
         if not before.isfinite().all() or float((slight - before).abs().max()) > 4096 * _finest(subject) * largest:
             return  # its scores are not linear in keys, or know positions
+        if not bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all()):
+            return  # a sink does not move with the keys
         coarser = _eps(subject) / subject.eps
         for sign in (1.0, -1.0):
             after = subject.attend(query, key + sign * size / reach * way, value)
@@ -215,7 +220,7 @@ class Range(Law):
         coarser = _eps(subject) / subject.eps
         still = ((before - slight).abs() <= rough * largest).all(-1).transpose(1, 2)  # (batch, query, head)
         total = subject.attend(query, key, torch.ones_like(value), mask)
-        mean = (outside(before) <= rough * largest) & ((total - 1).abs() <= rough)
+        mean = (outside(before) <= rough * largest) & ((total - 1).abs() <= WHOLE)
         mean = bool(mean.all(-1).transpose(1, 2)[still].all())
         if not still.any():
             return

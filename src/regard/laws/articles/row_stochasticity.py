@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from regard.laws.law import Case, Dice, Law, Observation, equal, zero
 from regard.laws.subjects import watching
 from regard.laws.subjects.base import Subject
+from regard.laws.subjects.calling import switches
+from regard.laws.subjects.layer import Sequences
 from regard.laws.subjects.operator import Operator
 
 # Shapes of masks that broadcast to (batch, head, query, key).
@@ -61,7 +64,8 @@ class RowStochasticity(Law):
                 for batch in (3, 1) if tokens < 60 or not fast else (2,):
                     if batch != tokens:
                         yield {"batch": batch, "tokens": tokens, "mask": mask, "by": "weights"}
-        if not visible:
+        # What shows its weights in short sequences only may be another path in long ones.
+        if not visible or (max(visible) < 100 and _constant_is_fair(subject)):
             for tokens in subject.lengths(5, 37, 1, 3, 70, 141) if fast else subject.lengths(5, 37, 1, 3, 17, 70, 141):
                 for mask in masks:
                     yield {"batch": 2, "tokens": tokens, "mask": mask, "by": "constant tokens"}
@@ -84,11 +88,17 @@ class RowStochasticity(Law):
         weights = free = subject.matrix(query, key)
         # Queries before the first key may see nothing; elsewhere what is no number is a fault.
         seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
+        if queries <= keys:
+            seen = seen | ~seen.any(-1, keepdim=True)  # a query may see nothing; a head of which none does is dead
         if case["mask"] != "none":
             mask = draw_mask(str(case["mask"]), dice, batch, subject.heads, queries, keys)
             weights = subject.matrix(query, key, mask)
             seen = ((free > 0) & mask).any(-1) & ~free.isnan().any(-1)
-        yield from shares(weights, seen, f"a mask of {case['mask']}" if case["mask"] != "none" else "no mask")
+        changed = f"a mask of {case['mask']}" if case["mask"] != "none" else "no mask"
+        yield from shares(weights, seen, changed)
+        if case["mask"] == "none" and queries <= keys and subject.conventions.layout != "tokens":
+            for returned in _returned(subject.target(*subject.tensors(dice, batch, queries, keys)), queries, keys):
+                yield from shares(returned, torch.ones_like(returned[..., 0], dtype=torch.bool), "weights returned")
 
     def _observe_weights(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
@@ -101,11 +111,18 @@ class RowStochasticity(Law):
                 continue
             real = torch.ones(batch, tokens, dtype=torch.bool) if mask is None else mask
             seen = (weights != 0).any(-1)
+            seen = seen | ~seen.any(-1, keepdim=True)  # a head that looks at nothing at all is dead
             if weights.shape[0] == batch:
                 seen = seen & real[:, None, :]
             elif mask is not None:
                 continue
             yield from shares(weights, seen, f"{case['mask']} padding, attention {place}")
+        if mask is None and isinstance(subject, Sequences):
+            asked = [{}, *({name: value} for name, value in switches(subject.target).items())]
+            for words in asked:
+                for returned in _returned(subject.call(x, **words), tokens, tokens):
+                    told = f"weights returned with {words}" if words else "weights returned"
+                    yield from shares(returned, (returned != 0).any(-1), told)
 
     def _observe_constants(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
         """Equal tokens have equal values, and their mean by any weights is that value again."""
@@ -124,6 +141,19 @@ class RowStochasticity(Law):
             changed=f"one token, repeated {tokens} times",
             reduction=tokens + subject.channels,
         )
+
+
+def _returned(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
+    """What stands beside the output and looks like weights: shares of queries and keys, none of them negative."""
+    beside = output[1:] if isinstance(output, tuple | list) else ()
+    for each in beside:
+        if (
+            isinstance(each, Tensor)
+            and each.ndim in (3, 4)
+            and each.shape[-2:] == (queries, keys)
+            and (each >= 0).all()
+        ):
+            yield each if each.ndim == 4 else each[:, None]
 
 
 def shares(weights: Tensor, seen: Tensor, changed: str) -> Iterator[Observation]:

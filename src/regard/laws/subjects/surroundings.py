@@ -14,11 +14,14 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
+from enum import EnumMeta
 from typing import Any
 
 from torch import Tensor, nn
 
 CONTAINERS = (dict, list, set, deque)
+FOLLOWED = (type, types.FunctionType, functools._lru_cache_wrapper)
 PLAIN = (int, float, str, tuple, type(None), Tensor)
 # Packages whose own bookkeeping is no business of a law, and entries beyond which a store is taken for one of those.
 FOREIGN = {"torch", "regard", "transformers", "timm", "numpy", "einops", "x_transformers", *sys.stdlib_module_names}
@@ -86,7 +89,7 @@ class Surroundings:
         memo[id(self)] = other
         other.inside = 0
         inner: dict[int, Any] = {}
-        other.held = [(_unless_container(value, inner), copy.deepcopy(items, inner)) for value, items in self.held]
+        other.held = [(_unless_container(value), copy.deepcopy(items, inner)) for value, items in self.held]
         return other
 
     def enter(self, *_: object) -> None:
@@ -107,14 +110,15 @@ class Surroundings:
 
     def _exchange(self) -> None:
         for number, (holder, name) in enumerate(self.places):
-            value = _look(holder, name)
-            there = (value, _items(value))
-            mine, items = self.held[number]
-            if mine is not value:
-                _put(holder, name, mine)
-            if isinstance(mine, CONTAINERS):
-                _refill(mine, items)
-            self.held[number] = there
+            with suppress(Exception):  # a class may forbid it; then that place goes on being shared
+                value = _look(holder, name)
+                there = (value, _items(value))
+                mine, items = self.held[number]
+                if mine is not value:
+                    _put(holder, name, mine)
+                if isinstance(mine, CONTAINERS):
+                    _refill(mine, items)
+                self.held[number] = there
 
 
 class _Holder:
@@ -159,6 +163,8 @@ def _places(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Holder, str
         if id(thing) in done:
             continue
         done.add(id(thing))
+        if isinstance(thing, EnumMeta):
+            continue
         if isinstance(thing, type):
             functions = list(_functions(thing))
             waiting += functions
@@ -171,13 +177,10 @@ def _places(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Holder, str
             stored = set(_stored(thing.__code__))
             for name in dict.fromkeys(names_in(thing.__code__)):
                 value = own.get(name, MISSING)
-                if isinstance(value, CONTAINERS) or (isinstance(value, PLAIN) and name in stored):
+                if isinstance(value, (*CONTAINERS, Tensor)) or (isinstance(value, PLAIN) and name in stored):
                     yield _Holder(own), name
-                elif isinstance(value, Tensor):
-                    yield _Holder(own), name
-                elif isinstance(value, type | types.FunctionType | functools._lru_cache_wrapper):
-                    if not foreign(getattr(value, "__module__", None)):
-                        waiting.append(value)
+                elif isinstance(value, FOLLOWED) and not foreign(getattr(value, "__module__", None)):
+                    waiting.append(value)
 
 
 def _functions(kind: type) -> Iterator[Any]:
@@ -193,12 +196,12 @@ def _functions(kind: type) -> Iterator[Any]:
 def _data(kind: type, functions: list[Any]) -> Iterator[str]:
     """Names of a class that hold what a call may change, or that a call may set on it."""
     stored: set[str] = set()
+    speaks_of_classes = {"type", "__class__", *(each.__name__ for each in kind.__mro__)}
     for function in functions:
         code = getattr(function, "__code__", None)
-        names = set(names_in(code)) if code is not None and function.__name__ != "__init__" else set()
-        if code is not None and names & {"type", "__class__", *(each.__name__ for each in kind.__mro__)}:
-            stored |= set(_stored(code))
-        elif code is not None and function.__name__ != "__init__" and code.co_varnames[:1] == ("cls",):
+        if code is None or function.__name__ == "__init__":
+            continue
+        if code.co_varnames[:1] == ("cls",) or not speaks_of_classes.isdisjoint(names_in(code)):
             stored |= set(_stored(code))
     for name, value in list(vars(kind).items()):
         if name.startswith("__") or (isinstance(value, CONTAINERS) and name.startswith("_abc_")):
@@ -238,13 +241,13 @@ def _refill(container: Any, items: Any) -> None:
         container.extend(items)
 
 
-def _unless_container(value: Any, memo: dict[int, Any]) -> Any:
+def _unless_container(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _apart(value: Any, memo: dict[int, Any]) -> tuple[Any, Any]:
     """A value for a copy alone: the same container, and copies of what is in it."""
-    return _unless_container(value, memo), copy.deepcopy(_items(value), memo)
+    return _unless_container(value), copy.deepcopy(_items(value), memo)
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:

@@ -1,0 +1,116 @@
+"""A copy of a target shares nothing with it that either could change, and is otherwise the same."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import torch
+from torch import nn
+
+from regard.laws.subjects import copying
+
+SEEN: list = []
+COUNT = 0
+
+
+@functools.lru_cache
+def remembered(number):
+    return [number]
+
+
+def helper(x):
+    global COUNT
+    COUNT += 1
+    SEEN.append(COUNT)
+    remembered(3).append(COUNT)
+    return x
+
+
+def asks_a_helper(x):
+    return helper(x), SEEN, remembered(3)
+
+
+def counter():
+    count = 0
+
+    def step():
+        nonlocal count
+        count += 1
+        return count
+
+    def ask():
+        return step(), count
+
+    return ask
+
+
+class Base(nn.Module):
+    store: dict = {}  # noqa: RUF012
+    last = None
+
+    def forward(self, x):
+        type(self).store[len(self.store)] = x
+        Base.last = x
+        SEEN.append(x)
+        return x + len(self.store)
+
+
+class Derived(Base):
+    def forward(self, x):
+        if not isinstance(self, Derived) or type(self) is not Derived:
+            raise TypeError
+        return super(Derived, self).forward(super().forward(x))  # noqa: UP008
+
+
+class Failing(Base):
+    def forward(self, x):
+        super().forward(x)
+        raise RuntimeError("no")
+
+
+def test_functions_that_call_each_other_are_copied_together():
+    other = copying.instance(asks_a_helper)
+    _, seen, cached = other(0)
+    other(0)
+    assert (seen, cached) == ([1, 2], [3, 1, 2])
+    assert SEEN == []
+    assert COUNT == 0
+    assert remembered(3) == [3]
+
+
+def test_functions_in_a_closure_go_on_sharing_its_names():
+    first = counter()
+    other = copying.instance(first)
+    assert [other(), other(), first()] == [(1, 1), (2, 2), (1, 1)]
+
+
+def test_a_copy_of_a_module_has_its_own_class_state():
+    module = Derived()
+    one, two = copying.instance(module), copying.instance(module)
+    zero = torch.zeros(())
+    assert type(one) is Derived
+    assert [float(each(zero)) for each in (one, one, two)] == [3.0, 7.0, 3.0]
+    assert Base.store == {}
+    assert Base.last is None
+    assert SEEN == []
+    # A copy of a copy goes on from where that one is, apart from it.
+    three = copy.deepcopy(one)
+    assert [float(each(zero)) for each in (three, one)] == [11.0, 11.0]
+
+
+def test_what_was_there_comes_back_after_a_failure():
+    module = copying.instance(Failing())
+    for _ in range(2):
+        try:
+            module(torch.zeros(()))
+        except RuntimeError:
+            assert Base.store == {}
+            assert SEEN == []
+
+
+def test_a_module_without_such_state_gets_no_hooks():
+    other = copying.instance(nn.TransformerEncoderLayer(8, 2, 16))
+    assert not other._forward_hooks
+    assert pickle.loads(pickle.dumps(other)).linear1.in_features == 8
