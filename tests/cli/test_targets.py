@@ -169,7 +169,7 @@ def test_a_tiny_model_of_hugging_face_is_made():
 def test_a_folder_of_hugging_face_is_read_by_its_own_library(tmp_path):
     transformers = library("transformers")
     find("transformers:GPT2LMHeadModel").save_pretrained(tmp_path / "checkpoint")
-    assert isinstance(find(str(tmp_path / "checkpoint")), transformers.GPT2Model)
+    assert isinstance(find(str(tmp_path / "checkpoint")), transformers.GPT2LMHeadModel)
 
 
 def test_a_model_of_timm_is_made():

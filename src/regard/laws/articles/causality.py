@@ -25,39 +25,43 @@ class Causality(Law):
     smallest = {"batch": 1, "tokens": 2, "kept": 1}
 
     def cases(self, subject: Subject, fast: bool) -> Iterator[Case]:
-        plain = {"batch": 1, "content": "other", "mask": "none"}
+        def case(tokens: int, kept: int, batch: int = 1, content: str = "other", mask: str = "none") -> dict:
+            return {"batch": batch, "tokens": tokens, "kept": kept, "content": content, "mask": mask}
+
         masks = ["none"]
         if "mask" in subject.abilities:
-            masks += ["ones", "right", "left", "random", *(["pairs"] if isinstance(subject, Operator) else [])]
+            masks += ["ones", "right", *(["pairs"] if isinstance(subject, Operator) else [])]
+            # Hidden first tokens see nothing, and what they yield is not everybody's to pass on.
+            masks += ["left", "random"] if subject.conventions.left is not False else []
         contents = ["large", "blank", "repeated", *(["huge values"] if isinstance(subject, Operator) else [])]
         (short,) = subject.lengths(7)
         for kept in range(1, short):
-            yield plain | {"batch": 1 + kept % 2, "tokens": short, "kept": kept}
+            yield case(short, kept, 1 + kept % 2)
         # Inside the ragged tail of blocks of 8, 16, 32, 64 and 128, and across their edges.
         for tokens in subject.lengths(37, 141):
             for kept in (tokens - 2, tokens - 4, tokens // 2):
                 if 0 < kept < tokens:
-                    yield plain | {"tokens": tokens, "kept": kept}
+                    yield case(tokens, kept)
         for number, (mask, content) in enumerate(
             [(mask, "other") for mask in masks[1:]] + [("none", c) for c in contents]
         ):
             for kept in {1, short // 2, short - 1} - {0, short}:
-                yield {"batch": 1 + number % 2, "tokens": short, "kept": kept, "content": content, "mask": mask}
+                yield case(short, kept, 1 + number % 2, content, mask)
         for way in every_way(subject):
             for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
                 for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
                     for mask in masks[:2]:
-                        yield plain | {"tokens": tokens, "kept": kept, "mask": mask, "way": way}
+                        yield case(tokens, kept, mask=mask) | {"way": way}
         # Every place of short sequences, then places around the edges of blocks.
         for tokens in subject.lengths(17) if fast else subject.lengths(2, 17, 29):
             for kept in range(1, tokens):
                 mask = masks[kept % len(masks)]
-                yield plain | {"batch": 1 + kept % 3, "tokens": tokens, "kept": kept, "mask": mask}
+                yield case(tokens, kept, 1 + kept % 3, mask=mask)
         for tokens in subject.lengths(70, 135) if fast else subject.lengths(33, 66, 131, 260):
             for kept in sorted({1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 128, 129, 255, tokens - 1, tokens // 2}):
                 if kept < tokens:
                     mask, content = masks[kept % len(masks)], "other" if kept % 2 else "large"
-                    yield {"batch": 1, "tokens": tokens, "kept": kept, "content": content, "mask": mask}
+                    yield case(tokens, kept, 1, content, mask)
 
     def possible(self, case: Case) -> bool:
         return 0 < int(case["kept"]) < int(case["tokens"])

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.laws.subjects import surroundings
+from regard.laws.subjects.deepcopying import deepcopy
 from regard.laws.subjects.surroundings import CONTAINERS, Surroundings, names_in
 
 KEPT = (*CONTAINERS, Tensor, nn.Module)
@@ -24,7 +25,7 @@ def instance(target: Any) -> Any:
     try:
         if isinstance(target, types.FunctionType | functools._lru_cache_wrapper):
             return _Copies().function(target)
-        other = copy.deepcopy(target)
+        other = deepcopy(target) if isinstance(target, nn.Module) else copy.deepcopy(target)
     except Exception:  # some hold what cannot be copied
         return target
     if isinstance(other, nn.Module) and Surroundings.of(other) is None:

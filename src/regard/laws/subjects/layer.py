@@ -155,6 +155,8 @@ class Layer(Sequences):
         return first_tensor(output).transpose(0, 1)
 
     def _find_channels(self, given: int | None) -> int:
+        if given is not None and type(self) is not Layer:
+            return given  # who recognised the target knows
         failure: Exception | None = None
         wanted = [given] if given is not None else [*said_channels(self.target), *CHANNELS]
         for channels in dict.fromkeys(wanted):
