@@ -147,3 +147,15 @@ def test_verdicts_are_found_by_slug_and_by_number():
     assert isinstance(report.verdicts["causality"], Verdict)
     assert report.verdicts["L1"] is report.verdicts[0]
     assert "causality" not in report.failed
+
+
+def test_what_failed_is_asked_in_the_plainest_words():
+    good = check(causal, kind="operator", claims=["causality"], fast=True)
+    assert good.failed == []
+    assert good.failed == ()
+    bad = check(lambda q, k, v: v.mean(2, keepdim=True).expand_as(v), claims=["causality", "determinism"], fast=True)
+    assert "causality" in bad.failed
+    assert "determinism" not in bad.failed
+    assert {verdict.law for verdict in bad.failed} == {"causality"}
+    assert [str(verdict.law) for verdict in bad.failed] == ["causality"]
+    assert bad.failed != good.failed

@@ -125,6 +125,16 @@ class Law:
         """What `probe` says beside yes or no, such as the width of a window."""
         return None
 
+    def __eq__(self, other: object) -> bool:
+        """A law is the same as its slug or its number, so that either finds it in a list or a set of laws."""
+        return other in (self.slug, self.id) if isinstance(other, str) else self is other
+
+    def __hash__(self) -> int:
+        return hash(self.slug)
+
+    def __str__(self) -> str:
+        return self.slug
+
     def __repr__(self) -> str:
         return f"<law {self.id} {self.slug}>"
 

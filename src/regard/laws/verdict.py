@@ -62,7 +62,7 @@ class Witness:
         return f"{self.place} moved by {self.moved:.1e}, {bound}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Verdict:
     """One law's word on one subject.
 
@@ -118,6 +118,11 @@ class Verdicts(tuple[Verdict, ...]):
 
     def __new__(cls, verdicts: Iterable[Verdict] = ()) -> Verdicts:
         return super().__new__(cls, verdicts)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | tuple) else NotImplemented
+
+    __hash__ = tuple.__hash__
 
     def __contains__(self, item: object) -> bool:
         if isinstance(item, str):

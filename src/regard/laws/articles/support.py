@@ -148,7 +148,7 @@ class Support(Law):
             (moved & compared).double(),
             exact=True,
             changed="one token at a time",
-            effect=_told(expected & compared, moved & compared, places),
+            effect=_told(expected & compared, moved & compared, places, "other "),
         )
         if pattern is not None and case["mask"] == "none":
             yield from self._observe_weights(subject, pattern, x)
@@ -232,7 +232,7 @@ def same_pairs(
     )
 
 
-def _told(expected: Tensor, found: Tensor, places: range | list[int]) -> str:
+def _told(expected: Tensor, found: Tensor, places: range | list[int], but: str = "") -> str:
     """The first pair that is wrong, in words; tensors are (any, query, key)."""
     wrong = (expected != found).nonzero()
     if not len(wrong):
@@ -240,7 +240,8 @@ def _told(expected: Tensor, found: Tensor, places: range | list[int]) -> str:
     row, query, place = (int(i) for i in wrong[0])
     word = "does not see" if bool(expected[row, query, place]) else "sees"
     count, right = int(found[row, query].sum()), int(expected[row, query].sum())
-    return f"{word} key {places[place]} at query {query}; it sees {count} keys, {right} are declared"
+    keys = f"{but}key" if count == 1 else f"{but}keys"
+    return f"{word} key {places[place]} at query {query}; it sees {count} {keys}, {right} declared"
 
 
 def _places(tokens: int) -> list[int]:
