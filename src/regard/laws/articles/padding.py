@@ -25,8 +25,8 @@ class Padding(Law):
     headline = "a token that the mask hides changed the output of a real one."
     statement = (
         "Outputs of real tokens are the same whatever hidden tokens contain, and the same when these are taken away: "
-        "on the right for everyone, on the left for who is causal or counts no positions from the left edge, in between "
-        "for who has none. No gradient flows to hidden tokens. A mask that hides nothing is no mask."
+        "on the right for everyone, on the left for who is causal or counts no positions from the left edge, in "
+        "between for who has none. No gradient flows to hidden tokens. A mask that hides nothing is no mask."
     )
     equation = "y_real(x, m) = y(x_real);  d y_real / d x_hidden = 0;  y(x, 1) = y(x)"
     catches = (
