@@ -89,7 +89,7 @@ class RowStochasticity(Law):
         # Queries before the first key may see nothing; elsewhere what is no number is a fault.
         seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
         if queries <= keys:
-            seen = seen | ~seen.any(-1, keepdim=True)  # a query may see nothing; a head of which none does is dead
+            seen = seen | _dead(seen, keys)
         if case["mask"] != "none":
             mask = draw_mask(str(case["mask"]), dice, batch, subject.heads, queries, keys)
             weights = subject.matrix(query, key, mask)
@@ -111,7 +111,7 @@ class RowStochasticity(Law):
                 continue
             real = torch.ones(batch, tokens, dtype=torch.bool) if mask is None else mask
             seen = (weights != 0).any(-1)
-            seen = seen | ~seen.any(-1, keepdim=True)  # a head that looks at nothing at all is dead
+            seen = seen | _dead(seen, tokens)
             if weights.shape[0] == batch:
                 seen = seen & real[:, None, :]
             elif mask is not None:
@@ -141,6 +141,12 @@ class RowStochasticity(Law):
             changed=f"one token, repeated {tokens} times",
             reduction=tokens + subject.channels,
         )
+
+
+def _dead(seen: Tensor, keys: int) -> Tensor:
+    """Heads that look at nothing at all: a query may see nothing, and features may happen to be orthogonal; not all."""
+    many = seen.shape[0] * seen.shape[2] * keys >= 25
+    return ~seen.any(-1, keepdim=True).any(0, keepdim=True) & many
 
 
 def _returned(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
