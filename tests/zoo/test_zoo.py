@@ -9,7 +9,7 @@ from zoo.exhibit import Exhibit, twins
 from regard.laws import check
 from regard.laws.articles import LAWS
 
-SEEDS = range(1, 5)  # `python tests/zoo/scoreboard.py --seeds 20` looks at more
+SEEDS = (1, 2)  # `python tests/zoo/scoreboard.py --seeds 20` looks at more
 TWINS = twins(EXHIBITS)
 every_fault = pytest.mark.parametrize("exhibit", EXHIBITS, ids=[exhibit.id for exhibit in EXHIBITS])
 every_twin = pytest.mark.parametrize("exhibit", TWINS, ids=[exhibit.id for exhibit in TWINS])
