@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from regard.laws.subjects import Subject
+from regard.laws.subjects.known import UNIVERSAL
 
-# What everything called attention promises, whatever its pattern, its positions and its temperature.
-UNIVERSAL = (
-    "padding",
-    "row-stochasticity",
-    "batch-independence",
-    "paths",
-    "determinism",
-    "gradients",
-    "statelessness",
-    "shape",
-)
 # What a query yields that sees nothing is a convention, of which there are several; it is not guessed.
 OF_OPERATORS = ("range",)
 

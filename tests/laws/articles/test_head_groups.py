@@ -4,40 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from weighing import Layer, outcome_of, plain, scores_of
 
-from regard.laws import check
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-
-
-def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return plain(q, k, v, past if mask is None else mask & past)
-
-
-class Layer(nn.Module):
-    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core, self.heads, self.kv_heads = core, heads, kv_heads
-        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
-
-
-def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
-    report = check(target, kind=kind, claims=["head-groups", *claims], seed=seed, fast=True, **options)
-    return report.verdicts["head-groups"].outcome
+outcome = outcome_of("head-groups")
 
 
 def spread(repeat, repeat_values=None):
@@ -58,7 +28,7 @@ def tiled(x: Tensor, group: int) -> Tensor:
 
 def mixing(q, k, v, mask=None):
     group = q.shape[1] // k.shape[1]
-    return _scores(q, repeated(k, group), mask).softmax(1).nan_to_num(0.0) @ repeated(v, group)
+    return scores_of(q, repeated(k, group), mask).softmax(1).nan_to_num(0.0) @ repeated(v, group)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -120,7 +90,7 @@ def test_rows_that_see_nothing_are_no_fault_of_groups() -> None:
         apart = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
         near = (apart >= 0) & (apart < 2)
         group = q.shape[1] // k.shape[1]
-        weights = _scores(q, repeated(k, group), near if mask is None else mask & near).softmax(-1)
+        weights = scores_of(q, repeated(k, group), near if mask is None else mask & near).softmax(-1)
         return weights @ repeated(v, group)  # NaN where nothing is seen
 
     assert outcome(windowed) == "holds"

@@ -4,40 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from weighing import Layer, causal, outcome_of, plain, scores_of
 
-from regard.laws import check
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-
-
-def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return plain(q, k, v, past if mask is None else mask & past)
-
-
-class Layer(nn.Module):
-    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core, self.heads, self.kv_heads = core, heads, kv_heads
-        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
-
-
-def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
-    report = check(target, kind=kind, claims=["relative-position", *claims], seed=seed, fast=True, **options)
-    return report.verdicts["relative-position"].outcome
+outcome = outcome_of("relative-position")
 
 
 def turned(x: Tensor, places: Tensor, slip: int = 0) -> Tensor:
@@ -67,7 +37,7 @@ def table(q, k, v, mask=None):
 
 def from_the_start(q, k, v, mask=None):
     distance = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
-    return (_scores(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+    return (scores_of(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
 
 
 @pytest.mark.parametrize("seed", range(2))

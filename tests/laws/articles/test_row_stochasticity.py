@@ -4,61 +4,32 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from weighing import Layer, causal, outcome_of, plain, scores_of
 
 from regard.laws import check
 
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-
-
-def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return plain(q, k, v, past if mask is None else mask & past)
-
-
-class Layer(nn.Module):
-    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core, self.heads, self.kv_heads = core, heads, kv_heads
-        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
-
-
-def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
-    report = check(target, kind=kind, claims=["row-stochasticity", *claims], seed=seed, fast=True, **options)
-    return report.verdicts["row-stochasticity"].outcome
+outcome = outcome_of("row-stochasticity")
 
 
 def sigmoid(q, k, v, mask=None):
-    return _scores(q, k, mask).sigmoid() @ v
+    return scores_of(q, k, mask).sigmoid() @ v
 
 
 def over_queries(q, k, v, mask=None):
-    return _scores(q, k, mask).softmax(-2).nan_to_num(0.0) @ v
+    return scores_of(q, k, mask).softmax(-2).nan_to_num(0.0) @ v
 
 
 def over_heads(q, k, v, mask=None):
-    return _scores(q, k, mask).softmax(1).nan_to_num(0.0) @ v
+    return scores_of(q, k, mask).softmax(1).nan_to_num(0.0) @ v
 
 
 def mask_last(q, k, v, mask=None):
-    weights = _scores(q, k, None).softmax(-1)
+    weights = scores_of(q, k, None).softmax(-1)
     return (weights if mask is None else weights * mask) @ v
 
 
 def epsilon(q, k, v, mask=None):
-    raised = _scores(q, k, mask).exp()
+    raised = scores_of(q, k, mask).exp()
     return raised @ v / (raised.sum(-1, keepdim=True) + 1e-6)
 
 
@@ -80,7 +51,7 @@ def without_the_last_block(block):
     """A partial block at the end is in the normaliser and not in the sum."""
 
     def operator(q, k, v, mask=None):
-        weights = _scores(q, k, mask).softmax(-1).nan_to_num(0.0)
+        weights = scores_of(q, k, mask).softmax(-1).nan_to_num(0.0)
         whole = k.shape[-2] // block * block or k.shape[-2]
         return weights[..., :whole] @ v[..., :whole, :]
 

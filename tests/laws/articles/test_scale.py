@@ -5,44 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from weighing import Layer, causal, outcome_of, plain, scores_of
 
-from regard.laws import check
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-
-
-def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return plain(q, k, v, past if mask is None else mask & past)
-
-
-class Layer(nn.Module):
-    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core, self.heads, self.kv_heads = core, heads, kv_heads
-        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
-
-
-def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
-    report = check(target, kind=kind, claims=["scale", *claims], seed=seed, fast=True, **options)
-    return report.verdicts["scale"].outcome
+outcome = outcome_of("scale")
 
 
 def with_beta(rule):
     def core(q, k, v, mask=None):
-        return _scores(q, k, mask, rule(q)).softmax(-1).nan_to_num(0.0) @ v
+        return scores_of(q, k, mask, rule(q)).softmax(-1).nan_to_num(0.0) @ v
 
     return core
 
@@ -58,7 +28,7 @@ FAULTS = {
 
 def alibi(q, k, v, mask=None):
     distance = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
-    return (_scores(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+    return (scores_of(q, k, mask) - 0.25 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
 
 
 def linear(q, k, v, mask=None):
@@ -109,14 +79,14 @@ SOMETIMES = {
 @pytest.mark.parametrize("fault", SOMETIMES)
 def test_a_beta_that_depends_on_other_sizes_is_broken(fault: str) -> None:
     def core(q, k, v, mask=None):
-        return _scores(q, k, mask, SOMETIMES[fault](q, k, v)).softmax(-1).nan_to_num(0.0) @ v
+        return scores_of(q, k, mask, SOMETIMES[fault](q, k, v)).softmax(-1).nan_to_num(0.0) @ v
 
     assert outcome(core) == "broken"
 
 
 def test_the_value_size_that_was_asked_for_is_used() -> None:
     def core(q, k, v, mask=None):
-        return _scores(q, k, mask, 1.0 if v.shape[-1] == 7 else None).softmax(-1) @ v
+        return scores_of(q, k, mask, 1.0 if v.shape[-1] == 7 else None).softmax(-1) @ v
 
     assert outcome(core, value_dim=7) == "broken"
     assert outcome(plain, value_dim=7) == "holds"
@@ -155,7 +125,7 @@ def test_rotations_from_either_end_hold(align: str) -> None:
 def test_weights_that_fade_into_nothing_hold() -> None:
     def steep(q, k, v, mask=None):
         distance = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
-        return (_scores(q, k, mask) - 2.0 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
+        return (scores_of(q, k, mask) - 2.0 * distance.abs()).softmax(-1).nan_to_num(0.0) @ v
 
     assert outcome(steep) == "holds"
 

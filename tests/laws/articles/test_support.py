@@ -4,41 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from weighing import Layer, causal, outcome_of, plain, scores_of
 
 from regard import Causal, Window
-from regard.laws import check, probe
+from regard.laws import probe
 
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-
-
-def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    return _scores(q, k, mask).softmax(-1).nan_to_num(0.0) @ v
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
-    return plain(q, k, v, past if mask is None else mask & past)
-
-
-class Layer(nn.Module):
-    def __init__(self, core, heads: int = 3, kv_heads: int = 3) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core, self.heads, self.kv_heads = core, heads, kv_heads
-        self.q, self.k, self.v = nn.Linear(4 * heads, 4 * heads), *(nn.Linear(4 * heads, 4 * kv_heads) for _ in "kv")
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (self.q, self.k, self.v))
-        return self.core(q, k, v, None if mask is None else mask[:, None, None]).transpose(1, 2).flatten(2)
-
-
-def outcome(target, kind: str = "operator", seed: int = 0, claims=(), **options) -> str:
-    report = check(target, kind=kind, claims=["support", *claims], seed=seed, fast=True, **options)
-    return report.verdicts["support"].outcome
+outcome = outcome_of("support")
 
 
 def window(width: int):
@@ -60,7 +31,7 @@ def inverted(q, k, v, mask=None):
 
 
 def soft(q, k, v, mask=None):
-    scores = _scores(q, k, None)
+    scores = scores_of(q, k, None)
     return (scores if mask is None else scores.masked_fill(~mask, -9.0)).softmax(-1) @ v
 
 

@@ -15,6 +15,7 @@ from regard.laws.hiding import key_mask
 from regard.laws.law import Case, Dice, Law, Observation, equal, finite, true, zero
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
+from regard.laws.subjects.precision import moved
 from regard.laws.traits import takes
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -361,7 +362,7 @@ class Range(Law):
             wide = reference(x, mask)
             return wide if rows is None else wide[rows]
 
-        yield from _like(run, (x,), output, torch.finfo(precision).eps, dice, words, reference.moved)
+        yield from _like(run, (x,), output, torch.finfo(precision).eps, dice, words, reference.view.target)
 
 
 class _widened_call:
@@ -374,21 +375,6 @@ class _widened_call:
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return self.view.run(x, mask)
-
-    def moved(self, eps: float, dice: Dice) -> Callable[[], None]:
-        """Move every parameter by a rounding; the function returned puts them back."""
-        target = self.view.target
-        if not isinstance(target, nn.Module):
-            return lambda: None
-        kept = [(p, p.detach().clone()) for p in target.parameters() if p.is_floating_point()]
-        for parameter, old in kept:
-            parameter.copy_(old * (1 + eps * dice.normal(*old.shape).to(old.dtype)))
-
-        def back() -> None:
-            for parameter, old in kept:
-                parameter.copy_(old)
-
-        return back
 
 
 def _widened(view: Subject, native: Subject) -> _widened_call | None:
@@ -405,7 +391,7 @@ def _like(
     eps: float,
     dice: Dice,
     words: dict,
-    moved: Callable[[float, Dice], Callable[[], None]] | None = None,
+    target: object = None,
 ) -> Iterator[Observation]:
     """The answer of float64 to the same numbers, as closely as it answers to these numbers rounded once more."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
@@ -414,11 +400,10 @@ def _like(
         return
     spread = torch.zeros((), dtype=torch.float64)
     for _ in range(4):
-        back = moved(2 * eps, dice) if moved is not None else None
+        back = moved(target, 2 * eps, dice)
         near = [x * (1 + 4 * eps * dice.normal(*x.shape)) if x.is_floating_point() else x for x in wide]
         spread = torch.maximum(spread, (run(*near) - expected).abs().max())
-        if back is not None:
-            back()
+        back()
     scale = float(expected.abs().max())
     apart = float((expected - output.double()).abs().max())
     bound = SAFETY * (float(spread) + 4 * eps * scale)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.laws.law import Case, Dice, Law, Observation, true
 from regard.laws.subjects.base import Subject
 from regard.laws.subjects.operator import Operator
+from regard.laws.subjects.precision import moved
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Positions whose tables even half precision gets right.
@@ -138,7 +139,7 @@ def _off(
     expected = wide(*doubled)
     spread = torch.zeros_like(expected)
     for _ in range(3):
-        back = _moved(module, eps / 2, dice)
+        back = moved(module, eps / 2, dice)
         near = [x * (1 + eps / 2 * dice.normal(*x.shape)) if x.is_floating_point() else x for x in doubled]
         spread += (wide(*near) - expected).square() / 3
         back()
@@ -158,21 +159,6 @@ def _verdict(close: float, error: Tensor, spread: Tensor, name: str, words: dict
     far, bound = _ratio(error, spread), max(SAFETY, 3 * close)
     effect = f"is off by {far:.1f} roundings at the last positions and by {close:.1f} at the first, bound {bound:.1f}"
     return true(far <= bound, effect, output=name, **words)
-
-
-def _moved(module: Any, eps: float, dice: Dice) -> Callable[[], None]:
-    """Move every parameter of a module by a rounding; the function returned puts them back."""
-    if not isinstance(module, nn.Module):
-        return lambda: None
-    kept = [(p, p.detach().clone()) for p in module.parameters() if p.is_floating_point()]
-    for parameter, old in kept:
-        parameter.copy_(old * (1 + eps * dice.normal(*old.shape).to(old.dtype)))
-
-    def back() -> None:
-        for parameter, old in kept:
-            parameter.copy_(old)
-
-    return back
 
 
 def _with_parameters(double: Subject, half: Subject) -> Subject:

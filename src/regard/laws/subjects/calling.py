@@ -84,6 +84,11 @@ def needed(target: Any) -> dict[str, Any]:
     return found
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that is True for what may be seen, as numbers to add to scores."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
 @dataclass(frozen=True)
 class MaskForm:
     """How a mask that is True for what may be seen is handed over."""
@@ -99,7 +104,7 @@ class MaskForm:
         if self.broadcast and mask.ndim == 2:
             mask = mask[:, None, None, :]
         if self.additive:
-            return torch.zeros(mask.shape, dtype=self.dtype).masked_fill(~mask, -torch.inf)
+            return additive(mask, self.dtype)
         mask = ~mask if self.hide else mask
         return mask if self.dtype == torch.bool else mask.to(self.dtype)
 

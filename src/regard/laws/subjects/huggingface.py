@@ -18,20 +18,11 @@ from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
 from regard.laws.subjects.calling import MaskForm, parameters
 from regard.laws.subjects.huggingface_cache import HuggingFaceCache, static_way
 from regard.laws.subjects.huggingface_tiny import is_table, quiet, tiny
+from regard.laws.subjects.known import UNIVERSAL
 from regard.laws.subjects.model import Images, Model
 from regard.laws.subjects.widening import widened
 from regard.patterns import Window
 
-ALWAYS = (
-    "padding",
-    "row-stochasticity",
-    "batch-independence",
-    "paths",
-    "determinism",
-    "gradients",
-    "statelessness",
-    "shape",
-)
 OF_DECODERS = ("causality", "cache", "cache-algebra")
 OF_PICTURES = ("batch-independence", "paths", "determinism", "gradients", "statelessness", "shape")
 IMPLEMENTATIONS = ("eager", "sdpa")
@@ -118,7 +109,7 @@ class Words(Model):
         return decodes(target)
 
     def _declare(self) -> None:
-        claims = [*ALWAYS]
+        claims = [*UNIVERSAL]
         if self.causal:
             claims += OF_DECODERS if self.caching is not None else ("causality",)
         if self.type in WITH_SINKS:

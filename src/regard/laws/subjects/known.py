@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from regard.errors import InputError
@@ -17,6 +16,10 @@ CONVENTIONS = tuple(Conventions.__dataclass_fields__)
 SAID = ("heads", "kv_heads", "dim", "value_dim", "channels", "vocabulary", "longest", "image", "window")
 # What any module promises, whatever it computes.
 SOBER = ("batch-independence", "determinism", "gradients", "statelessness", "shape")
+# What whoever reads a text promises.
+READERS = ("padding", *SOBER, "paths")
+# What everything called attention promises, whatever its pattern, its positions and its temperature.
+UNIVERSAL = (*READERS, "row-stochasticity")
 
 
 def comes_from(target: Any, *packages: str) -> bool:
@@ -55,12 +58,21 @@ class KnownLayer(Layer):
         self.abilities |= set(self.can)
 
 
+class GridLayer(KnownLayer):
+    """A layer on a grid of places; its tokens are the places, read row by row."""
+
+    can = ("aligned", "float", "gradients")
+
+    def __init__(self, *args: Any, grid: tuple[int, int], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.grid = grid
+        self.shortest = self.longest = grid[0] * grid[1]
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        return self.target(x.unflatten(1, self.grid)).flatten(1, 2)
+
+
 def companion(subject: Subject, batch: int, tokens: int, channels: int) -> Tensor:
     """The other text of an encoder-decoder, the same for every row and in every call."""
     row = Dice(0, "companion").normal(1, tokens, channels, dtype=subject.dtype)
     return row.expand(batch, tokens, channels)
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is True for what may be seen, as numbers to add to scores."""
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)

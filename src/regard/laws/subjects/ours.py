@@ -16,7 +16,7 @@ from regard.errors import BackendError, InputError
 from regard.laws.law import Dice
 from regard.laws.subjects import ours_models
 from regard.laws.subjects.base import Conventions, Subject, Way
-from regard.laws.subjects.known import SOBER, KnownLayer, companion, conventions_of
+from regard.laws.subjects.known import SOBER, GridLayer, KnownLayer, companion, conventions_of
 from regard.laws.subjects.operator import SIZES, Operator
 from regard.laws.subjects.remembering import Remembering
 from regard.laws.subjects.seen import is_padding, seen
@@ -262,18 +262,8 @@ class Blocks(KnownLayer):
         return [block.attention.new_cache() for block in blocks_of(self.target)]
 
 
-class Grid(KnownLayer):
-    """A layer on a grid of places; its tokens are the places, read row by row."""
-
-    can = ("aligned", "float", "gradients")
-
-    def __init__(self, *args: Any, grid: tuple[int, int], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.grid = grid
-        self.shortest = self.longest = grid[0] * grid[1]
-
-    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-        return self.target(x.unflatten(1, self.grid)).flatten(1, 2)
+class Grid(GridLayer):
+    """Ours on a grid, which also know their weights."""
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         if isinstance(self.target, WindowAttention):

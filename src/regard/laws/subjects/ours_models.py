@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import CacheError
 from regard.laws.law import Dice
 from regard.laws.subjects.base import Conventions, Subject, Way
-from regard.laws.subjects.known import SOBER, conventions_of
+from regard.laws.subjects.known import READERS, SOBER, conventions_of
 from regard.laws.subjects.model import Images, Model
 from regard.laws.subjects.remembering import Remembering
 from regard.laws.subjects.seen import is_padding, positions, seen
@@ -18,7 +18,6 @@ from regard.layers.cache import Memory
 from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT
 
 OTHER = 7  # tokens of the text on the other side
-READERS = ("padding", *SOBER, "paths")
 WRITERS = ("causality", "cache", "cache-algebra", *READERS)
 
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from regard.laws.law import Dice
 from regard.laws.subjects.deepcopying import deepcopy
 
 COARSER = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -65,6 +66,21 @@ def narrowest(run: Callable[[], object]) -> torch.dtype:
     with _Narrowings() as watch:
         run()
     return watch.coarsest
+
+
+def moved(target: Any, eps: float, dice: Dice) -> Callable[[], None]:
+    """Move every parameter of a module by a rounding; the function returned puts them back."""
+    if not isinstance(target, nn.Module):
+        return lambda: None
+    kept = [(p, p.detach().clone()) for p in target.parameters() if p.is_floating_point()]
+    for parameter, old in kept:
+        parameter.copy_(old * (1 + eps * dice.normal(*old.shape).to(old.dtype)))
+
+    def back() -> None:
+        for parameter, old in kept:
+            parameter.copy_(old)
+
+    return back
 
 
 def in_precision(target: Any, dtype: torch.dtype) -> Any:

@@ -16,13 +16,12 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.laws.subjects.base import Conventions, Subject, Way
-from regard.laws.subjects.calling import MaskForm, parameters
-from regard.laws.subjects.known import SOBER, KnownLayer, additive, companion, conventions_of
+from regard.laws.subjects.calling import MaskForm, additive, parameters
+from regard.laws.subjects.known import READERS, SOBER, KnownLayer, companion, conventions_of
 from regard.laws.subjects.operator import Operator
 from regard.patterns import Causal
 
 MEMORY = 5  # tokens of the other text
-READERS = ("padding", *SOBER, "paths")
 
 
 def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Subject | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.laws.subjects.base import Subject, Way
 from regard.laws.subjects.calling import parameters
-from regard.laws.subjects.known import SOBER, KnownLayer, comes_from, conventions_of, named
+from regard.laws.subjects.known import SOBER, GridLayer, KnownLayer, comes_from, conventions_of, named
 from regard.laws.subjects.layer import said_channels
 from regard.laws.subjects.model import SAYS_IMAGE, Images
 from regard.patterns import Lengths, Pattern
@@ -137,18 +137,8 @@ class ShiftedWindows(Pattern):
         return down, across
 
 
-class WindowBlock(KnownLayer):
-    """A block of Swin on one grid of patches, read row by row."""
-
-    can = ("aligned", "float", "gradients")
-
-    def __init__(self, *args: Any, grid: tuple[int, int], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.grid = grid
-        self.shortest = self.longest = grid[0] * grid[1]
-
-    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-        return self.target(x.unflatten(1, self.grid)).flatten(1, 2)
+class WindowBlock(GridLayer):
+    """A block of Swin on one grid of patches."""
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         return []  # they belong to windows, not to tokens

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from regard.laws.law import Dice
 from regard.laws.subjects.base import Conventions, Subject, Way, first_tensor
-from regard.laws.subjects.known import SOBER, KnownLayer, comes_from, companion, conventions_of, named
+from regard.laws.subjects.known import READERS, SOBER, KnownLayer, comes_from, companion, conventions_of, named
 from regard.laws.subjects.model import Images, Model
 from regard.laws.subjects.seen import is_padding
 
 LIBRARY = "x_transformers"
 OTHER = 7  # tokens of the text on the other side
-READERS = ("padding", *SOBER, "paths")
 
 
 def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Subject | None:
