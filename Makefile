@@ -67,7 +67,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	echo "setting up $(VENV) (the first time downloads PyTorch; progress in $(LOG))"
 	# The variables carry the pins into pip's separate build environment; old pips read the first, new ones the second.
 	export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
-	install() { $(RUN) -m pip install -v -c constraints.txt -e ".[test,dev,bench$${1:-}]" >$(LOG) 2>&1; }
+	install() { $(RUN) -m pip install -v -c constraints.txt -e ".[test,dev,bench,browser$${1:-}]" >$(LOG) 2>&1; }
 	# The twins are other people's models to compare with; where they cannot be had, their tests skip and say so.
 	install ,twins || { echo "without transformers and timm: $$(grep -m1 ERROR $(LOG) || true)"; install; } \
 	|| { tail -n 30 $(LOG); exit 1; }

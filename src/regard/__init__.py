@@ -5,7 +5,17 @@ from __future__ import annotations
 from regard.attention import Attention, Explanation, attend, explain, weights
 from regard.backends.linear import LinearState, step
 from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, TransformerXL
-from regard.errors import BackendError, BiasError, CalculusError, LawViolation, PatternError, RegardError, ShapeError
+from regard.cost import Cost, cost
+from regard.errors import (
+    BackendError,
+    BiasError,
+    CalculusError,
+    CostError,
+    LawViolation,
+    PatternError,
+    RegardError,
+    ShapeError,
+)
 from regard.laws import assert_laws, check, probe
 from regard.patterns import (
     Axial,
@@ -42,6 +52,8 @@ __all__ = [
     "Blocks",
     "CalculusError",
     "Causal",
+    "Cost",
+    "CostError",
     "Explanation",
     "First",
     "Full",
@@ -70,6 +82,7 @@ __all__ = [
     "assert_laws",
     "attend",
     "check",
+    "cost",
     "explain",
     "gallery",
     "layers_to_connect",

@@ -71,6 +71,10 @@ class CacheError(RegardError, ValueError):
     """A cache that is asked for what it does not hold."""
 
 
+class CostError(RegardError, ValueError):
+    """A question about cost that has no answer: a size that is missing, or a target that cannot be followed."""
+
+
 class LawViolation(RegardError, AssertionError):
     """A law that is claimed and does not hold; also an AssertionError, as which tests know it.
 

@@ -1,8 +1,9 @@
-"""The command `regard`: check what an attention claims, from a shell.
+"""The command `regard`: check what an attention claims, and say what it costs, from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
+    regard cost transformers:BertModel --tokens 512
 
-Ends with 0 if every claim holds, 1 if one is broken, 2 if the question cannot be asked, 3 if the checker itself failed.
+Ends with 0 if every claim holds, 1 if one is broken, 2 if the question cannot be asked, 3 if the command itself failed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ EPILOG = """examples:
   regard check transformers:GPT2LMHeadModel --html report.html
   regard check timm:vit_tiny_patch16_224 --probe
   regard laws
+  regard cost transformers:BertModel --tokens 512
+  regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
+  regard cost attention --tokens 256 --width 512
 """
 
 
@@ -36,19 +40,21 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The words that the command understands."""
-    from regard.cli import check
+    from regard.cli import check, cost
 
     whole = Parser(
         prog="regard",
-        description="Check attention against its laws: the smallest case in which a claim does not hold.",
+        description="Check attention against its laws: the smallest case in which a claim does not hold; and say what\n"
+        "attentions, layers and models cost: formulas, numbers and the parts they are made of.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"regard {_version()}")
-    commands = whole.add_subparsers(dest="command", metavar="check | laws", required=True, parser_class=Parser)
+    commands = whole.add_subparsers(dest="command", metavar="check | laws | cost", required=True, parser_class=Parser)
     check.add(commands)
     laws = commands.add_parser("laws", help="list every law with its equation")
     laws.set_defaults(run=check.list_laws)
+    cost.add(commands)
     return whole
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,21 +29,25 @@ timm:vit_tiny_patch16_224         a model of timm, with random weights
 path/to/checkpoint                a folder with a config.json, or a file of weights"""
 
 
-def find(text: str, seed: int = 0) -> Any:
-    """The target that a text names. What is random in making it depends on the seed alone."""
+def find(text: str, seed: int = 0, whole: bool = False, empty: bool = False) -> Any:
+    """The target that a text names. What is random in making it depends on the seed alone.
+
+    whole: a class of Hugging Face in the size that its configuration has by itself, not a tiny one.
+    empty: models of libraries and checkpoints with shapes and no weights, which take no memory, if they can be made so.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if ":" not in text or Path(text).exists():
-            return _checkpoint(text)
+            return _checkpoint(text, empty)
         place, _, name = text.rpartition(":") if "(" not in text else text[: text.index("(")].rpartition(":")
         if not name or not place:
             raise _unreadable(text, "a place and a name are needed, on either side of the colon")
         if "(" in text:
             name += text[text.index("(") :]
         if place == "transformers":
-            return _hugging_face(text, name, seed)
+            return _whole_hugging_face(text, name, empty) if whole else _hugging_face(text, name, seed)
         if place == "timm":
-            return _timm(text, name)
+            return _timm(text, name, empty)
         return _named(text, place, name, seed)
 
 
@@ -217,7 +222,37 @@ def _hugging_face(text: str, name: str, seed: int) -> nn.Module:
     return tiny(name, seed=seed, **words)
 
 
-def _timm(text: str, name: str) -> nn.Module:
+def _whole_hugging_face(text: str, name: str, empty: bool) -> nn.Module:
+    """A class of Hugging Face as its configuration makes it: `BertModel` is BERT-base."""
+    transformers = _library("transformers", text)
+    name, words = _words(text, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names are imported on first use, with the warnings of what they need
+        kind: Any = getattr(transformers, name, None)
+    if getattr(kind, "config_class", None) is None:
+        raise InputError(
+            f"transformers has no model {name!r}.",
+            asked=text,
+            because=f"transformers {transformers.__version__} has no such class of models",
+            instead="a class with a configuration, such as GPT2LMHeadModel or BertModel",
+        )
+    config = _called(text, kind.config_class, [], words)
+    return _hollow(text, kind, [config], {}, empty).eval()
+
+
+def _hollow(text: str, maker: Any, values: list[Any], words: dict[str, Any], empty: bool) -> nn.Module:
+    """What a maker makes; `empty` without weights, unless it looks at numbers while it makes them."""
+    if empty:
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that nothing happens to weights that are not there
+                return maker(*values, **words)
+        except Exception:  # a stranger's constructor that needs numbers; then it gets them
+            pass
+    return _called(text, maker, values, words)
+
+
+def _timm(text: str, name: str, empty: bool = False) -> nn.Module:
     timm = _library("timm", text)
     name, words = _words(text, name)
     if not timm.is_model(name):
@@ -229,7 +264,7 @@ def _timm(text: str, name: str) -> nn.Module:
             because="it is not in the list of timm.list_models()",
             instead=", ".join(close) or "vit_tiny_patch16_224",
         )
-    return _called(text, timm.create_model, [name], {"pretrained": False, **words})
+    return _hollow(text, timm.create_model, [name], {"pretrained": False, **words}, empty)
 
 
 def _words(text: str, name: str) -> tuple[str, dict[str, Any]]:
@@ -258,7 +293,7 @@ def _library(name: str, asked: str) -> Any:
 # Checkpoints
 
 
-def _checkpoint(text: str) -> nn.Module:
+def _checkpoint(text: str, empty: bool = False) -> nn.Module:
     path = Path(text).expanduser()
     if not path.exists():
         raise _unreadable(text, "it names nothing in a module, and no such file or folder is here")
@@ -282,6 +317,9 @@ def _checkpoint(text: str) -> nn.Module:
             named = [str(name) for name in config.get("architectures") or ()]
             kind_of_model = getattr(transformers, named[0], None) if named else None
             loaded = kind_of_model or transformers.AutoModel
+            if empty and kind_of_model is not None:
+                config = kind_of_model.config_class.from_pretrained(path, local_files_only=True)
+                return _hollow(text, kind_of_model, [config], {}, empty).eval()
             return loaded.from_pretrained(path, local_files_only=True, trust_remote_code=False).eval()
         except Exception as failure:  # its own errors, of many kinds
             raise InputError(

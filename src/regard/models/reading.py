@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from regard.errors import ConfigError, InputError
 from regard.models.config import Config
@@ -83,7 +84,7 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, pa
             because="there are no positions beyond the last one it has learned",
             instead=f"the last {max(context - past, 0)} tokens, or a model with a longer context",
         )
-    if not tokens.numel() or tokens.device.type == "meta" or torch.compiler.is_compiling():
+    if not tokens.numel() or torch.compiler.is_compiling() or not _has_numbers(tokens):
         return
     smallest, largest = (int(edge) for edge in tokens.aminmax())
     if smallest < 0 or largest >= vocabulary:
@@ -96,6 +97,11 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None, pa
             because="every id is a row of the embedding",
             instead="the tokenizer that belongs to this model; lengths or patterns for padding, not an id of its own",
         )
+
+
+def _has_numbers(tokens: Tensor) -> bool:
+    """Whether there is something to look at: tensors that only have shapes are for counting what a model costs."""
+    return tokens.device.type != "meta" and not isinstance(tokens, FakeTensor)
 
 
 def check_lengths(lengths: Sequence[int] | Tensor, tokens: Tensor) -> None:

@@ -1,0 +1,301 @@
+"""`regard cost WORD`: the tables that textbooks ask for, and the published models by their names."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from regard.cost.textbook import Table
+
+
+class Size(NamedTuple):
+    """An option that is a size: its name, its letter, what it means, and its number if it has one by itself."""
+
+    name: str
+    letter: str
+    meaning: str
+    default: int | None = None
+    required: bool = True
+    sides: int = 1
+
+
+class Word(NamedTuple):
+    """A table: what it answers, its sizes, an example, and who makes it."""
+
+    help: str
+    sizes: tuple[Size, ...]
+    example: str
+    make: Callable[[argparse.Namespace], Table]
+
+
+TOKENS = Size("tokens", "N", "tokens")
+WIDTH = Size("width", "D", "channels of a token")
+GRID = Size("grid", "R C", "rows and columns of patches", sides=2)
+CHANNELS = Size("channels", "C", "channels of a patch")
+
+
+def _book(name: str, *given: str) -> Callable[[argparse.Namespace], Table]:
+    """The table of this name, from the sizes of these names."""
+
+    def make(asked: argparse.Namespace) -> Table:
+        from regard.cost import textbook
+
+        return getattr(textbook, name)(**{each: getattr(asked, each) for each in given})
+
+    return make
+
+
+def _davit(asked: argparse.Namespace) -> Table:
+    from regard.cost import textbook
+
+    return textbook.davit(tuple(asked.grid), asked.channels, asked.window, asked.group_dim)
+
+
+def _patterns(asked: argparse.Namespace) -> Table:
+    from regard.cost import textbook
+
+    return textbook.patterns(tuple(asked.grid), asked.channels)
+
+
+def _parallel(asked: argparse.Namespace) -> Table:
+    """Depth in the letters of the source: T or X by Y tokens, J channels, K heads of U for queries and I for values."""
+    from regard.cost import textbook
+    from regard.cost.letters import letters
+    from regard.cost.quantity import Quantity
+    from regard.cost.textbook.table import Row, sizes
+
+    sides = (asked.X, asked.Y)
+    if (asked.T is None, None in sides) not in ((True, False), (False, True)) or sides.count(None) == 1:
+        raise InputError(
+            "it is not clear how many tokens there are.",
+            asked=", ".join(f"{name}={getattr(asked, name)}" for name in "TXY" if getattr(asked, name) is not None),
+            because="tokens are a row of T, or a grid of X by Y",
+            instead="--T 1024, or --X 32 --Y 32",
+        )
+    if asked.U is None and asked.J % asked.K:
+        raise InputError(
+            "the channels cannot be shared evenly between the heads.",
+            asked=f"J={asked.J}, K={asked.K}",
+            because=f"{asked.J} is no multiple of {asked.K}, and a head has J / K channels if nothing is said",
+            instead=f"--U {-(-asked.J // asked.K)}, or a number of heads that divides the channels",
+        )
+    table = textbook.parallel(sides if asked.T is None else asked.T, asked.J, asked.K, asked.U)
+    work = table.row("work (MAC)")
+    if asked.I is not None:
+        H, D, d, e, N, R, W = letters("H D d e N R W")
+        seen = R * W if asked.T is None else N
+        values = work.quantity.values | sizes(d=asked.U or asked.J // asked.K, e=asked.I)
+        formula = seen * D * H * (2 * d + e) + seen**2 * H * (d + e)
+        work = Row(work.label, (Quantity(formula, values),))
+    chains = "sums as chains"
+    rows = [row for row in table.rows if row.label != work.label and row.label.startswith(chains) == asked.serial]
+    return dataclasses.replace(table, rows=(*rows, work))
+
+
+HEADS = Size("heads", "H", "heads")
+WORDS: dict[str, Word | None] = {
+    "attention": Word(
+        "parameters of self-attention, and of a fully connected layer between as many numbers",
+        (TOKENS, WIDTH),
+        "--tokens 256 --width 512",
+        _book("attention", "tokens", "width"),
+    ),
+    "mha": Word(
+        "what heads cost: projections, scores, stored weights",
+        (TOKENS, WIDTH, HEADS, Size("head-dim", "d", "channels of a head; D / H if not given", required=False)),
+        "--tokens 256 --width 512 --heads 8",
+        _book("mha", "tokens", "width", "heads", "head_dim"),
+    ),
+    "append": Word(
+        "one token more, after N whose keys and values are kept",
+        (TOKENS._replace(meaning="tokens that are there already"), WIDTH),
+        "--tokens 255 --width 512",
+        _book("append", "tokens", "width"),
+    ),
+    "linear": Word(
+        "features instead of exponentials, beside a softmax",
+        (TOKENS, WIDTH),
+        "--tokens 4096 --width 64",
+        _book("linear", "tokens", "width"),
+    ),
+    "davit": Word(
+        "patches that attend to patches, and channels to channels",
+        (
+            GRID,
+            CHANNELS,
+            Size("window", "w", "side of a window (7)", 7, False),
+            Size("group-dim", "d", "channels of a group (32)", 32, False),
+        ),
+        "--grid 16 16 --channels 512 --window 7 --group-dim 32",
+        _davit,
+    ),
+    "encoding": Word(
+        "operations of relative scores, entry by entry and with queries and keys made once",
+        (TOKENS, Size("dim", "D", "channels of a token")),
+        "--tokens 1024 --dim 64",
+        _book("encoding", "tokens", "dim"),
+    ),
+    "parallel": Word(
+        "steps of self-attention if everything that can run at once does",
+        (
+            Size("T", "T", "tokens", required=False),
+            Size("J", "J", "channels of a token"),
+            Size("K", "K", "heads"),
+            Size("U", "U", "channels of a query and a key, in each head; J / K if not given", required=False),
+            Size("I", "I", "channels of a value, in each head; U if not given", required=False),
+            Size("X", "X", "rows of tokens, instead of T", required=False),
+            Size("Y", "Y", "columns of tokens, instead of T", required=False),
+        ),
+        "--T 1024 --J 512 --K 8",
+        _parallel,
+    ),
+    "patterns": Word(
+        "ways to make a vision transformer cheaper: pairs, products, and how soon all tokens meet",
+        (GRID, CHANNELS),
+        "--grid 16 16 --channels 512",
+        _patterns,
+    ),
+    "panels": Word(
+        "pairs of the patterns that Prince draws in figure 12.15",
+        (
+            TOKENS,
+            Size("radius", "r", "of the windows to both sides (1)", 1, False),
+            Size("width", "w", "tokens that a window to the past holds (3)", 3, False),
+            Size("count", "g", "global tokens (2)", 2, False),
+        ),
+        "--tokens 256",
+        _book("panels", "tokens", "radius", "width", "count"),
+    ),
+    "parameters": Word(
+        "parameters of multi-head attention whose sizes are all free",
+        (
+            HEADS,
+            Size("input", "D", "channels of a token"),
+            Size("hidden", "d", "channels of a query and a key, in each head"),
+            Size("value", "e", "channels of a value, in each head"),
+            Size("output", "O", "channels that leave"),
+        ),
+        "--heads 8 --input 512 --hidden 64 --value 64 --output 512",
+        _book("parameters", "heads", "input", "hidden", "value", "output"),
+    ),
+    "model": None,
+}
+MODEL_HELP = "a published model by its name: gpt2, bert-base, vit-b16, davit-tiny, ..."
+
+
+def listed() -> list[str]:
+    """A line for each word."""
+    return [f"{name:<12}{MODEL_HELP if word is None else word.help}" for name, word in WORDS.items()]
+
+
+def run(name: str, rest: list[str]) -> int:
+    """Answer a word: make its table, print it, write it."""
+    from regard.cli import cost
+
+    word = WORDS[name]
+    if word is None:
+        return _model(rest)
+    asked = parser(name, word).parse_args(rest)
+    cost.check_writable(asked.json)
+    table = word.make(asked)
+    if asked.json is not None:
+        cost.write_json(table.to_dict(), asked.json)
+    if asked.json != "-":
+        from regard.cost.table import printed
+
+        printed(lambda width: render(table, width))
+    return 0
+
+
+def parser(name: str, word: Word) -> argparse.ArgumentParser:
+    """What is understood after a word."""
+    from regard.cli import Parser
+    from regard.cli.cost import whole
+
+    said = Parser(
+        prog=f"regard cost {name}",
+        description=f"{word.help[0].upper()}{word.help[1:]}.",
+        epilog=f"example:\n  regard cost {name} {word.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for size in word.sizes:
+        many: dict[str, Any] = {"nargs": size.sides, "metavar": tuple(size.letter.split())} if size.sides > 1 else {}
+        said.add_argument(
+            f"--{size.name}",
+            **{"metavar": size.letter, **many},
+            type=whole,
+            default=size.default,
+            required=size.required,
+            help=size.meaning,
+        )
+    if name == "parallel":
+        said.add_argument("--serial", action="store_true", help="sums one after the other instead of as trees")
+    said.add_argument("--json", metavar="FILE", help="write the table as JSON; - prints it instead")
+    return said
+
+
+# Showing
+
+
+def render(table: Table, width: int) -> RenderableType:
+    """The table as rich shows it: numbers to the unit; beside a single column its formula."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from regard.cost.table import cut_short, line, ruled
+    from regard.cost.textbook.table import shown
+
+    alone = len(table.columns) == 1
+    columns = [("", "left"), *((name, "right") for name in table.columns), *([("formula", "left")] if alone else [])]
+    cells = [[table.nothing if cell is None else shown(cell) for cell in row.cells] for row in table.rows]
+    labels = [row.label for row in table.rows]
+    taken = max(map(len, labels)) + 2 + max(len(each) for row in cells for each in [*row, *table.columns])
+    whole = max(map(len, labels)) + sum(2 + max(map(len, column)) for column in zip(table.columns, *cells, strict=True))
+    if not alone and whole > width:  # names of columns take two lines before anything is cut
+        columns = [(name.replace(" ", "\n") if len(name) > 12 else name, side) for name, side in columns]
+    grid = ruled(columns)
+    for row, numbers in zip(table.rows, cells, strict=True):
+        first = row.cells[0]
+        formula = "" if first is None else str(first.formula)
+        extra = [Text(cut_short(formula, max(width - taken - 2, 16)), style="dim")] if alone else []
+        grid.add_row(Text(row.label), *(Text(number, style="bold") for number in numbers), *extra)
+    pieces: list[RenderableType] = [line((table.title, "bold")), Text(), grid]
+    letters = table.legend() if alone else []
+    if letters:
+        meanings = ruled([("letter", "left"), ("number", "right"), ("meaning", "left")])
+        for letter, words, number in letters:
+            meanings.add_row(letter, "-" if number is None else f"{number:,}", Text(words, style="dim"))
+        pieces += [Text(), meanings]
+    if table.note:
+        pieces += [Text(), *(line((row, "dim")) for row in textwrap.wrap(table.note, max(width, 40)))]
+    return Group(*pieces)
+
+
+# Published models
+
+
+def _model(rest: list[str]) -> int:
+    """A published model, asked for as any other target is."""
+    from regard.cli import cost
+    from regard.cli.published import IMAGES, MODELS, build
+
+    asked = cost.parser("model").parse_args(rest)
+    if asked.target not in MODELS:
+        raise InputError(
+            f"no model is called {asked.target!r}.",
+            asked=f"regard cost model {asked.target}",
+            because="a published model has one of the names below",
+            instead="\n".join(textwrap.wrap(", ".join(MODELS), 88)) + "\nor transformers:Name, timm:name",
+        )
+    if asked.target.startswith("davit-") and asked.image is None:
+        asked.image = IMAGES.get(asked.target, (224, 224))
+    return cost.answer(asked, lambda: build(asked.target, asked.image, empty=not asked.measure))

@@ -1,0 +1,105 @@
+"""The letters of the formulas, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sympy
+
+from regard.errors import CostError
+
+# A letter, the keyword by which a caller gives its number, and its meaning. One letter means one thing everywhere.
+MEANINGS: dict[str, tuple[str, str]] = {
+    "B": ("batch", "rows of the batch"),
+    "N": ("tokens", "tokens that ask"),
+    "M": ("keys", "tokens that are looked at"),
+    "H": ("heads", "heads"),
+    "G": ("kv_heads", "heads of keys and values"),
+    "d": ("dim", "channels of a query and a key, in each head"),
+    "e": ("value_dim", "channels of a value, in each head"),
+    "r": ("features", "channels of a feature map, in each head"),
+    "P": ("pairs", "pairs of tokens that meet, in each head and row"),
+    "Z": ("visited", "pairs of tokens that a backend computes, in each head and row"),
+    "D": ("width", "channels of a token"),
+    "X": ("context_width", "channels of the tokens that keys are made from"),
+    "Y": ("values_width", "channels of the tokens that values are made from"),
+    "O": ("output_width", "channels that leave"),
+    "F": ("hidden", "hidden channels of the feed-forward part"),
+    "L": ("layers", "layers"),
+    "V": ("vocabulary", "tokens of the vocabulary"),
+    "S": ("positions", "learned positions"),
+    "A": ("classes", "classes"),
+    "C": ("channels", "channels of an image"),
+    "R": ("rows", "rows of a grid"),
+    "W": ("columns", "columns of a grid"),
+    "p": ("patch", "pixels along a side of a patch"),
+    "w": ("window", "tokens along a side of a window"),
+    "u": ("window_columns", "columns of a window that is not square; its rows are w"),
+    "T": ("context_tokens", "tokens of the other text"),
+}
+
+
+def letter(name: str, index: int | str | None = None) -> sympy.Symbol:
+    """The symbol of a letter, perhaps of one stage among several: `D`, `D_2`."""
+    if name not in MEANINGS:
+        raise KeyError(name)
+    return sympy.Symbol(name if index is None else f"{name}_{index}", positive=True, integer=True)
+
+
+def letters(names: str) -> tuple[sympy.Symbol, ...]:
+    """Several at once: `B, N, D = letters("B N D")`."""
+    return tuple(letter(name) for name in names.split())
+
+
+def meaning(symbol: sympy.Basic) -> str:
+    """What a symbol stands for, in words."""
+    name, _, index = str(symbol).partition("_")
+    words = MEANINGS[name][1] if name in MEANINGS else str(symbol)
+    return f"{words}, stage {index}" if index else words
+
+
+def read_letter(name: str | sympy.Symbol) -> sympy.Symbol:
+    """A symbol by its letter, `"N"`, or by its keyword, `"tokens"`."""
+    if isinstance(name, sympy.Symbol):
+        return name
+    for key, (keyword, _) in MEANINGS.items():
+        if name in (key, keyword):
+            return letter(key)
+    first, _, index = name.partition("_")
+    if first in MEANINGS and index:
+        return letter(first, index)
+    raise CostError(
+        f"No formula has a letter {name!r}.",
+        asked=f"{name!r}",
+        because="a letter has one meaning in every formula, and this one has none",
+        instead=", ".join(f"{key} or {keyword}" for key, (keyword, _) in list(MEANINGS.items())[:6]) + ", ...",
+    )
+
+
+Values = Mapping[sympy.Symbol, Any]
+
+
+def agreed(*several: Values) -> dict[sympy.Symbol, Any]:
+    """The letters that have one value wherever they have any."""
+    found: dict[sympy.Symbol, set[Any]] = {}
+    for values in several:
+        for symbol, value in values.items():
+            found.setdefault(symbol, set()).add(value)
+    return {symbol: next(iter(values)) for symbol, values in found.items() if len(values) == 1}
+
+
+def settled(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
+    """A formula in which every letter that means another number elsewhere is replaced by its own number."""
+    apart = {symbol: number for symbol, number in values.items() if symbol not in common}
+    return formula.subs(apart) if apart else formula
+
+
+def legend(formulas: Iterable[sympy.Expr], values: Values) -> list[tuple[str, str, Any]]:
+    """Letter, meaning and number of every symbol of some formulas, in the order of the table above."""
+    order = list(MEANINGS)
+    used = sorted(
+        {symbol for formula in formulas for symbol in formula.free_symbols},
+        key=lambda symbol: (order.index(str(symbol)[0]) if str(symbol)[0] in order else len(order), str(symbol)),
+    )
+    return [(str(symbol), meaning(symbol), values.get(symbol)) for symbol in used]

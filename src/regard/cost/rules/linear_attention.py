@@ -1,0 +1,219 @@
+"""What linear attention costs: features instead of exponentials, and sums that all queries share.
+
+    output_n = phi(q_n)^T [sum_m phi(k_m) v_m^T] / phi(q_n)^T [sum_m phi(k_m)]
+
+Each key adds `phi(k) v^T` and `phi(k)` to the sums, r (e + 1) multiply-adds for each of G key heads; each query reads
+them, r (e + 1) for each of H heads. With one size for all that is 2 N d^2 + 2 N d, so that it beats softmax attention,
+2 N^2 d, from N = d + 1 on (Prince, problem 12.10). A causal pattern costs the same: the sums grow token by token, and a
+decoding step is one of these. No pair of tokens meets.
+
+The C++ kernel counts as what it computes; plain torch (`backend="blocked"`) works in chunks of 64 tokens, whose own
+squares come on top. A pattern that gives every query keys of its own leaves no sums to share: its pairs are computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sympy
+
+from regard.backends.linear import CHUNK, _joined
+from regard.cost import depth
+from regard.cost.letters import letter
+from regard.cost.part import ZERO, Part, Work
+from regard.cost.rules.pairs import longest_row, pairs_of
+from regard.cost.rules.shape import Shape
+from regard.cost.rules.visits import Made
+from regard.cost.setting import Setting
+from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
+from regard.patterns import Causal, Full, Padding, Pattern
+
+
+def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: Setting, uniform: bool = False) -> Made:
+    """The parts of a linear attention; a mean (`uniform`) has one feature, which is one."""
+    width, values, notes = _width(features, shape)
+    if uniform:
+        width, values, notes = sympy.Integer(1), {}, ()
+    shared = all(isinstance(each, Full | Causal | Padding) for each in _joined(pattern))
+    made = _features(features, width, shape, setting) if not uniform else []
+    if setting.backend == "reference" or not shared:
+        more = _pairwise(pattern, width, shape, setting)
+    else:
+        causal = any(isinstance(each, Causal) for each in _joined(pattern))
+        fused = causal and isinstance(features, Elu1) and not uniform
+        more = _summed(width, shape, setting, causal, new_features=not fused)
+        if uniform and not causal:  # ones have no gradient
+            more = more._replace(parts=[_once_back(part) for part in more.parts])
+        if fused:  # the kernel makes these features as it reads
+            made = [dataclasses.replace(part, kept=ZERO) for part in made]
+        if any(isinstance(each, Padding) for each in _joined(pattern)):
+            notes = (*notes, "kept: without the marks of padded keys")
+    return Made([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
+
+
+def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
+    """How many features a vector has: d itself, a formula of d, or a number with a letter."""
+    if isinstance(features, Elu1 | Relu):
+        return shape.dim, {}, ()
+    if isinstance(features, Taylor2):
+        return 1 + shape.dim + shape.dim * (shape.dim + 1) / 2, {}, ()
+    symbol = letter("r")
+    if isinstance(features, FavorPlus):
+        return symbol, {symbol: features.features}, ()
+    notes = ("features: products inside a function of your own are not counted",)
+    dim = shape.number(shape.dim)
+    return symbol, {} if dim is None else {symbol: features.width(dim)}, notes
+
+
+def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Setting) -> list[Part]:
+    """The maps of queries and keys. Only random features are a product: with directions that are not learned.
+
+    What is kept beside the features is what each map's derivative needs.
+    """
+    vectors = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
+    if setting.step == "decode":
+        vectors = shape.batch * (shape.heads + shape.kv_heads)
+    elif setting.backend == "reference":  # which repeats the keys of grouped heads first
+        vectors = shape.batch * shape.heads * (shape.queries + shape.keys)
+    numbers, item = vectors * shape.dim, setting.item
+    random = isinstance(features, FavorPlus)
+    products = numbers * width if random else ZERO
+    kept = ZERO
+    if isinstance(features, Elu1):
+        kept = (2 * item + 1) * numbers  # the scaled numbers, their exponentials, and which were positive
+    elif isinstance(features, Taylor2):
+        couples = shape.dim * (shape.dim - 1) / 2
+        kept = item * (numbers + 2 * vectors * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
+    elif random:
+        kept = item * (numbers + vectors * width)
+    steps = depth.inner(shape.dim, setting.serial) + 2 if random else sympy.Integer(1)
+    moved = item * (numbers + vectors * width)
+    return [
+        Part(
+            "features",
+            forward=Work(macs=products, bytes=moved, depth=steps),
+            backward=Work(macs=products, bytes=2 * moved, depth=steps),
+            kept=sympy.expand(kept),
+        )
+    ]
+
+
+def _once_back(part: Part) -> Part:
+    half = sympy.Rational(1, 2)
+    return dataclasses.replace(part, backward=dataclasses.replace(part.backward, macs=part.backward.macs * half))
+
+
+def _summed(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new_features: bool) -> Made:
+    """The state, and how queries read it."""
+    item, columns = setting.item, shape.value_dim + 1
+    decode = setting.step == "decode"
+    new = sympy.Integer(1) if decode else shape.keys
+    met, asked = shape.batch * shape.kv_heads * new, shape.rows
+    held = shape.batch * shape.kv_heads * width * columns
+    grow, read, own = met * width * columns, asked * width * columns, ZERO
+    notes: tuple[str, ...] = ()
+    back = 3 if causal and setting.backend == "native" else 2
+    if causal and setting.backend == "blocked" and not decode:
+        grow, read, own, notes = _chunks(width, columns, shape)
+    add = sympy.Integer(2) if decode else depth.inner(shape.keys, setting.serial)
+    state_kept, readout_kept = _kept(width, shape, setting, causal, new_features)
+    state = Part(
+        "state",
+        forward=Work(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
+        backward=Work(macs=back * grow, bytes=item * (2 * met * (width + shape.value_dim) + held), depth=add),
+        kept=state_kept,
+    )
+    readout = Part(
+        "readout",
+        forward=Work(
+            macs=read + own,
+            bytes=item * (asked * width + held + asked * shape.value_dim),
+            depth=depth.inner(width, setting.serial) + 1,
+        ),
+        backward=Work(
+            macs=back * (read + own),
+            bytes=item * (2 * asked * width + 2 * held + asked * shape.value_dim),
+            depth=depth.inner(columns, setting.serial) + 2,
+        ),
+        kept=readout_kept,
+    )
+    return Made([state, readout], {}, notes)
+
+
+def _kept(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
+    """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
+    once torch keeps features, values with their column of ones, the state, and what was divided."""
+    item, columns = setting.item, shape.value_dim + 1
+    keys = shape.batch * shape.kv_heads * shape.keys
+    if causal:
+        # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
+        key, query = (keys * width, shape.rows * width) if new else (shape.given(shape.key), shape.given(shape.query))
+        state = item * (key + shape.given(shape.value)) + _early(width, shape, setting, new)
+        return state, item * (query + shape.output + shape.rows)
+    held = shape.batch * shape.kv_heads * width * columns
+    state = item * (keys * width + keys * columns + held)
+    return state, item * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows + 1
+
+
+def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> sympy.Expr:
+    """Keys before the first query make a first state, in torch: their columns, that state, and elu1's own tensors."""
+    if shape.keys == shape.queries or shape.number(shape.keys - shape.queries) == 0:
+        return ZERO
+    early = shape.batch * shape.kv_heads * (shape.keys - shape.queries)
+    columns = shape.value_dim + 1
+    kept = setting.item * (early * columns + shape.batch * shape.kv_heads * width * columns)
+    return kept if new else kept + (3 * setting.item + 1) * early * width
+
+
+def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
+    """Growing, reading, and the squares inside chunks, of texts filled up to whole chunks."""
+    heads, kv_heads = shape.batch * shape.heads, shape.batch * shape.kv_heads
+    lengths = shape.lengths
+    short = lengths is not None and min(lengths) < CHUNK
+    size = shape.queries if short else sympy.Integer(CHUNK)
+    filled = shape.queries if short else CHUNK * sympy.ceiling(shape.queries / CHUNK)
+    early = shape.keys - shape.queries
+    grow = kv_heads * (filled + early) * width * columns
+    own = heads * filled * size * (width + columns)
+    notes = () if lengths is not None else (f"blocked: chunks of {CHUNK} tokens, for N >= {CHUNK}",)
+    return grow, heads * filled * width * columns, own, notes
+
+
+def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Setting) -> Made:
+    """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
+    which is also what runs where no sums can be shared."""
+    item = setting.item
+    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    area = seen.formula if setting.backend is None else shape.batch * shape.queries * shape.keys
+    row, area = longest_row(pattern, shape.keys, shape.values), shape.heads * area
+    asked, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
+    scores = Part(
+        "scores",
+        forward=Work(macs=area * width, bytes=item * (asked + met + area), depth=depth.inner(width, setting.serial)),
+        backward=Work(
+            macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, setting.serial)
+        ),
+        pairs=shape.heads * seen.formula,
+    )
+    steps = depth.total(row, setting.serial) + 1
+    norm = Part(
+        "softmax", forward=Work(bytes=2 * item * area, depth=steps), backward=Work(bytes=3 * item * area, depth=steps)
+    )
+    sums = Part(
+        "values",
+        forward=Work(
+            macs=area * shape.value_dim,
+            bytes=item * (area + shape.value + shape.output),
+            depth=depth.inner(row, setting.serial),
+        ),
+        backward=Work(
+            macs=2 * area * shape.value_dim,
+            bytes=item * (2 * area + 2 * shape.value + shape.output),
+            depth=depth.inner(shape.value_dim, setting.serial),
+        ),
+    )
+    notes = (*seen.notes, "kept: not known where features meet pair by pair")
+    return Made([scores, norm, sums], seen.values, notes)
+
+
+__all__ = ["linear_parts"]

@@ -1,0 +1,72 @@
+"""The sizes of an attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an attention, as formulas, and the numbers of their letters.
+
+    Attributes:
+        batch, queries, keys, heads, kv_heads, dim, value_dim: sympy expressions.
+        values: the number of every letter that has one.
+        keeps: whether query, key and value count among what is kept, or somebody else counts them who made them.
+    """
+
+    batch: sympy.Expr
+    queries: sympy.Expr
+    keys: sympy.Expr
+    heads: sympy.Expr
+    kv_heads: sympy.Expr
+    dim: sympy.Expr
+    value_dim: sympy.Expr
+    values: dict[sympy.Symbol, Any] = field(default_factory=dict)
+    keeps: bool = True
+
+    def number(self, formula: sympy.Expr) -> int | None:
+        """What a formula comes to, if its letters have numbers."""
+        numbers = {symbol: sympy.sympify(number) for symbol, number in self.values.items()}
+        found: Any = sympy.sympify(formula).xreplace(numbers)
+        return int(found) if found.is_Integer else None
+
+    @property
+    def lengths(self) -> tuple[int, int] | None:
+        queries, keys = self.number(self.queries), self.number(self.keys)
+        return None if queries is None or keys is None else (queries, keys)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return (self.number(self.heads) or 1) // (self.number(self.kv_heads) or 1) or 1
+
+    # Numbers in each tensor
+
+    @property
+    def query(self) -> sympy.Expr:
+        return self.batch * self.heads * self.queries * self.dim
+
+    @property
+    def key(self) -> sympy.Expr:
+        return self.batch * self.kv_heads * self.keys * self.dim
+
+    @property
+    def value(self) -> sympy.Expr:
+        return self.batch * self.kv_heads * self.keys * self.value_dim
+
+    @property
+    def output(self) -> sympy.Expr:
+        return self.batch * self.heads * self.queries * self.value_dim
+
+    def given(self, numbers: sympy.Expr) -> sympy.Expr:
+        """Numbers of query, key or value, where they count as kept here."""
+        return numbers if self.keeps else sympy.Integer(0)
+
+    @property
+    def rows(self) -> sympy.Expr:
+        """Softmaxes: one for each query, head and batch row."""
+        return self.batch * self.heads * self.queries

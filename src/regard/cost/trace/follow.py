@@ -1,0 +1,112 @@
+"""`follow`: the cost of any module or function, from what it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import sympy
+
+from regard.cost.asked import Asked, Counted
+from regard.cost.letters import MEANINGS, letter
+from regard.cost.part import ZERO, Part, Work
+from regard.cost.setting import Setting
+from regard.cost.trace.fitting import Fit, fitted
+from regard.cost.trace.inputs import Fed, feed
+from regard.cost.trace.naming import Names, parameters_by_part
+from regard.cost.trace.operations import Costs
+from regard.cost.trace.running import Runner
+from regard.cost.trace.subject import Subject
+from regard.cost.trace.walking import longest
+
+
+def follow(target: Any, asked: Asked, setting: Setting) -> Counted:
+    """What a module or a function does, in letters for the sizes of its input.
+
+    It runs a few times with tensors that have shapes and no numbers: forward in evaluation mode; forth and back in the
+    mode it is in, with a dropout that drops nothing; or one token more. Multiply-adds, bytes and pairs are sums over
+    its operations, depth is the longest path at the sizes asked for. Attention of torch that is causal counts as the
+    whole square, as torch's own counter has it.
+    """
+    subject = Subject(target, setting.dtype)
+    fed = feed(subject, asked)
+    costs = Costs(setting)
+    runner = Runner(subject, fed, setting)
+    fit = fitted(runner, fed, costs.totals)
+    if fed.otherwise is not None and len(fit.letters) < len(fed.letters):
+        other = Runner(subject, fed.otherwise, setting)
+        more = fitted(other, fed.otherwise, costs.totals)
+        if len(more.letters) > len(fit.letters):
+            fed, runner, fit = fed.otherwise, other, more
+    names = Names(subject.module)
+    parts = _parts(fit, costs, names, parameters_by_part(subject.module, names))
+    values = {letter(name): fed.sizes[name] for name in fit.letters if name in fed.known}
+    notes = [*fit.notes, *runner.notes, *_remarks(fit, values), *_beyond(fed)]
+    return Counted(subject.name, parts, values, tuple(notes))
+
+
+def _beyond(fed: Fed) -> list[str]:
+    """Tensors without numbers find no row of a table missing, so somebody else must say so."""
+    over = [name for name, limit in fed.limits.items() if name in fed.letters and fed.sizes[name] > limit]
+    return [
+        f"{MEANINGS[name][0]} = {fed.sizes[name]} is more than the {fed.limits[name]} it is made for" for name in over
+    ]
+
+
+def _remarks(fit: Fit, values: dict[sympy.Symbol, int]) -> list[str]:
+    notes = []
+    for name in fit.letters:
+        if letter(name) not in values:
+            notes.append(f"formulas were read off near {MEANINGS[name][0]} = {fit.origin[name]}; {name} has no number")
+    if fit.trace.unknown:
+        notes.append(f"counted as no products: {', '.join(sorted(fit.trace.unknown))}, which nobody here knows")
+    if any("_scaled_dot_product" in each.name and each.words[:1] == (True,) for each in fit.trace.operations):
+        notes.append("causal attention of torch is counted as the whole square")
+    return notes
+
+
+def _parts(fit: Fit, costs: Costs, names: Names, learned: dict[str, int]) -> list[Part]:
+    """Parts in the order in which they run; those of the same operation with the same sizes are counted together."""
+    origin = {letter(name): fit.origin[name] for name in fit.letters}
+    keys = [costs.key(operation) for operation in fit.operations]
+    where = [names.part(each.path, _alone(each.name)) for each in fit.trace.operations]
+    groups: dict[str, tuple[Counter[Any], Counter[Any], Counter[Any]]] = {}
+    for key, part, operation in zip(keys, where, fit.trace.operations, strict=True):
+        groups.setdefault(part, (Counter(), Counter(), Counter()))[operation.backward][key] += 1
+    steps: dict[tuple[str, bool], Counter[Any]] = {}
+    for backward in (False, True):
+        for place in longest(fit.trace.operations, lambda place: costs.steps(keys[place], origin), backward):
+            steps.setdefault((where[place], backward), Counter())[keys[place]] += 1
+    for path, maker, operand in fit.kept:
+        part = names.part(path, _alone(maker))
+        groups.setdefault(part, (Counter(), Counter(), Counter()))[2][operand.bytes] += 1
+    for part in learned:
+        groups.setdefault(part, (Counter(), Counter(), Counter()))
+
+    def work(part: str, backward: bool) -> Work:
+        many = groups[part][backward]
+        deep = steps.get((part, backward), Counter())
+        fields = {name: _total(many, costs, name) for name in ("macs", "exponentials", "bytes")}
+        return Work(**fields, depth=_total(deep, costs, "depth"))
+
+    return [
+        Part(
+            part,
+            parameters=sympy.Integer(learned.get(part, 0)),
+            forward=work(part, False),
+            backward=work(part, True),
+            kept=sympy.Add(*(count * size for size, count in kept.items())),
+            pairs=_total(forward, costs, "pairs"),
+            normalised=_total(forward, costs, "normalised"),
+        )
+        for part, (forward, _, kept) in groups.items()
+    ]
+
+
+def _alone(name: str) -> str:
+    """What an operation outside of every module inside is called."""
+    return name.split(".")[1].strip("_").removesuffix("_backward")
+
+
+def _total(many: Counter[Any], costs: Costs, name: str) -> sympy.Expr:
+    return sympy.Add(*(count * getattr(costs.known[key], name) for key, count in many.items())) if many else ZERO
