@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.biases import quadratic_encoding
 from regard.errors import ConfigError, InputError
-from regard.models.spatial import POSITIONS, SpatialAttention, SpatialConfig, SpatialTransformer
+from regard.models.spatial import POSITIONS, SpatialConfig, SpatialHeads, SpatialTransformer
 
 GRID = (3, 5)
 DIM = 10
@@ -178,14 +178,14 @@ def test_the_products_are_those_of_the_linear_layers_and_of_a_separable_attentio
 def test_heads_start_where_the_authors_let_them_start():
     torch.manual_seed(3)
     heads = 4000
-    bias = SpatialAttention(SpatialConfig(dim=2, heads=heads)).position
+    bias = SpatialHeads(SpatialConfig(dim=2, heads=heads)).position
     centre, alpha = bias.centre.detach(), bias.alpha.detach()
     # Five standard errors of a mean, std / sqrt(n), and of a standard deviation, std / sqrt(2 n).
     assert abs(float(centre.mean())) < 5 * 2 / math.sqrt(2 * heads)
     assert abs(float(centre.std()) - 2) < 5 * 2 / math.sqrt(4 * heads)
     assert abs(float(alpha.mean()) - 0.5) < 5 * 0.01 / math.sqrt(heads) + 1e-4
     assert abs(float(alpha.std()) - 0.01) < 5 * 0.01 / math.sqrt(2 * heads) + 1e-4
-    root = SpatialAttention(SpatialConfig("gaussian", dim=2, heads=heads)).position.root.detach()
+    root = SpatialHeads(SpatialConfig("gaussian", dim=2, heads=heads)).position.root.detach()
     assert abs(float((root - torch.eye(2)).std()) - 0.01) < 5 * 0.01 / math.sqrt(8 * heads)
 
 
@@ -226,7 +226,7 @@ def test_dropping_weights_takes_the_square_and_nothing_else_changes(position):
 
 
 def test_a_nine_head_layer_with_hard_centres_is_a_convolution_inside_the_image():
-    attention = SpatialAttention(SpatialConfig(image=(10, 14), dim=3, heads=9)).double().eval()
+    attention = SpatialHeads(SpatialConfig(image=(10, 14), dim=3, heads=9)).double().eval()
     taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
     with torch.no_grad():
         attention.position.centre.copy_(torch.tensor(taps))

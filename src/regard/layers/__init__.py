@@ -4,6 +4,7 @@ from regard.layers.block import Block
 from regard.layers.cache import CrossCache, KVCache, Memory, StateCache
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
+from regard.layers.gaze import Gaze, gaze, gazes
 from regard.layers.grid import GridAttention
 from regard.layers.linear import Linear, settle
 from regard.layers.multihead import MultiHeadAttention
@@ -19,6 +20,7 @@ __all__ = [
     "ChannelAttention",
     "CrossCache",
     "FeedForward",
+    "Gaze",
     "GridAttention",
     "GridPositions",
     "KVCache",
@@ -34,5 +36,7 @@ __all__ = [
     "Sizes",
     "StateCache",
     "WindowAttention",
+    "gaze",
+    "gazes",
     "settle",
 ]

@@ -15,6 +15,7 @@ from torch.nn import functional
 from regard.attention import attend
 from regard.biases import Gaussian, Quadratic
 from regard.errors import ConfigError, InputError
+from regard.layers.gaze import Gaze, gaze
 from regard.layers.linear import Linear
 from regard.layers.patches import check_pixels
 from regard.layers.separable import (
@@ -161,7 +162,7 @@ class SpatialBlock(nn.Module):
 
     def __init__(self, config: SpatialConfig) -> None:
         super().__init__()
-        self.attention = SpatialAttention(config)
+        self.attention = SpatialHeads(config)
         self.dense = Linear(config.dim, config.dim)
         self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.inner = Linear(config.dim, config.hidden)
@@ -175,7 +176,7 @@ class SpatialBlock(nn.Module):
         return self.norm(x + self.dropout(self.outer(hidden)))
 
 
-class SpatialAttention(nn.Module):
+class SpatialHeads(nn.Module):
     """Heads of full dimension over a grid of tokens `(batch, row, column, dim)`: see `SpatialTransformer`.
 
     `position` holds what says where to look: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
@@ -227,6 +228,17 @@ class SpatialAttention(nn.Module):
         query, key = self._features(x)
         return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
 
+    def gaze(self) -> Gaze:
+        """Where the heads look and what they add for what they see; heads that look by content are refused.
+
+        The values are those of this layer alone; what a block adds is its `dense` of that.
+        """
+        values = self.value.weight.unflatten(1, (self.heads, self.dim)).transpose(0, 1)  # (head, out, in)
+        if isinstance(self.position, LearnedPosition):
+            return Gaze(self.position.scores(), values=values)
+        seen = gaze(self.position)
+        return Gaze(seen.scores, seen.centre, seen.precision, values)
+
     def _axes(self) -> tuple[Tensor, Tensor] | None:
         """Weights over rows and over columns, when the weights of all pairs are their products."""
         if isinstance(self.position, LearnedPosition):
@@ -265,6 +277,10 @@ class LearnedPosition(nn.Module):
         self.column = nn.Parameter(torch.randn(2 * grid[1] - 1, dim))
         self.row_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
         self.column_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
+
+    def scores(self) -> Tensor:
+        """The score of every relative position, `(head, 2 R - 1, 2 C - 1)`."""
+        return (self.row_head @ self.row.T)[:, :, None] + (self.column_head @ self.column.T)[:, None]
 
     def axis_scores(self) -> tuple[Tensor, Tensor]:
         """Scores along rows `(head, R, R)` and along columns `(head, C, C)`."""

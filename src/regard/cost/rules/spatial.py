@@ -30,9 +30,9 @@ from regard.errors import CostError
 from regard.models.spatial import (
     ContentPosition,
     LearnedPosition,
-    SpatialAttention,
     SpatialBlock,
     SpatialConfig,
+    SpatialHeads,
     SpatialTransformer,
 )
 
@@ -282,4 +282,4 @@ def _kept_queries(config: SpatialConfig, batch: int) -> sympy.Expr:
 
 RULES = {SpatialTransformer: _spatial}
 # What it is made of, and has no rule of its own.
-PARTS = (SpatialBlock, SpatialAttention, LearnedPosition, ContentPosition)
+PARTS = (SpatialBlock, SpatialHeads, LearnedPosition, ContentPosition)
