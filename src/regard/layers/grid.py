@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.errors import InputError
+from regard.layers.chosen import seen_from
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.projections import Sizes
-from regard.patterns import Lengths, Pattern
 
 
 class GridAttention(nn.Module):
@@ -78,7 +74,7 @@ class GridAttention(nn.Module):
         chosen = places.flatten()
         query = layer.projections.query(tokens[:, chosen])
         key, value = layer.projections.key_value(tokens)
-        mixed = attend(query, key, value, _seen_from(layer.attention, chosen, query, key))
+        mixed = attend(query, key, value, seen_from(layer.attention, chosen, query, key))
         output = layer.output(mixed.transpose(1, 2).flatten(2))
         return output.reshape(len(grid), *places.shape, output.shape[-1])
 
@@ -108,52 +104,6 @@ def _places(grid: Tensor, rows: int | Tensor, columns: int | Tensor) -> Tensor:
             instead=f"rows from 0 to {height - 1} and columns from 0 to {width - 1}",
         )
     return row * width + column
-
-
-def _seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor) -> Attention:
-    """The description for queries that sit at `places` of a grid that holds all keys."""
-    pattern, bias = described.pattern, described.bias
-    if pattern is not None:
-        pattern = Chosen(pattern, tuple(places.tolist()))
-    if isinstance(bias, Tensor):
-        bias = bias[..., places, :] if bias.ndim > 1 and bias.shape[-2] > 1 else bias
-    elif bias is not None and bias.needs_content:
-        keys = torch.arange(key.shape[-2], device=key.device)
-        bias = bias.content_scores(places, keys, query, key.repeat_interleave(query.shape[1] // key.shape[1], 1))
-    elif bias is not None:
-        bias = bias.scores(places[:, None], torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
-    return dataclasses.replace(described, pattern=pattern, bias=bias)
-
-
-@dataclass(frozen=True, repr=False)
-class Chosen(Pattern):
-    """What some queries of a pattern see: the n-th query of the attention is the one at `places[n]`."""
-
-    pattern: Pattern
-    places: tuple[int, ...]
-
-    @property
-    def rows(self) -> int | None:
-        return self.pattern.rows
-
-    @cached_property
-    def _index(self) -> Tensor:
-        return torch.tensor(self.places, dtype=torch.long, device="cpu")
-
-    @property
-    def _opaque(self) -> bool:
-        return True
-
-    @property
-    def _needs_keys(self) -> bool:
-        return True
-
-    def _check(self, lengths: Lengths) -> None:
-        self.pattern._check(Lengths(lengths.keys, lengths.keys))
-
-    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        place = self._index.to(i.device)[i - lengths.offset]
-        return self.pattern._allows(place, j, row, Lengths(lengths.keys, lengths.keys))
 
 
 __all__ = ["GridAttention"]

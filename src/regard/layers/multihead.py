@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, attend
@@ -13,6 +14,7 @@ from regard.biases import TransformerXL
 from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import surgery
 from regard.layers.cache import CrossCache, KVCache, StateCache
+from regard.layers.chosen import seen_from
 from regard.layers.linear import Linear
 from regard.layers.projections import Projections, Sizes, bias_letters
 from regard.layers.rotary import Rotary, Rotation
@@ -111,11 +113,20 @@ class MultiHeadAttention(nn.Module):
         *,
         pattern: Pattern | None = None,
         rotation: Rotation | None = None,
+        queries: Sequence[int] | Tensor | None = None,
     ) -> Tensor:
-        """What every head looks at, `(*batch, head, query, key)`: this builds the square."""
+        """What every head looks at, `(*batch, head, query, key)`: this builds the square.
+
+        With `queries`, the places of some tokens of `x`, only their rows are built: `(*batch, head, place, key)`.
+        """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
         query, key = self._turned(query, key, x, context, rotation, None, None)
-        return attention_weights(query, key, self._described(pattern))
+        described = self._described(pattern)
+        if queries is not None:
+            places, first = _places(queries, x), key.shape[-2] - x.shape[-2]
+            query = query[..., places, :]
+            described = seen_from(described, places + first, query, key, first)
+        return attention_weights(query, key, described)
 
     def head_contributions(
         self,
@@ -326,6 +337,19 @@ class MultiHeadAttention(nn.Module):
             if field.name != "bias" and getattr(self.attention, field.name) is not None
         )
         return f"heads={self.sizes.heads}, kv_heads={self.sizes.kv_heads}" + (f", {described}" if described else "")
+
+
+def _places(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
+    places = torch.as_tensor(queries, device=x.device)
+    if places.ndim != 1 or places.is_floating_point() or bool(((places < 0) | (places >= x.shape[-2])).any()):
+        raise InputError(
+            "There are no such tokens.",
+            asked=f"queries={queries}",
+            found=f"{x.shape[-2]} tokens",
+            because="a row of weights belongs to a token, and tokens are counted from 0",
+            instead=f"a list of whole numbers from 0 to {x.shape[-2] - 1}",
+        )
+    return places
 
 
 def _moves(pattern: Pattern) -> bool:
