@@ -1,5 +1,6 @@
 """Scores that depend on position, asked for pair by pair and differentiable, never a square."""
 
+from regard.biases._axes import axis_scores, distances, table_scores
 from regard.biases._encodings import quadratic_encoding
 from regard.biases.alibi import Alibi
 from regard.biases.base import Bias
@@ -17,5 +18,8 @@ __all__ = [
     "RelativeTable",
     "RowColumn",
     "TransformerXL",
+    "axis_scores",
+    "distances",
     "quadratic_encoding",
+    "table_scores",
 ]

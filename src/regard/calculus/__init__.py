@@ -11,6 +11,7 @@ from regard.calculus._perturb import (
     perturb_key_first_order,
     score_change,
 )
+from regard.calculus._separable import axis_weights, separable_attention, separable_weights
 from regard.calculus._sinusoidal import sinusoidal, sinusoidal_rotation
 from regard.calculus._softmax import logsumexp, softmax
 
@@ -19,6 +20,7 @@ __all__ = [
     "Merged",
     "Perturbed",
     "append_key",
+    "axis_weights",
     "dot_product_moments",
     "entropy",
     "entropy_slope",
@@ -31,6 +33,8 @@ __all__ = [
     "perturb_key_first_order",
     "remove_key",
     "score_change",
+    "separable_attention",
+    "separable_weights",
     "sinusoidal",
     "sinusoidal_rotation",
     "softmax",

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import Gaussian, Quadratic, RelativeTable, RowColumn, attend, weights
-from regard.layers.separable import axis_scores, axis_weights, separable_attention, separable_weights
+from regard import Gaussian, Quadratic, RowColumn, attend, weights
+from regard.biases import axis_scores
+from regard.calculus import axis_weights, separable_attention, separable_weights
 
 HEADS = 3
 GRIDS = [(5, 7), (1, 7), (5, 1), (1, 1)]
@@ -65,21 +66,35 @@ def test_the_weights_multiplied_out_are_those_of_the_bias(kind, grid):
     assert torch.allclose(square, weights(nothing, nothing, bias=bias), rtol=0, atol=1e-14)
 
 
-def test_a_sum_over_rows_and_columns_is_found_only_where_there_is_one():
-    assert axis_scores(Gaussian(HEADS, (5, 7))) is None
-    assert axis_scores(RelativeTable(HEADS, grid=(5, 7))) is None
-    assert axis_scores(Quadratic(HEADS)) is None
-
-    class Steeper(Quadratic):
-        def scores(self, query_position, key_position):
-            return 2 * super().scores(query_position, key_position)
-
-    assert axis_scores(Steeper(HEADS, (5, 7))) is None
-
-
 def test_the_products_are_as_many_as_rows_and_columns_not_their_square():
     x = torch.zeros(2, 5, 7, 11)
     factors = axis_weights(*axis_scores(Quadratic(HEADS, (5, 7))))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         separable_attention(*factors, x)
     assert counter.get_total_flops() == 2 * 2 * HEADS * 35 * (5 + 7) * 11
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_queries_on_another_grid_than_the_keys_see_all_of_them(dtype):
+    generator = torch.Generator().manual_seed(3)
+    rows, columns = axis_weights(
+        torch.randn(3, 2, 5, generator=generator, dtype=dtype), torch.randn(3, 11, 7, generator=generator, dtype=dtype)
+    )
+    x = torch.randn(2, 5, 7, 13, generator=generator, dtype=dtype)
+    found = separable_attention(rows, columns, x)
+    square = separable_weights(rows, columns)
+    assert square.shape == (3, 2 * 11, 5 * 7)
+    truth = torch.einsum("hqk,bkc->bqhc", square.double(), x.flatten(1, 2).double()).unflatten(1, (2, 11))
+    # 12 products and sums on the way, of numbers whose weights sum to one
+    assert (found.double() - truth).abs().max() <= 14 * torch.finfo(dtype).eps * x.abs().max()
+    assert torch.autograd.gradcheck(separable_attention, [t.double().requires_grad_() for t in (rows, columns, x)])
+
+
+def test_a_slanted_covariance_does_not_fall_apart():
+    slanted = Gaussian(1, (5, 7), centre=[[0.3, -0.6]], root=[[[1.0, 0.0], [0.9, 0.4]]], dtype=torch.float64)
+    nothing = torch.zeros(1, 35, 1, dtype=torch.float64)
+    square = weights(nothing, nothing, bias=slanted).detach()[0].unflatten(0, (5, 7)).unflatten(-1, (5, 7))
+    # If a product equalled it, its factors would be the sums over the other axis.
+    rows, columns = square.sum(-1)[:, 0], square.sum(-2)[0]
+    product = separable_weights(rows[None], columns[None])[0].reshape(square.shape)
+    assert (product - square).abs().max() > 0.1

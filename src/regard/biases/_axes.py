@@ -1,0 +1,73 @@
+"""Which biases on a grid are a score along rows plus one along columns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.biases.base import Bias
+from regard.biases.gaussian import Gaussian
+from regard.biases.quadratic import Quadratic
+from regard.biases.row_column import RowColumn
+
+
+def axis_scores(bias: Bias) -> tuple[Tensor, Tensor] | None:
+    """A bias on a grid as scores along rows `(head, R, R)` and along columns `(head, C, C)`, query before key.
+
+        score[h, (r, c), (k, l)] = rows[h, r, k] + columns[h, c, l]
+
+    `None` for a bias that is no such sum: one that reads content, one along a line, a `Gaussian` with a slant. A
+    `Gaussian` without a slant is such a sum, but its slope in the slant is not: while `root` learns, it answers `None`.
+
+        >>> from regard.biases import axis_scores
+        >>> rows, columns = axis_scores(Quadratic(1, grid=(2, 3), centre=[[0, 1]], alpha=1.0))
+        >>> rows.tolist(), columns[0, 0].tolist()
+        ([[[-0.0, -1.0], [-1.0, -0.0]]], [-1.0, -0.0, -1.0])
+    """
+    if not bias.relative:  # a subclass with scores of its own
+        return None
+    if isinstance(bias, RowColumn):
+        return table_scores(bias.row), table_scores(bias.column)
+    if isinstance(bias, Quadratic) and bias.grid is not None:
+        return _hills(bias.grid, bias.centre, torch.stack((bias.alpha, bias.alpha), dim=1))
+    if isinstance(bias, Gaussian) and bias.grid is not None and not _slants(bias):
+        return _hills(bias.grid, bias.centre, 0.5 * bias.precision.diagonal(dim1=1, dim2=2))
+    return None
+
+
+def _slants(bias: Gaussian) -> bool:
+    """Whether the covariance has a slant, or may learn one."""
+    if torch.is_grad_enabled() and bias.root.requires_grad:
+        return True
+    return bias.root.is_meta or bool(bias.precision[:, 0, 1].any())
+
+
+def _hills(grid: tuple[int, int], centre: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor]:
+    """`-steepness (delta - centre)^2` along each axis, for centres and steepnesses `(head, axis)`."""
+    down, across = (
+        -alpha[:, None, None] * (distances(size, place.device) - place[:, None, None]).square()
+        for size, place, alpha in zip(grid, centre.unbind(dim=1), steepness.unbind(dim=1), strict=True)
+    )
+    return down, across
+
+
+def table_scores(table: Tensor) -> Tensor:
+    """A table of relative positions, `(head, 2 size - 1)`, as scores `(head, size, size)`: entry `k - q + size - 1`.
+
+    >>> from regard.biases import table_scores
+    >>> table_scores(torch.tensor([[-1.0, 0.0, 1.0]]))[0].tolist()
+    [[0.0, 1.0], [-1.0, 0.0]]
+    """
+    size = (table.shape[-1] + 1) // 2
+    return table[:, distances(size, table.device) + size - 1]
+
+
+def distances(size: int, device: torch.device | str | None = None) -> Tensor:
+    """Key minus query along one axis, `(size, size)`.
+
+    >>> from regard.biases import distances
+    >>> distances(3)[1].tolist()
+    [-1, 0, 1]
+    """
+    place = torch.arange(size, device=device)
+    return place - place[:, None]
