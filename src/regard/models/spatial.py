@@ -38,7 +38,8 @@ class SpatialConfig(Config):
     """What a `SpatialTransformer` is built from; the defaults are the paper's, for CIFAR-10.
 
     `position` says how a head finds where to look: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and
-    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content).
+    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content). `heads` is one
+    number for all layers, or one for each, as after dropping heads.
 
         >>> from regard.models.spatial import SpatialConfig
         >>> SpatialConfig(image=(32, 48)).grid
@@ -51,7 +52,7 @@ class SpatialConfig(Config):
     patch: int = 2
     dim: int = 400
     layers: int = 6
-    heads: int = 9
+    heads: int | tuple[int, ...] = 9
     hidden: int = 512
     classes: int = 10
     dropout: float = 0.1
@@ -62,7 +63,13 @@ class SpatialConfig(Config):
         def refuse(asked: str, because: str, instead: str) -> None:
             raise ConfigError("SpatialConfig cannot be built.", asked=asked, because=because, instead=instead)
 
-        check_sizes(self, "channels", "patch", "dim", "layers", "heads", "hidden", "classes")
+        check_sizes(self, "channels", "patch", "dim", "layers", "hidden", "classes")
+        if len(self.layer_heads) != self.layers or min(self.layer_heads) < 1:
+            refuse(
+                f"heads={self.heads}, layers={self.layers}",
+                "every layer has at least one head",
+                "heads=9, or a number of heads for each layer",
+            )
         if self.position not in POSITIONS:
             known = ", ".join(map(repr, POSITIONS))
             refuse(f"position={self.position!r}", f"known are {known}", 'position="quadratic"')
@@ -83,6 +90,11 @@ class SpatialConfig(Config):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of tokens."""
         return self.image[0] // self.patch, self.image[1] // self.patch
+
+    @property
+    def layer_heads(self) -> tuple[int, ...]:
+        """The number of heads of every layer."""
+        return self.heads if isinstance(self.heads, tuple) else (self.heads,) * self.layers
 
 
 class SpatialTransformer(Pretrained):
@@ -131,7 +143,7 @@ class SpatialTransformer(Pretrained):
     def __init__(self, config: SpatialConfig) -> None:
         super().__init__(config)
         self.embedding = Linear(config.channels * config.patch**2, config.dim)
-        self.blocks = nn.ModuleList(SpatialBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(SpatialBlock(config, heads) for heads in config.layer_heads)
         self.classifier = Linear(config.dim, config.classes)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -160,9 +172,9 @@ class SpatialTransformer(Pretrained):
 class SpatialBlock(nn.Module):
     """Attention, then a feed-forward part, each added to its input and normalised: see `SpatialTransformer`."""
 
-    def __init__(self, config: SpatialConfig) -> None:
+    def __init__(self, config: SpatialConfig, heads: int) -> None:
         super().__init__()
-        self.attention = SpatialHeads(config)
+        self.attention = SpatialHeads(config, heads)
         self.dense = Linear(config.dim, config.dim)
         self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.inner = Linear(config.dim, config.hidden)
@@ -183,21 +195,22 @@ class SpatialHeads(nn.Module):
     columns.
     """
 
-    def __init__(self, config: SpatialConfig) -> None:
+    def __init__(self, config: SpatialConfig, heads: int | None = None) -> None:
         super().__init__()
-        self.grid, self.heads, self.dim = config.grid, config.heads, config.dim
+        heads = config.layer_heads[0] if heads is None else heads
+        self.grid, self.heads, self.dim = config.grid, heads, config.dim
         self.attention_dropout = config.attention_dropout
         if config.position == "quadratic":
-            self.position = Quadratic(config.heads, config.grid)
+            self.position = Quadratic(heads, config.grid)
         elif config.position == "gaussian":
-            self.position = Gaussian(config.heads, config.grid)
+            self.position = Gaussian(heads, config.grid)
         elif config.position == "learned":
-            self.position = LearnedPosition(config.grid, config.dim, config.heads)
+            self.position = LearnedPosition(config.grid, config.dim, heads)
         else:
             self.position = ContentPosition(config.grid, config.dim // 2)
-            self.query = Linear(config.dim, config.heads * config.dim)
-            self.key = Linear(config.dim, config.heads * config.dim)
-        self.value = Linear(config.heads * config.dim, config.dim)
+            self.query = Linear(config.dim, heads * config.dim)
+            self.key = Linear(config.dim, heads * config.dim)
+        self.value = Linear(heads * config.dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         drop = self.training and self.attention_dropout > 0

@@ -12,6 +12,7 @@ Published FLOPs are two for each multiply-add of linear layers, and leave the at
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import sympy
@@ -53,11 +54,31 @@ def _spatial(model: SpatialTransformer, asked: Asked, setting: Setting) -> Count
             instead="a SpatialConfig with that image, or no image= here",
         )
     hidden, layers, classes, channels, side = letters("F L A C p")
-    values = {B: asked.batch, R: config.grid[0], W: config.grid[1], D: config.dim, H: config.heads}
-    values |= {hidden: config.hidden, layers: config.layers, classes: config.classes}
-    values |= {channels: config.channels, side: config.patch}
-    block = [
-        *inside("attention", *_attention(config, asked.batch, setting)),
+    values = {B: asked.batch, R: config.grid[0], W: config.grid[1], D: config.dim}
+    values |= {hidden: config.hidden, classes: config.classes, channels: config.channels, side: config.patch}
+    blocks = []
+    for heads, count in Counter(config.layer_heads).items():
+        block = _block(config, heads, hidden, asked.batch, setting)
+        blocks.append(
+            pieces.Found(inside("block", *pieces.repeated(block, layers)), values | {H: heads, layers: count})
+        )
+    found = pieces.merged(*blocks)  # where layers differ in their heads, these are numbers and no letter
+    parts = [
+        pieces.linear("embedding", setting, B * N, channels * side**2, D, learns_input=False),
+        *found.parts,
+        mean("mean", setting, B, N, D),
+        pieces.linear("classifier", setting, B, D, classes),
+    ]
+    notes = ()
+    if _is_separable(config):
+        notes = ("The square is multiplied out." if _is_square(config, setting) else "Rows and columns, one by one.",)
+    return Counted("SpatialTransformer", parts, found.values, notes)
+
+
+def _block(config: SpatialConfig, heads: int, hidden: sympy.Expr, batch: int, setting: Setting) -> list[Part]:
+    """Attention and feed-forward, each added and normalised after."""
+    return [
+        *inside("attention", *_attention(config, heads, batch, setting)),
         pieces.linear("dense", setting, B * N, D, D),
         pieces.addition("attention_add", setting, B * N * D),
         pieces.norm("attention_norm", setting, B * N, D),
@@ -67,16 +88,6 @@ def _spatial(model: SpatialTransformer, asked: Asked, setting: Setting) -> Count
         pieces.addition("add", setting, B * N * D),
         pieces.norm("norm", setting, B * N, D),
     ]
-    parts = [
-        pieces.linear("embedding", setting, B * N, channels * side**2, D, learns_input=False),
-        *inside("block", *pieces.repeated(block, layers)),
-        mean("mean", setting, B, N, D),
-        pieces.linear("classifier", setting, B, D, classes),
-    ]
-    notes = ()
-    if _is_separable(config):
-        notes = ("The square is multiplied out." if _is_square(config, setting) else "Rows and columns, one by one.",)
-    return Counted("SpatialTransformer", parts, values, notes)
 
 
 def _is_separable(config: SpatialConfig) -> bool:
@@ -88,19 +99,19 @@ def _is_square(config: SpatialConfig, setting: Setting) -> bool:
     return setting.backend == "reference" and config.attention_dropout > 0
 
 
-def _attention(config: SpatialConfig, batch: int, setting: Setting) -> list[Part]:
+def _attention(config: SpatialConfig, heads: int, batch: int, setting: Setting) -> list[Part]:
     """Where to look, the weighted means of all heads, and the matrix that reads all of them."""
     if config.position == "content":
-        looked = _by_content(config, batch, setting)
+        looked = _by_content(config, heads, batch, setting)
     elif config.position == "gaussian":
         looked = _by_covariance(setting)
     else:
         scores = _quadratic(setting) if config.position == "quadratic" else _learned(setting)
         looked = [scores, *(_square(setting) if _is_square(config, setting) else _axes(setting))]
         looked = [replace(part, kept=ZERO) for part in looked]
-        looked.append(Part("kept", kept=_kept_by_axes(config, batch, setting)))
+        looked.append(Part("kept", kept=_kept_by_axes(config, heads, batch, setting)))
     # Heads that lie one after the other are copied side by side; one head, or one token, lies right already.
-    copied = _is_separable(config) or (config.heads > 1 and config.grid != (1, 1))
+    copied = _is_separable(config) or (heads > 1 and config.grid != (1, 1))
     return [*looked, pieces.linear("value", setting, B * N, H * D, D, keeps=copied)]
 
 
@@ -194,13 +205,13 @@ def _square(setting: Setting) -> list[Part]:
     return [softmax, means]
 
 
-def _kept_by_axes(config: SpatialConfig, batch: int, setting: Setting) -> sympy.Expr:
+def _kept_by_axes(config: SpatialConfig, heads: int, batch: int, setting: Setting) -> sympy.Expr:
     """What the two products keep: weights, tokens with columns last, and the means over columns with rows last.
 
     torch multiplies batches of matrices, for which the rows' weights of several heads are written out for every image.
     """
     scores = H * (R**2 + W**2)
-    numbers = scores + B * N * D + B * H * N * D + (B * H * R**2 if batch > 1 and config.heads > 1 else 0)
+    numbers = scores + B * N * D + B * H * N * D + (B * H * R**2 if batch > 1 and heads > 1 else 0)
     if config.position == "quadratic":
         # Differences and their squares, and alpha with another sign, for each axis.
         return setting.item * (numbers + 2 * scores + 2 * H)
@@ -230,7 +241,7 @@ def _by_covariance(setting: Setting) -> list[Part]:
     return [positions, scores, softmax, replace(means, name="means")]
 
 
-def _by_content(config: SpatialConfig, batch: int, setting: Setting) -> list[Part]:
+def _by_content(config: SpatialConfig, heads: int, batch: int, setting: Setting) -> list[Part]:
     """Queries and keys from the tokens, whose products with tables and positions are further channels of them.
 
     q = [q, q . row[k - r] for every row k, q . column[l - c] for every column l],   k = [k, one-hot row and column]
@@ -257,7 +268,7 @@ def _by_content(config: SpatialConfig, batch: int, setting: Setting) -> list[Par
             depth=depth.inner(sympy.Max(R, W), setting.serial) + 1,
         ),
         # Rows of the tables for all pairs of rows and of columns, where they are, and both halves of the queries.
-        kept=item * (picked + _kept_queries(config, batch)) + pieces.INDEX * (R**2 + W**2),
+        kept=item * (picked + _kept_queries(config, heads, batch)) + pieces.INDEX * (R**2 + W**2),
     )
     square = tokens * N
     shape = Shape(B, N, N, H, H, wide, D)
@@ -267,13 +278,13 @@ def _by_content(config: SpatialConfig, batch: int, setting: Setting) -> list[Par
     return [pieces.beside("projections", query, key), positions, scores, softmax, means]
 
 
-def _kept_queries(config: SpatialConfig, batch: int) -> sympy.Expr:
+def _kept_queries(config: SpatialConfig, heads: int, batch: int) -> sympy.Expr:
     """Numbers that the products with the tables keep of the queries.
 
     For a product all queries of a row are laid one below the other, and then all of a column: each time half of their
     channels is copied. Where they lie so already there is no copy, and the queries themselves are kept.
     """
-    (rows, columns), heads = config.grid, config.heads
+    rows, columns = config.grid
     down = batch == 1 or rows == 1 or columns * heads == 1
     across = heads == 1 or columns == 1 or batch * rows == 1
     copies = (not down) + (not across) if config.dim > 2 else 0

@@ -1,0 +1,131 @@
+"""What a run needs to go on as if it had never stopped: one file, replaced in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.models.files import atomic, tensors
+from regard.train.optimizing import memory_of, restore_memory
+from regard.train.recipe import Recipe, read_recipe
+
+RECIPE = "recipe.json"
+CHECKPOINT = "checkpoint.safetensors"
+MODEL, OPTIMIZER, CHANCE = "model/", "optimizer/", "chance"
+
+
+@dataclass
+class Position:
+    """How far a run is: whole epochs, and steps of the one after them with what they have added up to."""
+
+    epoch: int = 0
+    step: int = 0
+    loss: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+
+
+# The recipe, which a folder has one of
+
+
+def claim(folder: Path, recipe: Recipe, digest: str) -> None:
+    """Make the folder this recipe's; a folder of another recipe or of other images is refused."""
+    mine = {**recipe.to_json(), "digest": digest}
+    path = folder / RECIPE
+    if path.exists():
+        found = atomic.read_json(path)
+        if found != mine:
+            names = sorted(name for name in mine.keys() | found.keys() if mine.get(name) != found.get(name))
+            raise CheckpointError(
+                f"{folder} belongs to another run.",
+                asked=", ".join(f"{name}={mine.get(name)!r}" for name in names),
+                found=", ".join(f"{name}={found.get(name)!r}" for name in names),
+                because="a run goes on with the recipe and the images that it began with",
+                instead="another folder, or the recipe that is there",
+            )
+        return
+    others = [file.name for file in folder.iterdir() if not file.name.startswith(atomic.WORK)]
+    if others:
+        raise CheckpointError(
+            f"{folder} is not empty, and no run is in it.",
+            asked=f"a run in {folder}",
+            found=", ".join(sorted(others)[:5]),
+            because="a run would mix its files with these",
+            instead="a new folder",
+        )
+    atomic.write_atomically(path, atomic.json_writer(mine))
+
+
+def read_claim(folder: Path) -> tuple[Recipe, str]:
+    """The recipe of a folder, and the digest of its images."""
+    value = atomic.read_json(folder / RECIPE)
+    digest = value.pop("digest", "")
+    return read_recipe(value), digest
+
+
+# The state
+
+
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> None:
+    """Write the checkpoint; until it is complete the one before it stays."""
+    state = {f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
+    state |= {f"{OPTIMIZER}{name}": tensor for name, tensor in memory_of(optimizer, model).items()}
+    if position.step:  # between epochs chance begins anew
+        state[CHANCE] = torch.get_rng_state()
+    notes = {"position": json.dumps(dataclasses.asdict(position))}
+    tensors.write_safetensors(folder / CHECKPOINT, state, notes)
+
+
+def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
+    """How far the run in a folder is, and the tensors of its checkpoint; None before the first one."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    state, notes = tensors.read_noted(path)
+    try:
+        fields: dict[str, Any] = json.loads(notes["position"])
+        return Position(**fields), state
+    except (KeyError, TypeError, ValueError) as failure:
+        raise CheckpointError(
+            f"{CHECKPOINT} is of no run.",
+            asked=str(path),
+            found=f"{type(failure).__name__}: {failure}",
+            because="it does not say how far the run was",
+            instead="remove it to begin anew, or use another folder",
+        ) from failure
+
+
+def part(state: dict[str, Tensor], start: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that beginning."""
+    return {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
+
+
+def restore_model(folder: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Give the model the checkpoint's numbers; a checkpoint of another model is refused."""
+    try:
+        model.load_state_dict(part(state, MODEL))
+    except RuntimeError as failure:
+        raise CheckpointError(
+            f"{CHECKPOINT} does not fit the recipe.",
+            asked=str(folder / CHECKPOINT),
+            found=str(failure).strip().splitlines()[-1].strip(),
+            because="it was written by a run with another model",
+            instead="the folder as the run left it, or a new one",
+        ) from failure
+
+
+def restore(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, state: dict[str, Tensor]
+) -> None:
+    """Put model, optimizer and chance where they were."""
+    restore_model(folder, model, state)
+    restore_memory(optimizer, model, part(state, OPTIMIZER))
+    if position.step:
+        torch.set_rng_state(state[CHANCE].clone())

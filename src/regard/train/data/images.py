@@ -1,0 +1,128 @@
+"""Labelled images with a fixed split, and how they are shown to a model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Images that are learned from, or that are kept for the test.
+
+    Attributes:
+        pixels: `(image, channel, row, column)`, whole numbers (uint8) from 0 to `white`.
+        labels: `(image,)`, int64.
+        white: the largest value a pixel may have.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    white: int = 255
+
+    def __post_init__(self) -> None:
+        fine = self.pixels.ndim == 4 and self.pixels.dtype == torch.uint8 and self.labels.dtype == torch.int64
+        if not fine or self.labels.shape != self.pixels.shape[:1] or not len(self.pixels):
+            raise InputError(
+                "These are no labelled images.",
+                asked=f"pixels {tuple(self.pixels.shape)} of {self.pixels.dtype}, labels {tuple(self.labels.shape)} "
+                f"of {self.labels.dtype}",
+                because="pixels are (image, channel, row, column) of uint8, and every image has one label, an int64",
+                instead="(images * 255).round().to(torch.uint8), labels.long()",
+            )
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def images(self) -> Tensor:
+        """All images as numbers from 0 to 1, `(image, channel, row, column)` of float32."""
+        return self.pixels.float() / self.white
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set: images to learn from, images for the test, and the names of the classes.
+
+    A model sees `normalise(images)`, `(image - mean) / std` for each channel; both come from the training part alone.
+
+        >>> from regard.train.data import digits
+        >>> data = digits()
+        >>> data
+        Images('digits', 1442 to learn from, 355 for the test, 1 x 8 x 8 pixels, 10 classes)
+        >>> f"{data.mean[0]:.3f} {data.std[0]:.3f}"
+        '0.305 0.376'
+    """
+
+    name: str
+    train: Part
+    test: Part
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        labels = torch.cat((self.train.labels, self.test.labels))
+        same = self.train.pixels.shape[1:] == self.test.pixels.shape[1:]
+        if not same or int(labels.min()) < 0 or int(labels.max()) >= len(self.names):
+            raise InputError(
+                "These images are no data set.",
+                asked=f"images {self.shape} and {tuple(self.test.pixels.shape[1:])} with labels "
+                f"{int(labels.min())} to {int(labels.max())} and {len(self.names)} names",
+                because="all images have the same size, and a label is the number of a name",
+                instead="images of one size, and a name for every class",
+            )
+
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.shape))
+        return (
+            f"Images({self.name!r}, {len(self.train)} to learn from, {len(self.test)} for the test, {size} pixels, "
+            f"{len(self.names)} classes)"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of an image."""
+        channels, rows, columns = self.train.pixels.shape[1:]
+        return channels, rows, columns
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        # By counting: exact, and without 50,000 images in float64.
+        means, stds = [], []
+        level = torch.arange(256, dtype=torch.float64) / self.train.white
+        for channel in self.train.pixels.unbind(1):
+            share = channel.flatten().bincount(minlength=256).double() / channel.numel()
+            mean = float(share @ level)
+            means.append(mean)
+            stds.append(float(share @ (level - mean).square()) ** 0.5)
+        return tuple(means), tuple(stds)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The mean of every channel over the training part."""
+        return self._moments[0]
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The standard deviation of every channel over the training part."""
+        return self._moments[1]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """What a model is shown: images from 0 to 1, with mean 0 and standard deviation 1 for every channel."""
+        mean, std = (images.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return (images - mean) / std.clamp(min=1e-12)  # a channel that is the same everywhere stays zero
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this data set, its split and its order from any other: a sha256."""
+        digest = hashlib.sha256("\n".join((str(self.train.white), *self.names)).encode())
+        for part in (self.train, self.test):
+            digest.update(str(tuple(part.pixels.shape)).encode())
+            digest.update(part.pixels.contiguous().numpy().tobytes())
+            digest.update(part.labels.numpy().astype("<i8").tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,263 @@
+"""One loop for every recipe: seeded, resumable, and watched."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.errors import CheckpointError, InputError
+from regard.layers.gaze import Gaze
+from regard.models.files import atomic
+from regard.models.pretrained import Pretrained
+from regard.train import checkpoint, history
+from regard.train.board import Board
+from regard.train.data import load
+from regard.train.data.augment import change, draw
+from regard.train.data.images import Images, Part
+from regard.train.optimizing import make_optimizer, rate_at
+from regard.train.progress import Tell, bar, patient
+from regard.train.recipe import Recipe, SpatialRecipe
+from regard.train.run import Epoch, Run
+
+# How many images are tested at once, and how many heads that look by content are watched on.
+TESTED, WATCHED = 250, 64
+MODEL = "model"
+# Keeps the seeds of initial numbers, of order and of dropout apart.
+ORDER, CHANCE = 1_000_003, 2_000_003
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C came while training; the message says how to go on."""
+
+
+def train(
+    recipe: Recipe,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    progress: bool = True,
+    resume: bool = True,
+    data: Images | None = None,
+) -> Run:
+    """Train what the recipe says, and return what came of it.
+
+    folder: where the run is kept: `recipe.json`, `history.jsonl` (a line for each epoch), `heads/` (where every head
+        looked), `checkpoint.safetensors`, TensorBoard's files and, when it is done, the model (`from_pretrained` reads
+        it). A folder with a run of the same recipe goes on where that stopped, and gives bit for bit what it would
+        have given without a stop; killed at any moment it loses an epoch at most. Ctrl-C loses nothing.
+    progress: a bar, while the error stream is a terminal.
+    resume: if not, a folder that already has a run is refused.
+    data: images in place of those the recipe names.
+
+    All chance comes from the recipe's seed; torch's global generator is left as it was found.
+
+        >>> from regard.train import SpatialRecipe, train
+        >>> run = train(SpatialRecipe(epochs=1, layers=1, heads=4, dim=8, hidden=8))
+        >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].gazes)
+        ([0, 1], ['blocks.0.attention'])
+    """
+    images = load(recipe.data) if data is None else data
+    if recipe.batch > len(images.train):
+        raise InputError(
+            "The batch is larger than the data.",
+            asked=f"batch={recipe.batch}",
+            found=f"{len(images.train)} images to learn from",
+            because="an epoch is made of whole batches",
+            instead=f"batch={len(images.train)} or less",
+        )
+    place = None if folder is None else Path(folder).expanduser()
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        if not resume and (place / checkpoint.RECIPE).exists():
+            raise CheckpointError(
+                f"There is a run in {place}.",
+                asked="resume=False",
+                because="its files would be overwritten",
+                instead="resume=True, which goes on with it, or another folder",
+            )
+        checkpoint.claim(place, recipe, images.digest)
+    with torch.random.fork_rng(devices=[]):
+        return Training(recipe, images, place).run(progress)
+
+
+class Training:
+    """A run that is under way."""
+
+    def __init__(self, recipe: Recipe, images: Images, folder: Path | None) -> None:
+        self.recipe, self.images, self.folder = recipe, images, folder
+        torch.manual_seed(recipe.seed)
+        self.model: Pretrained = recipe.model(images)
+        self.optimizer = make_optimizer(recipe, self.model)
+        self.steps = len(images.train) // recipe.batch
+        self.position = checkpoint.Position()
+        self.epochs: list[Epoch] = []
+        self._resume()
+
+    def _resume(self) -> None:
+        found = None if self.folder is None else checkpoint.read(self.folder)
+        if self.folder is None or found is None:
+            return
+        self.position, state = found
+        checkpoint.restore(self.folder, self.model, self.optimizer, self.position, state)
+        with atomic.locked(self.folder) as alone:
+            atomic.sweep(self.folder, alone=alone)
+        history.cut(self.folder, self.position.epoch)
+        self.epochs = history.read_epochs(self.folder, self.position.epoch)
+
+    def run(self, progress: bool) -> Run:
+        total = self.steps * self.recipe.epochs
+        done = self.position.epoch * self.steps + self.position.step
+        shown = bar(self.recipe.epochs, self.steps, done, self.recipe.batch, progress and done < total)
+        with Board(self.folder, self.position.epoch) as board, shown as tell, patient() as stopped:
+            if not self.epochs:
+                self._note(Epoch(0, math.nan, self.test(), 0.0, 0.0, self.look()), board)
+            while self.position.epoch < self.recipe.epochs:
+                if not self._epoch(tell, stopped):
+                    raise self._interrupted()
+                position = self.position
+                self.position = checkpoint.Position(position.epoch + 1)
+                rate = self._rate(self.position.epoch * self.steps - 1)
+                loss = position.loss / position.images
+                self._note(Epoch(self.position.epoch, loss, self.test(), position.seconds, rate, self.look()), board)
+                tell(self.position.epoch * self.steps, loss, self.epochs[-1].accuracy)
+        self.model.eval()
+        if self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
+            self.model.save_pretrained(self.folder / MODEL)
+        return Run(self.recipe, self.model, self.epochs, self.images, self.folder)
+
+    # Learning
+
+    def _epoch(self, tell: Tell, stopped) -> bool:
+        """Go through the rest of an epoch; False if it was interrupted before its end.
+
+        Order and changes of the images follow from the seed and the epoch's number. So does what dropout draws, which
+        within an epoch is the state of torch's generator.
+        """
+        recipe, train, position = self.recipe, self.images.train, self.position
+        generator = torch.Generator().manual_seed(recipe.seed * ORDER + position.epoch)
+        order = torch.randperm(len(train), generator=generator)
+        drawn = draw(len(train), recipe.shift, recipe.flip, generator)
+        if not position.step:
+            torch.manual_seed(recipe.seed * CHANCE + position.epoch)
+        self.model.train()
+        while position.step < self.steps:
+            began = time.perf_counter()
+            chosen = order[position.step * recipe.batch : (position.step + 1) * recipe.batch]
+            loss = self._step(train, chosen, drawn[chosen], position.epoch * self.steps + position.step)
+            position.step += 1
+            position.loss += loss * len(chosen)
+            position.images += len(chosen)
+            position.seconds += time.perf_counter() - began
+            tell(position.epoch * self.steps + position.step, loss, None)
+            if stopped() and position.step < self.steps:
+                return False
+        return True
+
+    def _step(self, train: Part, chosen: Tensor, drawn: Tensor, number: int) -> float:
+        recipe = self.recipe
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(number)
+        pixels = train.pixels[chosen]
+        if recipe.shift or recipe.flip:
+            pixels = change(pixels, drawn, recipe.shift)
+        logits = self.model(self.images.normalise(pixels.float() / train.white))
+        loss = functional.cross_entropy(logits, train.labels[chosen], label_smoothing=recipe.smoothing)
+        self.optimizer.zero_grad()
+        loss.backward()
+        if recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        if not math.isfinite(loss.item()):
+            raise InputError(
+                "The training has come apart.",
+                found=f"a loss of {loss.item()} in step {number + 1}",
+                because="numbers grew until they were none",
+                instead=f"a smaller rate than {recipe.rate}, a longer warmup, or clip=1.0",
+            )
+        self.optimizer.step()
+        return loss.item()
+
+    def _rate(self, number: int) -> float:
+        return rate_at(self.recipe, number, self.steps * self.recipe.epochs)
+
+    # Looking at what was learned
+
+    def test(self) -> float:
+        """The accuracy on the test images."""
+        return accuracy(self.model, self.images)
+
+    def look(self) -> dict[str, Gaze]:
+        self.model.eval()
+        watched = self.images.normalise(self.images.test.pixels[:WATCHED].float() / self.images.test.white)
+        seen = history.look(self.model, watched)
+        if isinstance(self.recipe, SpatialRecipe) and not self.recipe.keep_values:
+            seen = {name: Gaze(gaze.scores, gaze.centre, gaze.precision) for name, gaze in seen.items()}
+        return seen
+
+    def _note(self, epoch: Epoch, board: Board) -> None:
+        """Write an epoch down: heads, then its line, then the checkpoint, which makes it count."""
+        self.epochs.append(epoch)
+        board.note(epoch)
+        if self.folder is not None:
+            history.write_heads(self.folder, epoch.number, epoch.gazes)
+            history.append(self.folder, epoch)
+            self._save()
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            checkpoint.save(self.folder, self.model, self.optimizer, self.position)
+
+    def _interrupted(self) -> Interrupted:
+        self._save()
+        where = f"epoch {self.position.epoch + 1} of {self.recipe.epochs}, step {self.position.step} of {self.steps}"
+        if self.folder is None:
+            return Interrupted(f"stopped in {where}; without a folder nothing is kept")
+        return Interrupted(f"stopped in {where}; kept in {self.folder}: the same command goes on from there")
+
+
+@torch.no_grad()
+def accuracy(model: Pretrained, data: Images) -> float:
+    """The share of test images that a model names rightly, 0 to 1; the model is in evaluation mode afterwards."""
+    model.eval()
+    test, right = data.test, 0
+    for start in range(0, len(test), TESTED):
+        pixels, labels = test.pixels[start : start + TESTED], test.labels[start : start + TESTED]
+        logits = model(data.normalise(pixels.float() / test.white))
+        right += int((logits.argmax(-1) == labels).sum())
+    return right / len(test)
+
+
+def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
+    """A run, done or not, from what it left behind in its folder.
+
+    data: the images, where the recipe does not name a known data set.
+    """
+    place = Path(folder).expanduser()
+    recipe, digest = checkpoint.read_claim(place)
+    found = checkpoint.read(place)
+    if found is None:
+        raise CheckpointError(
+            f"The run in {place} has not begun.",
+            asked=str(place),
+            found="a recipe and no checkpoint",
+            because="there is nothing to read before the first checkpoint",
+            instead="train(recipe, folder)",
+        )
+    images = load(recipe.data) if data is None else data
+    if images.digest != digest:
+        raise CheckpointError(
+            "These are not the images of this run.",
+            asked=repr(images),
+            found=f"sha256 {images.digest[:16]}..., not {digest[:16]}...",
+            because="the run was trained and tested on others",
+            instead="read_run(folder, data=...) with the images that train was given",
+        )
+    position, state = found
+    with torch.random.fork_rng(devices=[]):
+        model = recipe.model(images)
+    checkpoint.restore_model(place, model, state)
+    return Run(recipe, model.eval(), history.read_epochs(place, position.epoch), images, place)

@@ -1,0 +1,66 @@
+"""Optimizers of recipes: what decays, how the rate goes, and their memory as tensors by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.train.recipe import Recipe
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer, with weight decay on matrices only: not on norms, biases or what says where to look."""
+    decays, stays = [], []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim > 1 and ".position" not in f".{name}" and not name.endswith("class_token")
+        (decays if is_matrix else stays).append(parameter)
+    groups = [{"params": decays, "weight_decay": recipe.weight_decay}, {"params": stays, "weight_decay": 0.0}]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))
+
+
+def rate_at(recipe: Recipe, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0: a line up over the first `warmup` of them, then half a cosine.
+
+        rate (step + 1) / w                                     for step < w, w = warmup * steps
+        rate (1 + cos(pi (step - w) / (steps - w))) / 2         after that
+
+    >>> from regard.train import SpatialRecipe
+    >>> recipe = SpatialRecipe(rate=1.0, warmup=0.25)
+    >>> [round(rate_at(recipe, step, 8), 3) for step in range(8)]
+    [0.5, 1.0, 1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
+    """
+    warm = math.ceil(recipe.warmup * steps)
+    if step < warm:
+        return recipe.rate * (step + 1) / warm
+    return recipe.rate * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+
+
+def memory_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What the optimizer remembers of every parameter, as `parameter/what`."""
+    return {
+        f"{name}/{what}": value
+        for name, parameter in model.named_parameters()
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_memory(optimizer: torch.optim.Optimizer, model: nn.Module, memory: Mapping[str, Tensor]) -> None:
+    """Give the optimizer back what `memory_of` told."""
+    parameters = dict(model.named_parameters())
+    for key, value in memory.items():
+        name, _, what = key.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(
+                f"The optimizer's memory is of another model: there is no {name!r}.",
+                asked=key,
+                because="a memory belongs to one parameter",
+                instead="the checkpoint of this run",
+            )
+        optimizer.state[parameters[name]][what] = value.clone()

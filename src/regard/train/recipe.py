@@ -1,0 +1,191 @@
+"""Recipes: frozen values that say everything about a run, and go to a file and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from regard.errors import ConfigError
+from regard.models.config import Config
+from regard.models.pretrained import Pretrained
+from regard.models.reading import check_sizes
+from regard.models.spatial import SpatialConfig, SpatialTransformer
+from regard.models.vit import ViT, ViTConfig
+from regard.train.data.images import Images
+
+
+@dataclass(frozen=True)
+class Recipe(Config):
+    """What every run is made from; the same recipe gives the same numbers, bit for bit, on the same machine.
+
+    Attributes:
+        data: the name of a data set, "digits", "mnist" or "cifar10".
+        epochs, batch, seed: how often all images are seen, how many at once, and where all chance comes from.
+        optimizer: "adamw", or "sgd" with `momentum`.
+        rate: the largest learning rate; it grows to that over the first `warmup` of all steps, then falls as a cosine.
+        weight_decay: on matrices only, never on norms, biases, centres, spreads or tables of positions.
+        clip: the largest norm of all gradients together; None for any.
+        smoothing: of the labels.
+        shift, flip: training images are moved by up to `shift` pixels, and mirrored half of the time.
+    """
+
+    kind: ClassVar[str]
+
+    data: str = "digits"
+    epochs: int = 40
+    batch: int = 64
+    seed: int = 0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    rate: float = 2e-3
+    momentum: float = 0.9
+    weight_decay: float = 0.05
+    warmup: float = 0.05
+    clip: float | None = 1.0
+    smoothing: float = 0.0
+    shift: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "epochs", "batch")
+        limits = {"rate": None, "weight_decay": None, "momentum": 1.0, "warmup": 1.0, "smoothing": 1.0, "shift": None}
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if not 0 <= value < (most or float("inf")):
+                raise ConfigError(
+                    f"A recipe cannot have {name}={value}.",
+                    asked=f"{type(self).__name__}({name}={value})",
+                    because=f"it is no less than 0{'' if most is None else ' and less than 1'}",
+                    instead=f"{name}={dataclasses.fields(self)[self._place(name)].default}",
+                )
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(
+                f"A recipe cannot have clip={self.clip}.",
+                asked=f"{type(self).__name__}(clip={self.clip})",
+                because="gradients of norm zero teach nothing",
+                instead="clip=1.0, or None to leave them as they are",
+            )
+
+    def _place(self, name: str) -> int:
+        return [field.name for field in dataclasses.fields(self)].index(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe in types that JSON knows, with its kind."""
+        return {"kind": self.kind, **self.to_dict()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The recipe again; one of another kind is refused."""
+        if value.get("kind") != cls.kind:
+            raise ConfigError(
+                f"This is no {cls.__name__}.",
+                asked=f"kind={value.get('kind')!r}",
+                because=f"a {cls.__name__} has kind={cls.kind!r}",
+                instead="regard.train.read_recipe, which knows all kinds",
+            )
+        return cls.from_dict({name: field for name, field in value.items() if name != "kind"})
+
+    def model(self, data: Images) -> Pretrained:
+        """A new model for images of this size; its numbers come from torch's global generator."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SpatialRecipe(Recipe):
+    """Train a `SpatialTransformer`; the defaults are for the digits.
+
+    position: "quadratic", "gaussian", "learned" or "content".
+    keep_values: whether what heads do with what they see is written down every epoch, beside where they look.
+
+        >>> from regard.train import SpatialRecipe
+        >>> SpatialRecipe.paper().epochs, SpatialRecipe.paper().heads
+        (300, 9)
+    """
+
+    kind: ClassVar[str] = "spatial"
+
+    position: str = "quadratic"
+    patch: int = 1
+    dim: int = 32
+    layers: int = 3
+    heads: int | tuple[int, ...] = 9
+    hidden: int = 64
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-5
+    keep_values: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.config((self.patch, self.patch), 1, 1)  # which refuses what does not belong together
+
+    def config(self, image: tuple[int, int], channels: int, classes: int) -> SpatialConfig:
+        """The model's own configuration, for images of this size."""
+        names = ("position", "patch", "dim", "layers", "heads", "hidden", "dropout", "attention_dropout", "norm_eps")
+        return SpatialConfig(
+            image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
+        )
+
+    def model(self, data: Images) -> SpatialTransformer:
+        channels, *image = data.shape
+        return SpatialTransformer(self.config((image[0], image[1]), channels, len(data.names)))
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Self:
+        """The published run on CIFAR-10: six layers of nine heads of 400 channels, 300 epochs.
+
+        Source: Cordonnier, Loukas and Jaggi (ICLR 2020), appendix, and their code.
+        """
+        published = dict(
+            data="cifar10", epochs=300, batch=100, optimizer="sgd", rate=0.1, momentum=0.9, weight_decay=1e-4,
+            warmup=0.05, clip=None, shift=4, flip=True, patch=2, dim=400, layers=6, heads=9, hidden=512, dropout=0.1,
+            attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
+        )  # fmt: skip
+        return cls.from_dict(published | changes)
+
+
+@dataclass(frozen=True)
+class ViTRecipe(Recipe):
+    """Train a small `ViT`; the defaults are for the digits."""
+
+    kind: ClassVar[str] = "vit"
+
+    epochs: int = 60
+    patch: int = 2
+    dim: int = 64
+    layers: int = 4
+    heads: int = 4
+    hidden: int | None = None
+    pool: str = "class"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.config((self.patch, self.patch), 1, 1)
+
+    def config(self, image: tuple[int, int], channels: int, classes: int) -> ViTConfig:
+        """The model's own configuration, for images of this size."""
+        names = ("patch", "dim", "layers", "heads", "hidden", "pool", "dropout")
+        return ViTConfig(
+            image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
+        )
+
+    def model(self, data: Images) -> ViT:
+        channels, *image = data.shape
+        return ViT(self.config((image[0], image[1]), channels, len(data.names)))
+
+
+KINDS: dict[str, type[Recipe]] = {recipe.kind: recipe for recipe in (SpatialRecipe, ViTRecipe)}
+
+
+def read_recipe(value: dict[str, Any]) -> Recipe:
+    """The recipe of any kind that `to_json` wrote."""
+    kind = value.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"There is no recipe of the kind {kind!r}.",
+            asked=f"kind={kind!r}",
+            because=f"known are {', '.join(KINDS)}",
+            instead="a file that a run has written",
+        )
+    return KINDS[kind].from_json(value)
