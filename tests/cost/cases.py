@@ -168,6 +168,7 @@ def descriptions(draw) -> Case:
         bias = TransformerXL(heads, dim, encoding=_encoding)
     elif kind == "features":
         features = draw(st.sampled_from(["elu1", "relu", "taylor2", FavorPlus(7)]))
+        beta = draw(st.sampled_from([None, None, 0.0]))
     elif kind in ("cold", "warm"):
         beta = math.inf if kind == "cold" else 0.0
     attention = Attention(pattern=pattern, beta=beta, bias=bias, feature_map=features)
@@ -383,14 +384,15 @@ def davits(draw) -> Case:
 def spatials(draw) -> Case:
     batch, patch = draw(SMALL), draw(SMALL)
     image = tuple(patch * draw(st.integers(1, 5)) for _ in range(2))
+    layers = draw(SMALL)
     config = SpatialConfig(
         draw(st.sampled_from(["quadratic", "gaussian", "learned", "content"])),
         image=image,
         channels=draw(SMALL),
         patch=patch,
         dim=2 * draw(st.integers(1, 5)),
-        layers=draw(SMALL),
-        heads=draw(SMALL),
+        layers=layers,
+        heads=draw(SMALL | st.tuples(*[SMALL] * layers)),
         hidden=draw(LENGTH),
         classes=draw(SMALL),
         dropout=0.0,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -156,24 +157,40 @@ def kept_bytes(module: nn.Module, *inputs: Any, learns_input: bool | None = None
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-    alive: list[Any] = []
-    runs = []
-    for _ in range(3):  # the first fills the caches
-        saved: dict[int, int] = {}
-
-        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
-            alive.append(tensor.detach())
-            storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            alive.append(module(*inputs, **kwargs))
-        runs.append(saved)
-    _, once, again = runs
     given = {t.untyped_storage().data_ptr() for t in _tensors((inputs, kwargs))}
     given |= {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    return sum(size for place, size in again.items() if place not in once and place not in given)
+    found = newly_kept(lambda: module(*inputs, **kwargs))
+    return sum(size for place, size in found.items() if place not in given)
+
+
+class Kept:
+    """What a graph holds in place of a tensor that it keeps; it dies with the node that keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def newly_kept(run: Callable[[], Any]) -> dict[int, int]:
+    """Address and size of every storage that the graph of a run holds when it is done, and that of another did not.
+
+    A node whose result is only compared, as in `isfinite`, saves its operand too, and is gone before the run is.
+    """
+    alive: list[Any] = []
+    runs: list[dict[int, int]] = []
+    for _ in range(3):  # the first fills the caches
+        saved: weakref.WeakSet[Kept] = weakref.WeakSet()
+
+        def keep(tensor: Tensor, saved: weakref.WeakSet[Kept] = saved) -> Kept:
+            kept = Kept(tensor.detach())
+            saved.add(kept)
+            return kept
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+            alive.append(run())
+        storages = [kept.tensor.untyped_storage() for kept in saved]
+        runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
+    _, once, again = runs
+    return {place: size for place, size in again.items() if place not in once}
 
 
 def wants_gradient(module: nn.Module) -> bool:

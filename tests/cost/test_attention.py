@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cost.counting import Counter
+from cost.counting import Counter, newly_kept, reference_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -411,21 +411,15 @@ def test_what_cannot_be_counted_is_said():
 def kept(attention: Attention, dtype: torch.dtype, *, inputs_too: bool = True, **sizes) -> int:
     """Bytes that autograd keeps. What two runs share beside the inputs is a constant: programs, masks, parameters."""
     given_tensors = tensors(dtype, **sizes)
-    mine = {tensor.untyped_storage().data_ptr() for tensor in given_tensors}
-    alive, runs = [], []
-    for _ in range(3):  # the first fills the caches
-        saved: dict[int, int] = {}
 
-        def keep(tensor, saved=saved):
-            alive.append(tensor)
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+    def run():
+        copies = [tensor.clone() for tensor in given_tensors]  # somebody's results, new in each run
+        mine.update(tensor.untyped_storage().data_ptr() for tensor in copies)
+        return copies, regard.attend(*copies, attention)
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            alive.append(regard.attend(*given_tensors, attention))
-        runs.append(saved)
-    _, once, again = runs
-    return sum(size for at, size in again.items() if (inputs_too if at in mine else at not in once))
+    mine: set[int] = set()
+    found = newly_kept(run)
+    return sum(size for at, size in found.items() if inputs_too or at not in mine)
 
 
 KEPT = {
@@ -447,6 +441,13 @@ KEPT = {
     "causal elu1": lambda: Attention(feature_map="elu1", pattern=Causal()),
     "causal relu": lambda: Attention(feature_map="relu", pattern=Causal()),
     "causal taylor2": lambda: Attention(feature_map="taylor2", pattern=Causal()),
+    "relu, mean": lambda: Attention(feature_map="relu", beta=0.0),
+    "causal relu, mean": lambda: Attention(feature_map="relu", beta=0.0, pattern=Causal()),
+    "relu in a window": lambda: Attention(feature_map="relu", pattern=Window(1, 1)),
+    "relu in a window, mean": lambda: Attention(feature_map="relu", pattern=Window(1, 1), beta=0.0),
+    "elu1 in a window": lambda: Attention(feature_map="elu1", pattern=Window(2, 0)),
+    "taylor2 from the first": lambda: Attention(feature_map="taylor2", pattern=First(1)),
+    "favor+ in a padded window": lambda: Attention(feature_map="favor+", pattern=Window(2, 0) & Padding([5, 13])),
 }
 
 
@@ -454,7 +455,7 @@ KEPT = {
 @pytest.mark.parametrize(("kv_heads", "keys"), [(2, 13), (4, 11)])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_is_what_autograd_keeps_to_the_byte(name, kv_heads, keys):
-    if name == "padded" and keys == 11:
+    if "padded" in name and keys == 11:
         keys = 17
     sizes = {**SIZES, "keys": keys, "kv_heads": kv_heads}
     if keys == 11:
@@ -471,9 +472,22 @@ def test_a_tensor_that_is_added_was_there_before():
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_results_of_half_precision_are_kept_in_float32(dtype):
-    wanted = kept(Attention(pattern=Causal()), dtype, **SIZES)
-    assert cost(Attention(pattern=Causal()), dtype=dtype, **SIZES).activation_bytes == wanted
+@pytest.mark.parametrize("name", KEPT)
+def test_results_of_half_precision_are_kept_in_float32(name, dtype):
+    attention = KEPT[name]()
+    if isinstance(attention.bias, nn.Module):
+        attention.bias.to(dtype)
+    assert cost(attention, dtype=dtype, **SIZES).activation_bytes == kept(attention, dtype, **SIZES)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["relu in a window", "elu1", "favor+", "causal taylor2"])
+def test_the_reference_keeps_its_squares_of_features(name):
+    attention = KEPT[name]()
+    asked = cost(attention, backend="reference", **SIZES)
+    with reference_only():
+        assert asked.activation_bytes == kept(attention, torch.float32, **SIZES)
+    assert not any("kept" in note for note in asked.notes)
 
 
 @needs_kernels

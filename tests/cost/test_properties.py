@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
-from cost.cases import EVERYTHING, LAYERS, MODELS, Case, attentions, gpts
+from cost.cases import EVERYTHING, LAYERS, Case, attentions, gpts
 from cost.counting import count, kept_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,9 +113,10 @@ def test_costs_can_be_added_and_asked_again(kind: str, data: st.DataObject) -> N
 def test_who_follows_a_module_finds_what_its_formula_says(kind: str, data: st.DataObject) -> None:
     """Traced, a module shows its products and its fused attentions; patterns other than causal stay inside them."""
     case = drawn(data, kind)
-    sizes = dict(case.sizes) if kind in MODELS else {"inputs": {"x": case.inputs[0], **case.kwargs}}
-    if len(case.inputs) > 1 and kind in LAYERS:
-        sizes = {"inputs": case.inputs}
+    sizes = dict(case.sizes)
+    if kind in LAYERS:
+        names = inspect.signature(case.module.forward).parameters
+        sizes = {"inputs": dict(zip(names, case.inputs, strict=False)) | case.kwargs}
     traced = cost(case.module, trace=True, **sizes)
     known = cost(case.target, **case.sizes)
     assert traced.parameters == known.parameters

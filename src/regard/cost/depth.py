@@ -24,7 +24,7 @@ class Log2Up(sympy.Function):
     is_nonnegative = True
 
     @classmethod
-    def eval(cls, *arguments: sympy.Expr) -> sympy.Expr | None:
+    def eval(cls, *arguments: Any) -> Any:
         (n,) = arguments
         if n.is_Integer and n > 0:
             return sympy.Integer((int(n) - 1).bit_length())
@@ -42,7 +42,8 @@ class Log2Up(sympy.Function):
 
 def total(n: Any, serial: bool = False) -> sympy.Expr:
     """Steps of a sum, or a maximum, of n numbers."""
-    return sympy.sympify(n) - 1 if serial else Log2Up(sympy.sympify(n))
+    steps: Any = sympy.sympify(n) - 1 if serial else Log2Up(sympy.sympify(n))
+    return steps
 
 
 def inner(n: Any, serial: bool = False) -> sympy.Expr:

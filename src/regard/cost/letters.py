@@ -91,14 +91,14 @@ def agreed(*several: Values) -> dict[sympy.Symbol, Any]:
 
 def settled(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
     """A formula in which every letter that means another number elsewhere is replaced by its own number."""
-    apart = {symbol: number for symbol, number in values.items() if symbol not in common}
+    apart: dict[Any, Any] = {symbol: number for symbol, number in values.items() if symbol not in common}
     return formula.subs(apart) if apart else formula
 
 
 def legend(formulas: Iterable[sympy.Expr], values: Values) -> list[tuple[str, str, Any]]:
     """Letter, meaning and number of every symbol of some formulas, in the order of the table above."""
     order = list(MEANINGS)
-    used = sorted(
+    used: list[Any] = sorted(
         {symbol for formula in formulas for symbol in formula.free_symbols},
         key=lambda symbol: (order.index(str(symbol)[0]) if str(symbol)[0] in order else len(order), str(symbol)),
     )

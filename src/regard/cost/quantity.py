@@ -30,7 +30,8 @@ class Quantity:
     @cached_property
     def value(self) -> int | float:
         """The number: an `int` wherever it is whole."""
-        number = self.formula.subs(self.values)
+        numbers: dict[Any, Any] = self.values
+        number = self.formula.subs(numbers)
         if number.free_symbols:
             missing = ", ".join(sorted(map(str, number.free_symbols)))
             raise CostError(

@@ -54,5 +54,10 @@ class Setting:
         """Bytes of a number."""
         return self.dtype.itemsize
 
+    @property
+    def wide(self) -> int:
+        """Bytes of a number in which sums are taken: half precision is widened to float32."""
+        return max(self.item, 4)
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}

@@ -31,12 +31,13 @@ from regard.cost.asked import Asked, Counted
 from regard.cost.letters import letter
 from regard.cost.part import ZERO, Part, Work
 from regard.cost.rules.bias import bias_part, learns
-from regard.cost.rules.linear_attention import linear_parts
+from regard.cost.rules.linear_attention import kept_by_mean, linear_parts
 from regard.cost.rules.pairs import longest_row, natural_tokens, pairs_of
 from regard.cost.rules.shape import Shape
 from regard.cost.rules.visits import Made, check_backend, kept_by_limit, mean_products, visits_of
 from regard.cost.setting import Setting
 from regard.errors import CostError
+from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Blocks, Causal, Full, Pattern, Strided, Window
 
@@ -64,7 +65,7 @@ def counted(attention: Attention, shape: Shape, setting: Setting) -> Counted:
     if features is not None and not (uniform and setting.backend in (None, "reference")):
         made = linear_parts(features, pattern, shape, setting, uniform)
     elif uniform and setting.backend != "native":
-        made = _uniform(pattern, shape, setting)
+        made = _uniform(pattern, shape, setting, features)
     elif hard:
         made = _hard(pattern, attention.bias, shape, setting)
     else:
@@ -73,7 +74,7 @@ def counted(attention: Attention, shape: Shape, setting: Setting) -> Counted:
     if setting.step == "decode":  # nobody goes back from there
         parts = [dataclasses.replace(part, kept=ZERO) for part in parts]
     notes = made.notes
-    if setting.backend == "reference":
+    if setting.backend == "reference" and (features is None or uniform):
         notes = (*notes, "kept: as by the backend that runs unasked; the reference keeps its squares as well")
     return Counted(_name(attention), parts, {**shape.values, **made.values}, notes)
 
@@ -176,7 +177,7 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
     visits = visits_of(pattern, shape, setting, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
     row = longest_row(pattern, shape.keys, shape.values)
-    wide = item if item > 2 else 4  # half-precision inputs leave their results in float32
+    wide = setting.wide  # half-precision inputs leave their results in float32
     column = row if shape.queries == shape.keys else sympy.Max(row, shape.queries)
     # Without content (beta = 0, and a bias that speaks) a score is no product; backends multiply by zero all the same.
     silent = attention.beta == 0
@@ -185,6 +186,12 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
     back = 2 * area * shape.dim if not silent or setting.backend == "native" else ZERO
     back += area * shape.dim if fused else ZERO
     square = ZERO if fused else area
+    # The kernels read half precision as it is; `blocked`, which runs biases that read content, makes wide copies.
+    copies = setting.item < wide and isinstance(attention.bias, Bias) and not attention.bias.relative
+
+    def held(numbers: sympy.Expr) -> sympy.Expr:
+        return wide * numbers if copies else item * shape.given(numbers)
+
     inner = depth.inner(shape.dim, setting.serial)
     scores = Part(
         "scores",
@@ -194,7 +201,7 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
             bytes=item * (2 * shape.query + 2 * shape.key + square),
             depth=depth.inner(column, setting.serial),
         ),
-        kept=item * shape.given(shape.query + shape.key),
+        kept=held(shape.query + shape.key),
         pairs=met,
     )
     softmax = Part(
@@ -223,7 +230,7 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
             bytes=item * (2 * square + 2 * shape.value + (2 if fused else 1) * shape.output),
             depth=depth.inner(shape.value_dim, setting.serial),
         ),
-        kept=item * shape.given(shape.value) + wide * shape.output,
+        kept=held(shape.value) + wide * shape.output,
     )
     parts = [scores, *bias_part(attention.bias, shape, setting, met, area), softmax, values]
     return Made(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
@@ -236,13 +243,14 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
 _RUNNING = (Full, Causal, Blocks, Strided)
 
 
-def _uniform(pattern: Pattern, shape: Shape, setting: Setting) -> Made:
+def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: FeatureMap | None) -> Made:
     """beta = 0: the mean of what is visible. There are no scores, no exponentials, and no gradient but that of values.
 
     The mathematics asks for sums. Where queries share them, each value is added once (an addition counts as the
     multiply-add of a product with a matrix of ones): M e for each key head, and 2 N e more for a window, whose running
     sums are taken apart again. Any other pattern adds up its pairs, P e. The reference multiplies the whole square of
-    weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours.
+    weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours. A feature map changes who runs, and so
+    what is kept.
     """
     item = setting.item
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
@@ -262,6 +270,8 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting) -> Made:
     else:
         products = shape.kv_heads * seen.formula * shape.value_dim
     kept, remarks = kept_by_limit("uniform", pattern, shape, setting)
+    if features is not None:
+        kept, remarks = kept_by_mean(pattern, shape, setting), ()
     part = Part(
         "values",
         forward=Work(macs=products, bytes=item * (shape.value + shape.output), depth=steps),

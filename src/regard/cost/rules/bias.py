@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import sympy
 import torch
 from torch import Tensor
@@ -79,20 +81,29 @@ def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
     """
     if not bias.relative or shape.lengths is None or setting.step == "decode":
         return ZERO
-    alive, runs = [], []
+    lengths = Lengths(*shape.lengths)
+    wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
     given = {tensor.untyped_storage().data_ptr() for tensor in (*bias.parameters(), *bias.buffers())}
-    for _ in range(2):
-        saved: dict[int, int] = {}
+    alive, runs = [], []
+    for _ in range(2):  # what both runs keep was there before
+        saved: list[weakref.ref[_Kept]] = []
 
-        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
-            alive.append(tensor)
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+        def keep(tensor: Tensor, saved: list[weakref.ref[_Kept]] = saved) -> _Kept:
+            kept = _Kept(tensor.detach())
+            saved.append(weakref.ref(kept))
+            return kept
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            table = table_of(bias, Lengths(*shape.lengths))[0]
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+            table = table_of(bias, lengths)[0].to(wide)
         alive.append(table)
-        saved[table.untyped_storage().data_ptr()] = table.untyped_storage().nbytes()
-        runs.append(saved)
+        storages = [kept.tensor.untyped_storage() for each in saved if (kept := each()) is not None]
+        runs.append({storage.data_ptr(): storage.nbytes() for storage in (*storages, table.untyped_storage())})
     once, again = runs
     return sympy.Integer(sum(size for at, size in again.items() if at not in once and at not in given))
+
+
+class _Kept:
+    """Stands in a graph for a tensor that it keeps, and dies with the node that keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor

@@ -8,7 +8,8 @@ them, r (e + 1) for each of H heads. With one size for all that is 2 N d^2 + 2 N
 decoding step is one of these. No pair of tokens meets.
 
 The C++ kernel counts as what it computes; plain torch (`backend="blocked"`) works in chunks of 64 tokens, whose own
-squares come on top. A pattern that gives every query keys of its own leaves no sums to share: its pairs are computed.
+squares come on top. A pattern that gives every query keys of its own leaves no sums to share: its pairs are computed,
+and the reference, which runs them, keeps its squares.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: 
     width, values, notes = _width(features, shape)
     if uniform:
         width, values, notes = sympy.Integer(1), {}, ()
-    shared = all(isinstance(each, Full | Causal | Padding) for each in _joined(pattern))
-    made = _features(features, width, shape, setting) if not uniform else []
-    if setting.backend == "reference" or not shared:
+    pairwise = setting.backend == "reference" or not _shares(pattern)
+    made = _features(features, width, shape, setting, pairwise) if not uniform else []
+    if pairwise:
         more = _pairwise(pattern, width, shape, setting)
     else:
         causal = any(isinstance(each, Causal) for each in _joined(pattern))
@@ -49,6 +50,11 @@ def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: 
         if any(isinstance(each, Padding) for each in _joined(pattern)):
             notes = (*notes, "kept: without the marks of padded keys")
     return Made([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
+
+
+def _shares(pattern: Pattern) -> bool:
+    """Whether queries can share their sums over keys."""
+    return all(isinstance(each, Full | Causal | Padding) for each in _joined(pattern))
 
 
 def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
@@ -65,27 +71,29 @@ def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[
     return symbol, {} if dim is None else {symbol: features.width(dim)}, notes
 
 
-def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Setting) -> list[Part]:
+def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Setting, pairwise: bool) -> list[Part]:
     """The maps of queries and keys. Only random features are a product: with directions that are not learned.
 
     What is kept beside the features is what each map's derivative needs.
     """
     vectors = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
+    # The reference repeats the keys of grouped heads first, and it is what runs pairs.
+    mapped = shape.batch * shape.heads * (shape.queries + shape.keys) if pairwise else vectors
     if setting.step == "decode":
         vectors = shape.batch * (shape.heads + shape.kv_heads)
-    elif setting.backend == "reference":  # which repeats the keys of grouped heads first
-        vectors = shape.batch * shape.heads * (shape.queries + shape.keys)
+    elif setting.backend is not None:
+        vectors = mapped
     numbers, item = vectors * shape.dim, setting.item
     random = isinstance(features, FavorPlus)
     products = numbers * width if random else ZERO
-    kept = ZERO
+    kept, wide, read = ZERO, setting.wide, mapped * shape.dim
     if isinstance(features, Elu1):
-        kept = (2 * item + 1) * numbers  # the scaled numbers, their exponentials, and which were positive
+        kept = (2 * wide + 1) * read  # the scaled numbers, their exponentials, and which were positive
     elif isinstance(features, Taylor2):
         couples = shape.dim * (shape.dim - 1) / 2
-        kept = item * (numbers + 2 * vectors * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
+        kept = wide * (read + 2 * mapped * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
     elif random:
-        kept = item * (numbers + vectors * width)
+        kept = wide * (read + mapped * width)
     steps = depth.inner(shape.dim, setting.serial) + 2 if random else sympy.Integer(1)
     moved = item * (numbers + vectors * width)
     return [
@@ -143,16 +151,35 @@ def _summed(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new
 def _kept(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
     """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
     once torch keeps features, values with their column of ones, the state, and what was divided."""
-    item, columns = setting.item, shape.value_dim + 1
+    wide, columns = setting.wide, shape.value_dim + 1
     keys = shape.batch * shape.kv_heads * shape.keys
     if causal:
         # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
-        key, query = (keys * width, shape.rows * width) if new else (shape.given(shape.key), shape.given(shape.query))
-        state = item * (key + shape.given(shape.value)) + _early(width, shape, setting, new)
-        return state, item * (query + shape.output + shape.rows)
+        key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
+        key, query = (key, query) if new else (_read(key, shape, setting), _read(query, shape, setting))
+        state = wide * (key + _read(shape.value, shape, setting)) + _early(width, shape, setting, new)
+        return state, wide * (query + shape.output + shape.rows)
     held = shape.batch * shape.kv_heads * width * columns
-    state = item * (keys * width + keys * columns + held)
-    return state, item * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows + 1
+    state = wide * (keys * width + keys * columns + held)
+    return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows + 1
+
+
+def _read(numbers: sympy.Expr, shape: Shape, setting: Setting) -> sympy.Expr:
+    """Numbers of query, key or value that the kernel keeps: as they came, or a copy if they had to be widened."""
+    return shape.given(numbers) if setting.item == setting.wide else numbers
+
+
+def kept_by_mean(pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr:
+    """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
+    wide, columns = setting.wide, shape.value_dim + 1
+    if not _shares(pattern):  # the reference: weights, and which values and outputs are finite
+        return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
+    ones = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows)
+    if any(isinstance(each, Causal) for each in _joined(pattern)):
+        same = shape.keys == shape.queries or shape.number(shape.keys - shape.queries) == 0
+        first = ZERO if same else shape.batch * shape.kv_heads * columns
+        return ones + wide * (_read(shape.value, shape, setting) + first + shape.output + shape.rows)
+    return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + 1
 
 
 def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> sympy.Expr:
@@ -161,8 +188,8 @@ def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> symp
         return ZERO
     early = shape.batch * shape.kv_heads * (shape.keys - shape.queries)
     columns = shape.value_dim + 1
-    kept = setting.item * (early * columns + shape.batch * shape.kv_heads * width * columns)
-    return kept if new else kept + (3 * setting.item + 1) * early * width
+    kept = setting.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
+    return kept if new else kept + (3 * setting.wide + 1) * early * width
 
 
 def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
@@ -181,8 +208,14 @@ def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
 
 def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Setting) -> Made:
     """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
-    which is also what runs where no sums can be shared."""
-    item = setting.item
+    which is also what runs where no sums can be shared.
+
+    It keeps features, kernels and weights; and marks of one byte: which pairs are seen, which rows are empty, and which
+    keys, values and outputs are finite. Keys and values are repeated for the heads that share them.
+    """
+    item, wide = setting.item, setting.wide
+    keys = shape.batch * shape.heads * shape.keys
+    square = keys * shape.queries
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
     area = seen.formula if setting.backend is None else shape.batch * shape.queries * shape.keys
     row, area = longest_row(pattern, shape.keys, shape.values), shape.heads * area
@@ -193,11 +226,15 @@ def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Settin
         backward=Work(
             macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, setting.serial)
         ),
+        kept=wide * (asked + keys * width) + keys * shape.dim + _mask(pattern, shape),
         pairs=shape.heads * seen.formula,
     )
     steps = depth.total(row, setting.serial) + 1
     norm = Part(
-        "softmax", forward=Work(bytes=2 * item * area, depth=steps), backward=Work(bytes=3 * item * area, depth=steps)
+        "softmax",
+        forward=Work(bytes=2 * item * area, depth=steps),
+        backward=Work(bytes=3 * item * area, depth=steps),
+        kept=wide * (square + shape.rows) + shape.rows,
     )
     sums = Part(
         "values",
@@ -211,9 +248,19 @@ def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Settin
             bytes=item * (2 * area + 2 * shape.value + shape.output),
             depth=depth.inner(shape.value_dim, setting.serial),
         ),
+        kept=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
     )
-    notes = (*seen.notes, "kept: not known where features meet pair by pair")
-    return Made([scores, norm, sums], seen.values, notes)
+    return Made([scores, norm, sums], seen.values, seen.notes)
 
 
-__all__ = ["linear_parts"]
+def _mask(pattern: Pattern, shape: Shape) -> sympy.Expr:
+    """Bytes of the pattern as a mask: one for all rows of the batch unless it tells them apart, and small where it
+    says the same of every query."""
+    if isinstance(pattern, Full):
+        return sympy.Integer(1)
+    if isinstance(pattern, Padding):
+        return len(pattern.counts) * shape.keys
+    return shape.queries * shape.keys * (pattern.rows or 1)
+
+
+__all__ = ["kept_by_mean", "linear_parts"]

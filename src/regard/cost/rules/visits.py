@@ -119,15 +119,15 @@ def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, setting: Setting) -
     if kind == "hard":
         # The winner's number, two marks, and values whose heads are repeated for the queries that share them.
         repeated = shape.batch * shape.heads * shape.keys * shape.value_dim
-        if shape.kv_heads == shape.heads:
+        if shape.kv_heads == shape.heads and setting.item == setting.wide:
             repeated = shape.given(repeated)
-        return setting.item * repeated + (8 + 1 + 1) * shape.rows, ()
+        return setting.wide * repeated + (8 + 1 + 1) * shape.rows, ()
     sums = shape.batch * shape.kv_heads * shape.queries * shape.value_dim
     count = shape.queries * (pattern.rows or 1)
     if shape.lengths is None:
-        return setting.item * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
+        return setting.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
     read = sum(step.weight.numel() for step in _steps(pattern, Lengths(*shape.lengths)))
-    return setting.item * (sums + count + read), ()
+    return setting.wide * (sums + count + read), ()
 
 
 __all__ = ["Made", "Visits", "check_backend", "kept_by_limit", "mean_products", "visits_of"]
