@@ -6,6 +6,7 @@ from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
 from regard.layers.gaze import Gaze, gaze, gazes
 from regard.layers.grid import GridAttention
+from regard.layers.lattice import Lattice
 from regard.layers.linear import Linear, settle
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.patches import PatchEmbedding
@@ -13,6 +14,8 @@ from regard.layers.positions import GridPositions, LearnedPositions, SinusoidalP
 from regard.layers.projections import Sizes
 from regard.layers.rotary import Rotary, Rotation
 from regard.layers.running import RunningAttention
+from regard.layers.spatial import SpatialAttention
+from regard.layers.tables import TableAttention
 from regard.layers.windows import WindowAttention
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "GridAttention",
     "GridPositions",
     "KVCache",
+    "Lattice",
     "LearnedPositions",
     "Linear",
     "Memory",
@@ -34,7 +38,9 @@ __all__ = [
     "RunningAttention",
     "SinusoidalPositions",
     "Sizes",
+    "SpatialAttention",
     "StateCache",
+    "TableAttention",
     "WindowAttention",
     "gaze",
     "gazes",

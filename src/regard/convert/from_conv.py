@@ -1,0 +1,232 @@
+"""A convolution as attention: one head for each tap, or hardly more than the rank of the kernel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.convert.minimal import few_heads
+from regard.convert.width import steepness
+from regard.errors import ConfigError
+from regard.layers.lattice import EDGES, Edges, Lattice
+from regard.layers.spatial import SpatialAttention
+from regard.layers.tables import TableAttention
+
+CONVS = (nn.Conv1d, nn.Conv2d)
+Layer = TypeVar("Layer", SpatialAttention, TableAttention)
+
+
+def conv_to_attention(
+    conv: nn.Conv1d | nn.Conv2d,
+    *,
+    exact: bool = True,
+    tolerance: float = 1e-6,
+    heads: Literal["taps", "minimal"] = "taps",
+    head_dim: int | None = None,
+) -> SpatialAttention | TableAttention:
+    r"""The self-attention layer that a convolution is: same input, same output, any image size.
+
+        conv[o] = bias + sum_t W_t image[stride o + dilation t - padding]
+        head t:  step = dilation t - padding,   W^(t) = W_t,   queries at stride o
+
+    `t` runs over the taps of the kernel, `W_t` is the matrix (out, in) of one tap; a step is key minus query, so the
+    kernel is not flipped. Every kernel size, stride, dilation, padding, padding mode and number of groups has such
+    heads. Taps that are zero get none.
+
+    Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR
+    2020), theorem 1. Where we differ: they convert `K x K` kernels of odd `K` with stride 1 and leave the borders out.
+
+    Args:
+        conv: the convolution; its numbers are copied.
+        exact: heads that pick their pixel. `False` gives soft ones, whose steps can be trained, just steep enough:
+            `alpha` is the smallest whole number whose leak is at most `tolerance` (`steepness`).
+        tolerance: the part of its weight that a soft head may spend elsewhere.
+        heads: `"taps"` is one for each tap that is not zero. `"minimal"` is `r + 1` heads with free tables, `r` the
+            rank of the kernel as a matrix of taps times channels, where that is fewer (`TableAttention`).
+        head_dim: channels of a head's values; `W_t = W^o W^v` is then kept as two matrices, which is exact if no tap
+            has a larger rank. `None` keeps one.
+
+        >>> conv = torch.nn.Conv2d(3, 5, kernel_size=3, stride=2, padding=1)
+        >>> layer = conv_to_attention(conv)
+        >>> image = torch.randn(2, 3, 11, 13)
+        >>> torch.testing.assert_close(layer(image), conv(image))
+        >>> layer.heads, layer.steps[0]
+        (9, (-1, -1))
+    """
+    kernel, geometry = read_conv(conv)
+    if heads not in ("taps", "minimal"):
+        raise ConfigError(
+            "There is no such number of heads.",
+            asked=f"heads={heads!r}",
+            because="heads follow from the kernel: one for each tap, or the fewest known to be enough",
+            instead='heads="taps" or heads="minimal"',
+        )
+    if heads == "minimal":
+        if not exact or head_dim is not None:
+            raise ConfigError(
+                "Few heads are exact and keep one matrix each.",
+                asked=f"heads='minimal', exact={exact}, head_dim={head_dim}",
+                because="their tables are weights already, and have no width; mixed taps have no small rank",
+                instead="conv_to_attention(conv, heads='minimal')",
+            )
+        found = few_heads(kernel)
+        if found is not None:
+            return _table_layer(conv, geometry, *found)
+    return _tap_layer(conv, kernel, geometry, None if exact else tolerance, head_dim)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the taps of a convolution are: their steps, and the lattice of its outputs."""
+
+    steps: list[tuple[int, ...]]
+    lattice: Lattice
+
+
+def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
+    """The kernel `(out, in / groups, tap)` and the geometry of a convolution, or a refusal."""
+    because = _unreadable(conv)
+    if because:
+        raise ConfigError(
+            "This is no convolution that can become attention.",
+            asked=f"conv_to_attention({conv})",
+            because=because,
+            instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights",
+        )
+    assert isinstance(conv, CONVS)
+    size, dilation, stride = (tuple(map(int, each)) for each in (conv.kernel_size, conv.dilation, conv.stride))
+    before, after = paddings(conv)
+    lines = [
+        [spread * tap - pad for tap in range(taps)] for taps, spread, pad in zip(size, dilation, before, strict=True)
+    ]
+    trim = tuple(
+        spread * (taps - 1) - first - last
+        for taps, spread, first, last in zip(size, dilation, before, after, strict=True)
+    )
+    # Who never looks beyond an edge needs no null key there.
+    edges: Edges = conv.padding_mode if any(before) or any(after) else "replicate"  # pyright: ignore[reportAssignmentType]
+    return conv.weight.detach().flatten(2), Geometry(list(itertools.product(*lines)), Lattice(stride, trim, edges))
+
+
+def paddings(conv: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How much a convolution pads before and after each axis; `"same"` may pad one more after."""
+    if conv.padding == "valid":
+        return (0,) * len(conv.kernel_size), (0,) * len(conv.kernel_size)
+    if conv.padding == "same":
+        total = [spread * (taps - 1) for taps, spread in zip(conv.kernel_size, conv.dilation, strict=True)]
+        return tuple(pad // 2 for pad in total), tuple(pad - pad // 2 for pad in total)
+    padding = tuple(int(pad) for pad in conv.padding)
+    return padding, padding
+
+
+def _unreadable(conv: nn.Module) -> str:
+    if not isinstance(conv, CONVS):
+        return f"a {type(conv).__name__} is neither a Conv1d nor a Conv2d of torch.nn"
+    if isinstance(conv.weight, nn.parameter.UninitializedParameter):
+        return "it does not know its channels before it has seen an image"
+    plain = nn.Conv1d if isinstance(conv, nn.Conv1d) else nn.Conv2d
+    if type(conv).forward is not plain.forward or type(conv)._conv_forward is not plain._conv_forward:
+        return f"{type(conv).__name__} computes something of its own (quantised weights, for instance)"
+    if not conv.weight.dtype.is_floating_point:
+        return f"weights of attention are real numbers, and these are {conv.weight.dtype}"
+    if conv.padding_mode not in EDGES:
+        return f"nobody knows what lies beyond the edges in mode {conv.padding_mode!r}"
+    return ""
+
+
+@torch.no_grad()
+def _tap_layer(
+    conv: nn.Conv1d | nn.Conv2d, kernel: Tensor, geometry: Geometry, tolerance: float | None, head_dim: int | None
+) -> SpatialAttention:
+    # At least one head: an attention without any would have no rows to sum to one.
+    kept = kernel.abs().amax((0, 1)).nonzero()[:, 0].tolist() or [0]
+    alpha, dims = math.inf, len(geometry.steps[0])
+    if tolerance is not None:
+        alpha = float(math.ceil(steepness(tolerance, dims, null=geometry.lattice.edges == "zeros")))
+    layer = SpatialAttention(
+        conv.in_channels,
+        conv.out_channels,
+        [geometry.steps[tap] for tap in kept],
+        alpha=alpha,
+        lattice=geometry.lattice,
+        groups=conv.groups,
+        head_dim=head_dim,
+        bias=conv.bias is not None,
+        dtype=kernel.dtype,
+        device=kernel.device,
+    )
+    if head_dim is None:
+        layer.weight.copy_(kernel[:, :, kept])
+    else:
+        value, output = factors(kernel[:, :, kept], conv.groups, head_dim)
+        layer.value.copy_(value)
+        layer.output.copy_(output)
+    return _like(layer, conv)
+
+
+def factors(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Values `(group, head, head_dim, in)` and outputs `(out, head_dim, head)` whose product is every tap.
+
+    With room for the channels that come in, a head hands the pixel on and its output is the tap; with room for those
+    that go out, its values are the tap. Otherwise the tap's singular vectors, if its rank is small enough.
+    """
+    tap = taps.unflatten(0, (groups, -1)).permute(0, 3, 1, 2)  # (group, head, out, in)
+    outs, ins = tap.shape[2:]
+    if head_dim >= min(outs, ins):
+        value, output = tap.new_zeros(*tap.shape[:2], head_dim, ins), tap.new_zeros(*tap.shape[:2], outs, head_dim)
+        if head_dim >= ins:
+            value[..., :ins, :] = torch.eye(ins).to(tap)
+            output[..., :ins] = tap
+        else:
+            value[..., :outs, :] = tap
+            output[..., :outs] = torch.eye(outs).to(tap)
+    else:
+        left, scale, right = torch.linalg.svd(tap.double(), full_matrices=False)
+        least = scale[..., :1] * max(outs, ins) * torch.finfo(tap.dtype).eps
+        rank = int((scale > least).sum(-1).max())
+        if rank > head_dim:
+            raise ConfigError(
+                "The values of a head are too narrow for this kernel.",
+                asked=f"head_dim={head_dim}",
+                found=f"a tap of rank {rank}, from {ins} to {outs} channels",
+                because="a head's matrix is W^o W^v, whose rank is at most the channels of its values",
+                instead=f"head_dim={rank}, or None",
+            )
+        root = scale[..., :head_dim].sqrt()
+        value = (root[..., None] * right[..., :head_dim, :]).to(tap)
+        output = (left[..., :head_dim] * root[..., None, :]).to(tap)
+    return value, output.permute(0, 2, 3, 1).flatten(0, 1)
+
+
+@torch.no_grad()
+def _table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Tensor, weight: Tensor) -> TableAttention:
+    layer = TableAttention(
+        conv.in_channels,
+        conv.out_channels,
+        len(looks),
+        geometry.steps,
+        lattice=geometry.lattice,
+        groups=conv.groups,
+        bias=conv.bias is not None,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+    layer.scores.copy_(looks.log())
+    layer.weight.copy_(weight)
+    return _like(layer, conv)
+
+
+def _like(layer: Layer, conv: nn.Conv1d | nn.Conv2d) -> Layer:
+    """The layer with the bias of a convolution; what was frozen stays frozen."""
+    if conv.bias is not None and layer.bias is not None:
+        layer.bias.copy_(conv.bias)
+        layer.bias.requires_grad_(conv.bias.requires_grad)
+    if not conv.weight.requires_grad:
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name == "bias" and parameter.requires_grad)
+    return layer.train(conv.training)

@@ -1,0 +1,65 @@
+"""How few heads a convolution needs: its rank, and one more."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# How much larger than necessary a component is lifted, so that no weight of its table is 0 and none is out of reach
+# of training. What is lifted is taken away again by the uniform head: more would cost digits.
+LIFT = 1.25
+
+
+def kernel_rank(kernel: Tensor) -> int:
+    r"""The rank `r` of a kernel `(out, in, *taps)` as a matrix of taps times pairs of channels.
+
+    No attention by position with fewer heads is this convolution. `sum_h A_h (x) W^(h) = sum_t S_t (x) W_t` is of
+    rank `r`, because the shifts `S_t` are independent (of an image that is large enough), and a sum over `h` is of
+    rank at most the number of heads. And `r + 1` heads are enough, see `few_heads`.
+
+        >>> from regard.convert import kernel_rank
+        >>> kernel_rank(torch.ones(5, 3, 3, 3)), kernel_rank(torch.eye(9).view(9, 1, 3, 3))
+        (1, 9)
+    """
+    return _components(kernel.flatten(2))[1].shape[0]
+
+
+def few_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
+    r"""Tables `(head, tap)` and matrices `(out, in, head)` that make a kernel `(out, in, tap)`; `None` if taps do it.
+
+        W_t = sum_i c_i(t) B_i = sum_i (c_i(t) + l_i) B_i - (1 / T) (T sum_i l_i B_i)
+
+    `c_i` and `B_i` are the `r` components of the kernel's singular value decomposition and `T` the number of taps. With
+    `l_i` large enough, `c_i + l_i` is positive everywhere, and a table of weights once it is divided by its sum, which
+    `B_i` is multiplied with. One more head looks everywhere alike and takes the `l_i` away again: `r + 1` heads. A
+    component without two signs needs no `l_i`; if no one does, `r` heads are enough.
+    """
+    taps = kernel.shape[2]
+    coefficients, matrices = _components(kernel)
+    tables, heads, taken = [], [], torch.zeros_like(kernel[:, :, 0]).double()
+    for coefficient, matrix in zip(coefficients, matrices, strict=True):
+        noise = coefficient.abs().max() * taps * torch.finfo(torch.float64).eps
+        coefficient = coefficient.where(coefficient.abs() > noise, 0)
+        if bool((coefficient <= 0).all()):
+            coefficient, matrix = -coefficient, -matrix
+        lift = -LIFT * float(coefficient.min().clamp(max=0))
+        total = coefficient.sum() + taps * lift
+        tables.append((coefficient + lift) / total)
+        heads.append(matrix * total)
+        taken += matrix * taps * lift
+    if bool(taken.any()):
+        tables.append(torch.full_like(tables[0], 1 / taps))
+        heads.append(-taken)
+    if not tables or len(tables) >= int(kernel.abs().amax((0, 1)).count_nonzero()):
+        return None
+    return torch.stack(tables).to(kernel), torch.stack(heads, -1).to(kernel)
+
+
+def _components(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """`c (component, tap)` and `B (component, out, in)` with `kernel = sum_i B_i c_i`, as many as the rank."""
+    outs, ins = kernel.shape[:2]
+    matrix = kernel.detach().double().flatten(0, 1).T  # (tap, out in)
+    left, scale, right = torch.linalg.svd(matrix, full_matrices=False)
+    eps = torch.finfo(kernel.dtype).eps
+    rank = int((scale > scale[0] * max(matrix.shape) * eps).sum()) if len(scale) else 0
+    return left.T[:rank], (scale[:rank, None] * right[:rank]).view(rank, outs, ins)

@@ -1,0 +1,248 @@
+"""Attention as a convolution: the kernel that its heads are together, or the one that comes nearest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.convert.from_conv import read_conv
+from regard.errors import InputError
+from regard.layers.gaze import gaze
+from regard.layers.lattice import Edges, Lattice
+from regard.layers.spatial import SpatialAttention
+from regard.layers.tables import TableAttention
+
+# A soft head's tail is cut where its weight is below this.
+TAIL = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The convolution that an attention is, or comes nearest to.
+
+    Attributes:
+        conv: a `torch.nn.Conv1d` or `Conv2d` that can take the layer's place.
+        residual: `|layer - conv| / |layer - mean|`, by squares, over images: 0 is the same, 1 is no better than a
+            constant for each channel. `None` if the layer was read and not tried.
+    """
+
+    conv: nn.Conv1d | nn.Conv2d
+    residual: float | None = None
+
+    @property
+    def kernel(self) -> Tensor:
+        """`(out, in / groups, *taps)`."""
+        return self.conv.weight.detach()
+
+    def __repr__(self) -> str:
+        told = "" if self.residual is None else f", residual={self.residual:.2g}"
+        return f"Fit({self.conv}{told})"
+
+
+def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
+    r"""The convolution of a layer that looks by position: the kernel that its heads are together.
+
+        kernel[delta] = sum_h a_h[delta] W^(h)
+
+    `a_h[delta]` is the weight that head `h` gives to the pixel at `delta` from the query, far from all edges, and
+    `W^(h)` its values. Only this sum can be known from what a layer does: other heads with the same sum are the same
+    layer.
+
+    An exact `SpatialAttention` and a `TableAttention` are a convolution with the same stride, dilation, padding and
+    groups, edges included. A soft one is nearly that: its tails are cut where weights fall below 1e-9, and near an edge
+    its look is squeezed, so that it is no convolution there; `images` tell how much that matters (`Fit.residual`). Any
+    other layer with a `gaze()` that knows its values, such as the heads of `SpatialTransformer`, gives a convolution
+    over its whole grid, with replicated edges. For layers that look by content there is `fit_conv`.
+
+        >>> layer = conv_to_attention(torch.nn.Conv2d(3, 5, (3, 4), stride=2, dilation=(1, 2), padding=1))
+        >>> attention_to_conv(layer)
+        Fit(Conv2d(3, 5, kernel_size=(3, 4), stride=(2, 2), padding=(1, 1), dilation=(1, 2)))
+    """
+    if isinstance(layer, TableAttention):
+        conv = _conv_of(layer.steps, layer.kernel(), layer.lattice, layer.groups, layer.bias)
+    elif isinstance(layer, SpatialAttention) and layer.exact:
+        conv = _conv_of(layer.steps, layer.matrices().permute(1, 2, 0), layer.lattice, layer.groups, layer.bias)
+    elif isinstance(layer, SpatialAttention):
+        conv = _soft(layer)
+    else:
+        conv = _gazed(layer)
+    conv.train(layer.training)
+    if images is None:
+        return Fit(conv)
+    first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer has its channels last
+    return Fit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
+
+
+def fit_conv(
+    layer: Callable[[Tensor], Tensor],
+    images: Tensor,
+    kernel_size: int | Sequence[int] = 3,
+    **geometry: Any,
+) -> Fit:
+    r"""The convolution that comes nearest to any layer on some images, by least squares.
+
+        minimise over kernel and bias  sum over images and pixels of |layer(image) - conv(image)|^2
+
+    `layer` is a function of images `(batch, channel, row, column)` or `(batch, channel, position)`. `geometry` is what
+    `torch.nn.Conv2d` takes: `stride`, `padding` ("same" unless given), `dilation`, `groups`, `bias`, `padding_mode`. A
+    layer that looks by content is no convolution, and `residual` says how far from one it is on these images. As many
+    pixels as weights for each output are the least; the nearest kernel of the smallest norm is taken if they leave it
+    open.
+
+        >>> blur = torch.nn.AvgPool2d(3, stride=1)
+        >>> from regard.convert import fit_conv
+        >>> fit = fit_conv(blur, torch.randn(2, 1, 11, 13), padding=0)
+        >>> round(fit.kernel[0, 0, 1, 1].item(), 4), fit.residual < 1e-5
+        (0.1111, True)
+    """
+    with torch.no_grad():
+        wanted = layer(images)
+    axes = images.ndim - 2
+    if axes not in (1, 2) or wanted.ndim != images.ndim:
+        raise InputError(
+            "This is no layer from images to images.",
+            asked=f"fit_conv from {tuple(images.shape)} to {tuple(wanted.shape)}",
+            because="images are (batch, channel, row, column) or (batch, channel, position), before and after",
+            instead="lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), if the layer has channels last",
+        )
+    kind = nn.Conv1d if axes == 1 else nn.Conv2d
+    size: Any = kernel_size if isinstance(kernel_size, int) else tuple(kernel_size)
+    geometry.setdefault("padding", "same")
+    conv = kind(images.shape[1], wanted.shape[1], size, **geometry).to(images)
+    _, taps = read_conv(conv)
+    places = taps.lattice.queries(images.shape[2:])
+    if places != tuple(wanted.shape[2:]):
+        raise InputError(
+            "The layer and the convolution have outputs of different sizes.",
+            asked=f"{conv} on images {tuple(images.shape)}",
+            found=f"{tuple(wanted.shape[2:])} places where the convolution has {places}",
+            because="they are compared pixel by pixel",
+            instead="stride=, padding= and dilation= as the layer has them",
+        )
+    _solve(conv, taps.lattice.read(images.double(), taps.steps), wanted.double())
+    return Fit(conv, residual(layer, conv, images))
+
+
+@torch.no_grad()
+def residual(layer: Callable[[Tensor], Tensor], conv: nn.Module, images: Tensor) -> float:
+    """`|layer - conv| / |layer - mean|` over images, by squares; the mean is that of each channel."""
+    truth, found = layer(images).double(), conv(images).double()
+    mean = truth.transpose(0, 1).flatten(1).mean(1).view(-1, *[1] * (truth.ndim - 2))
+    off, size = (truth - found).norm(), (truth - mean).norm()
+    return float(off / size) if size > 0 else float(off)
+
+
+@torch.no_grad()
+def _solve(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
+    """Fill a convolution with the least-squares weights from what its taps see, `(batch, channel, tap, *query)`."""
+    groups = conv.groups
+    columns = seen.unflatten(1, (groups, -1)).movedim(0, 3).flatten(3).flatten(1, 2)  # (group, in tap, sample)
+    targets = wanted.unflatten(1, (groups, -1)).movedim(0, 2).flatten(2)  # (group, out, sample)
+    if conv.bias is not None:
+        columns = torch.cat((columns, torch.ones_like(columns[:, :1])), 1)
+    found = torch.linalg.lstsq(columns.mT, targets.mT, driver="gelsd").solution.mT  # (group, out, in tap + 1)
+    if conv.bias is not None:
+        conv.bias.copy_(found[..., -1].flatten())
+        found = found[..., :-1]
+    conv.weight.copy_(found.reshape(conv.weight.shape))
+
+
+# Layers that look by position
+
+
+@torch.no_grad()
+def _soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
+    """The kernel of soft heads far from all edges: what they see of every delta, with the null key's share gone."""
+    alpha, step = layer.alpha.double(), layer.step.double()
+    far = math.ceil(float(step.abs().max()) + math.sqrt(math.log(1 / TAIL) / float(alpha.min().clamp(min=1e-3))))
+    line = torch.arange(-far, far + 1, device=step.device)
+    sums, looks = torch.zeros_like(alpha), None
+    for axis in range(layer.axes):
+        scores = -alpha[:, None] * (line - step[:, axis, None]).square()
+        sums = sums + scores.logsumexp(-1)
+        part = scores.softmax(-1)
+        looks = part if looks is None else looks[:, :, None] * part[:, None]
+    assert looks is not None
+    if layer.lattice.edges == "zeros":
+        looks = looks * (sums + alpha / 2).sigmoid().view(-1, *[1] * layer.axes)
+    looks = looks.where(looks > TAIL, 0).flatten(1)
+    kept = looks.any(0).nonzero()[:, 0].tolist()
+    deltas = list(itertools.product(line.tolist(), repeat=layer.axes))
+    kernel = layer.matrices().double().permute(1, 2, 0) @ looks[:, kept]
+    kernel = kernel.to(layer.matrices().dtype)
+    return _conv_of([deltas[tap] for tap in kept], kernel, layer.lattice, layer.groups, layer.bias)
+
+
+@torch.no_grad()
+def _gazed(layer: nn.Module) -> nn.Conv1d | nn.Conv2d:
+    found = gaze(layer)  # refuses what looks by content
+    kernel, (rows, columns) = found.kernel, found.grid
+    # Where heads look does not depend on the image, so that all they make of nothing is the bias.
+    bias = layer(kernel.new_zeros(1, rows, columns, kernel.shape[1]))[0, 0, 0]
+    deltas = list(itertools.product(range(1 - rows, rows), range(1 - columns, columns)))
+    return _conv_of(deltas, kernel.flatten(2), Lattice(edges="replicate"), 1, bias)
+
+
+@torch.no_grad()
+def _conv_of(
+    steps: Sequence[Sequence[int]], kernel: Tensor, lattice: Lattice, groups: int, bias: Tensor | None
+) -> nn.Conv1d | nn.Conv2d:
+    """The convolution with these taps, `kernel (out, in / groups, tap)`, in the fewest places that hold them."""
+    axes = len(steps[0])
+    alongs = list(zip(*steps, strict=True))
+    strides, trims = lattice.strides(axes), lattice.trims(axes)
+    padding: Any = "same"
+    if set(strides) == {1} and not any(trims) and all(_is_same(along) for along in alongs):
+        lines = [Line.through(along, min(along), max(along)) for along in alongs]
+    else:
+        pads = tuple(max(-min(along), max(along) - trim, 0) for along, trim in zip(alongs, trims, strict=True))
+        lines = [Line.through(along, -pad, pad + trim) for along, pad, trim in zip(alongs, pads, trims, strict=True)]
+        padding = pads
+    kind = nn.Conv1d if axes == 1 else nn.Conv2d
+    edges: Edges = lattice.edges if padding == "same" or any(padding) else "zeros"
+    conv = kind(
+        kernel.shape[1] * groups,
+        kernel.shape[0],
+        tuple(line.taps for line in lines),  # pyright: ignore[reportArgumentType]
+        stride=strides,  # pyright: ignore[reportArgumentType]
+        padding=padding,
+        dilation=tuple(line.dilation for line in lines),  # pyright: ignore[reportArgumentType]
+        groups=groups,
+        bias=bias is not None,
+        padding_mode=edges,
+        dtype=kernel.dtype,
+        device=kernel.device,
+    )
+    conv.weight.zero_()
+    for tap, step in enumerate(steps):
+        place = tuple((delta - line.low) // line.dilation for delta, line in zip(step, lines, strict=True))
+        conv.weight[(slice(None), slice(None), *place)] += kernel[:, :, tap]  # heads may look at the same place
+    if bias is not None and conv.bias is not None:
+        conv.bias.copy_(bias)
+    return conv
+
+
+@dataclass(frozen=True)
+class Line:
+    """The taps of one axis: the first step, the distance between steps, and their number."""
+
+    low: int
+    dilation: int
+    taps: int
+
+    @classmethod
+    def through(cls, steps: Sequence[int], low: int, high: int) -> Line:
+        """The widest spaced line from `low` to `high` that meets every step."""
+        dilation = math.gcd(high - low, *(step - low for step in steps)) or 1
+        return cls(low, dilation, (high - low) // dilation + 1)
+
+
+def _is_same(steps: Sequence[int]) -> bool:
+    """Whether only `padding="same"` pads so: one pixel more after an axis than before it."""
+    return min(steps) <= 0 and max(steps) + min(steps) == 1

@@ -1,0 +1,126 @@
+"""Heads with a free score for every step of a small window: fewer of them make a convolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, InputError
+from regard.layers.gaze import Gaze
+from regard.layers.lattice import Lattice
+from regard.layers.spatial import join_heads
+
+
+class TableAttention(nn.Module):
+    r"""Multi-head self-attention by position, with one learned score for each head and each step of a common window.
+
+        output[q] = bias + sum_h W^(h) sum_t a[h, t] image[q + steps[t]]
+        a[h, :] = softmax of scores[h, :]
+
+    `q` is a query's pixel, `steps[t]` the t-th step of the window, from the query; outside the window scores are -inf.
+    What lies beyond the edges is read as pixels that are keys like others (`Lattice`), zeros too. So the image is
+    padded, and no query stands on the padding: a head's weights are the same for every query.
+
+    A convolution whose kernel, as a matrix of taps times pairs of channels, has rank `r` needs at least `r` such heads,
+    and `r + 1` are enough (`regard.convert.conv_to_attention(conv, heads="minimal")`).
+
+        >>> from regard.layers.tables import TableAttention
+        >>> layer = TableAttention(3, 5, heads=2, steps=[(0, -1), (0, 0), (0, 1)])
+        >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.looks.shape
+        (torch.Size([2, 5, 7, 11]), torch.Size([2, 3]))
+
+    Attributes:
+        scores: `(head, step)`.
+        weight: `(out, in / groups, head)`, the matrices `W^(h)`.
+        bias: `(out,)`, or `None`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int,
+        steps: Sequence[Sequence[int]],
+        *,
+        lattice: Lattice | None = None,
+        groups: int = 1,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        axes = {len(step) for step in steps}
+        if min(in_channels, out_channels, groups, heads) < 1 or in_channels % groups or out_channels % groups:
+            because = "there is at least one head and one channel, and groups divide the channels"
+        elif axes not in ({1}, {2}):
+            because = "a window has at least one step, and all have a number for a line, or two for rows and columns"
+        else:
+            because = ""
+        if because:
+            raise ConfigError(
+                "These tables cannot be built.",
+                asked=f"{in_channels} to {out_channels} channels in {groups} groups, {heads} heads, steps {steps}",
+                because=because,
+                instead="TableAttention(3, 5, heads=2, steps=[(0, -1), (0, 0), (0, 1)])",
+            )
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.steps = tuple(tuple(int(delta) for delta in step) for step in steps)
+        self.lattice = Lattice() if lattice is None else lattice
+        self.lattice.check_axes(self.axes)
+        where = {"dtype": dtype, "device": device}
+        self.scores = nn.Parameter(torch.randn(heads, len(self.steps), **where))
+        bound = (in_channels // groups * heads) ** -0.5
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, heads, **where))
+        nn.init.uniform_(self.weight, -bound, bound)
+        self.bias = nn.Parameter(torch.empty(out_channels, **where).uniform_(-bound, bound)) if bias else None
+
+    @property
+    def heads(self) -> int:
+        return self.scores.shape[0]
+
+    @property
+    def axes(self) -> int:
+        return len(self.steps[0])
+
+    @property
+    def looks(self) -> Tensor:
+        """The weights of every head, `(head, step)`."""
+        return self.scores.softmax(-1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
+        if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
+            raise InputError(
+                "This is not an image for these heads.",
+                asked=f"(batch, {self.in_channels}, {'row, column' if self.axes == 2 else 'position'})",
+                found=f"a tensor {tuple(image.shape)}",
+                because="heads step along rows and columns, or along a line, and channels come first",
+                instead="image.movedim(-1, 1), if channels come last",
+            )
+        batch = image if image.ndim == self.axes + 2 else image[None]
+        window = self.lattice.read(batch, self.steps)  # (batch, channel, step, *query)
+        seen = (self.looks @ window.flatten(3)).unflatten(-1, window.shape[3:])
+        output = join_heads(seen, self.weight, self.groups, self.bias)
+        return output if image.ndim == batch.ndim else output[0]
+
+    def kernel(self) -> Tensor:
+        """What the heads are together, tap by tap: `sum_h W^(h) a[h, t]`, `(out, in / groups, step)`."""
+        return self.weight @ self.looks
+
+    def gaze(self) -> Gaze:
+        """Where each head looks, from the query; a line is a single row."""
+        steps = torch.tensor(self.steps, device=self.scores.device)
+        steps = nn.functional.pad(steps, (2 - self.axes, 0))
+        far = steps.abs().amax(0)
+        scores = self.scores.detach().new_full((self.heads, *(2 * far + 1).tolist()), -math.inf)
+        scores[:, steps[:, 0] + far[0], steps[:, 1] + far[1]] = self.scores.detach()
+        blocks = self.weight.detach().permute(2, 0, 1).unflatten(1, (self.groups, -1))
+        return Gaze(scores, values=torch.stack([torch.block_diag(*parts) for parts in blocks]))
+
+    def extra_repr(self) -> str:
+        grouped = f", groups={self.groups}" if self.groups > 1 else ""
+        steps = len(self.steps)
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, steps={steps}, {self.lattice}{grouped}"
