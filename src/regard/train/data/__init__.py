@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from regard.errors import InputError
+from regard.train.data import packages
+from regard.train.data.cifar import cifar10
 from regard.train.data.digits import digits
+from regard.train.data.idx import mnist
 from regard.train.data.images import Images, Part
 
-__all__ = ["Images", "Part", "digits", "load"]
+__all__ = ["Images", "Part", "cifar10", "digits", "load", "mnist"]
 
-NAMES = ("digits",)
+# Sets that lie in a folder of files.
+READERS = {"mnist": mnist, "cifar10": cifar10}
+NAMES = ("digits", *READERS)
 
 
-def load(name: str) -> Images:
-    """The data set of this name; nothing is downloaded."""
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Images:
+    """The data set of this name; nothing is downloaded.
+
+    folder: where a user keeps the files of MNIST or CIFAR-10; without it they are those that
+        `python -m regard.train.data mnist` has fetched.
+    """
+    if name not in NAMES:
+        raise InputError(
+            f"There is no data set called {name!r}.",
+            asked=f"data={name!r}",
+            because=f"known are {', '.join(NAMES)}",
+            instead="one of these, or train(recipe, data=Images(...)) with images of your own",
+        )
     if name == "digits":
+        if folder is not None:
+            raise InputError(
+                "The digits need no folder.",
+                asked=f"data='digits', folder={str(folder)!r}",
+                because="they come inside scikit-learn",
+                instead=f"no folder, or one of {', '.join(READERS)}",
+            )
         return digits()
-    raise InputError(
-        f"There is no data set called {name!r}.",
-        asked=f"data={name!r}",
-        because=f"known are {', '.join(NAMES)}",
-        instead="one of these, or train(recipe, data=Images(...)) with images of your own",
-    )
+    place = packages.find(name) if folder is None else Path(folder).expanduser()
+    if place is None:
+        package = packages.PACKAGES[name]
+        raise InputError(
+            f"{name} is not here.",
+            asked=f"data={name!r}",
+            found=f"no {packages.place(name)}",
+            because=f"it has to be downloaded first, {package.megabytes} MB, and nothing is without being asked for",
+            instead=f"python -m regard.train.data {name}, or the folder of a copy of your own",
+        )
+    return READERS[name](place)

@@ -2,34 +2,79 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-def draw(count: int, shift: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """How each of `count` images is to be changed: rows down, columns right, and whether mirrored, `(count, 3)`."""
-    moves = torch.randint(-shift, shift + 1, (count, 2), generator=generator)
-    mirrored = torch.randint(0, 2, (count, 1), generator=generator) * int(flip)
-    return torch.cat((moves, mirrored), 1)
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images may be changed each time they are seen.
 
+    shift: pixels, up and down, left and right; by whole pixels unless it is a fraction or there is more to do than
+        shifting: then bilinearly. A random crop after padding is such a shift.
+    turn: degrees, either way.
+    stretch: a share of the size, along each axis by itself.
+    flip: left and right, half of the time.
 
-def change(images: Tensor, drawn: Tensor, shift: int) -> Tensor:
-    """Move every image of `(image, channel, row, column)` by what was drawn for it, and mirror left and right.
+    What comes in from outside is 0.
 
-    What moves in from outside is 0. A random crop after padding by `shift` is the same thing.
-
-        >>> image = torch.tensor([[[[1, 2, 3], [4, 5, 6]]]])
-        >>> change(image, torch.tensor([[1, -1, 0]]), shift=1)[0, 0].tolist()
-        [[0, 0, 0], [2, 3, 0]]
-        >>> change(image, torch.tensor([[0, 0, 1]]), shift=0)[0, 0].tolist()
-        [[3, 2, 1], [6, 5, 4]]
+        >>> image = torch.tensor([[[[1.0, 2, 3], [4, 5, 6]]]])
+        >>> moved = Augmentation(shift=1).apply(image, torch.tensor([[1.0, -1, 0, 0, 0, 0]]))
+        >>> moved[0, 0].tolist()
+        [[0.0, 0.0, 0.0], [2.0, 3.0, 0.0]]
     """
-    rows, columns = images.shape[-2:]
-    padded = functional.pad(images, (shift, shift, shift, shift))
-    row = shift - drawn[:, :1] + torch.arange(rows)
-    column = torch.arange(columns).expand(len(images), -1)
-    column = torch.where(drawn[:, 2:] > 0, columns - 1 - column, column) + shift - drawn[:, 1:2]
-    which = torch.arange(len(images))[:, None, None]
-    moved = padded.permute(0, 2, 3, 1)[which, row[:, :, None], column[:, None]]  # (image, row, column, channel)
-    return moved.permute(0, 3, 1, 2).contiguous()
+
+    shift: float = 0.0
+    turn: float = 0.0
+    stretch: float = 0.0
+    flip: bool = False
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """For each image: rows down, columns right, whether mirrored, degrees, stretch of rows and of columns."""
+        if self._whole:
+            moves = torch.randint(-round(self.shift), round(self.shift) + 1, (count, 2), generator=generator).float()
+        else:
+            moves = self.shift * self._even((count, 2), generator)
+        mirrored = torch.randint(0, 2, (count, 1), generator=generator).float() * self.flip
+        angles = self.turn * self._even((count, 1), generator)
+        return torch.cat((moves, mirrored, angles, self.stretch * self._even((count, 2), generator)), 1)
+
+    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Images `(image, channel, row, column)` from 0 to 1, each changed by what was drawn for it."""
+        if not (self.shift or self.turn or self.stretch or self.flip):
+            return images
+        images = torch.where(drawn[:, 2, None, None, None] > 0, images.flip(-1), images)
+        return self._moved(images, drawn) if self._whole else self._warped(images, drawn)
+
+    @property
+    def _whole(self) -> bool:
+        return not self.turn and not self.stretch and float(self.shift).is_integer()
+
+    @staticmethod
+    def _even(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Numbers from -1 to 1, each as likely as any other."""
+        return 2 * torch.rand(shape, generator=generator) - 1
+
+    def _moved(self, images: Tensor, drawn: Tensor) -> Tensor:
+        side = round(self.shift)
+        padded = functional.pad(images, (side, side, side, side)).permute(0, 2, 3, 1)
+        row, column = (
+            side - drawn[:, axis, None].long() + torch.arange(size) for axis, size in enumerate(images.shape[-2:])
+        )
+        which = torch.arange(len(images))[:, None, None]
+        return padded[which, row[:, :, None], column[:, None]].permute(0, 3, 1, 2).contiguous()
+
+    def _warped(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Where each pixel of the result comes from is a linear map of where it is, about the middle of the image."""
+        rows, columns = images.shape[-2:]
+        down, right, _, angle, taller, wider = drawn.unbind(1)
+        cosine, sine = torch.cos(angle * math.pi / 180), torch.sin(angle * math.pi / 180)
+        # affine_grid counts columns before rows, and half an image as one.
+        across = torch.stack(((1 + wider) * cosine, -(1 + taller) * sine * rows / columns, -2 * right / columns), 1)
+        along = torch.stack(((1 + wider) * sine * columns / rows, (1 + taller) * cosine, -2 * down / rows), 1)
+        where = functional.affine_grid(torch.stack((across, along), 1), list(images.shape), align_corners=False)
+        return functional.grid_sample(images, where, align_corners=False)

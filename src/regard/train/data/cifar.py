@@ -1,0 +1,119 @@
+"""CIFAR-10: from the binary version, or from a package that has the same images as six pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.train.data.images import Images, Part
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SIDE = 32
+RECORD = 1 + 3 * SIDE * SIDE
+
+
+def cifar10(folder: Path) -> Images:
+    """CIFAR-10 from a folder, with the official split of 50,000 and 10,000.
+
+    Either the binary version, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, in which an image is a
+    label and its channels one after the other; or the npm package's pictures, in which a row is an image. The version
+    of Python's pickles is not read, because reading it would run what is in it.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009).
+    """
+    batches = [f"data_batch_{number}" for number in range(1, 6)]
+    if (folder / "test_batch.bin").is_file():
+        train = [_binary(_there(folder, f"{name}.bin")) for name in batches]
+        parts = [_joined(train), _joined([_binary(folder / "test_batch.bin")])]
+    elif (folder / "test_batch.png").is_file():
+        train = torch.cat([_picture(_there(folder, f"{name}.png")) for name in batches])
+        test = _picture(folder / "test_batch.png")
+        # The package spells it so.
+        parts = [
+            Part(train, _labels(_there(folder, "train_lables.json"), len(train))),
+            Part(test, _labels(_there(folder, "test_lables.json"), len(test))),
+        ]
+    else:
+        pickles = (folder / "test_batch").is_file()
+        raise InputError(
+            f"CIFAR-10 is not in {folder}.",
+            asked=f"CIFAR-10 from {folder}",
+            found="the version of Python's pickles" if pickles else "neither test_batch.bin nor test_batch.png",
+            because="reading a pickle runs what is in it" if pickles else "it is not the folder of a known version",
+            instead="the binary version (cifar-10-binary.tar.gz, unpacked), or python -m regard.train.data cifar10",
+        )
+    return Images("cifar10", *parts, names=NAMES)
+
+
+def _binary(path: Path) -> tuple[Tensor, Tensor]:
+    raw = numpy.fromfile(path, dtype=numpy.uint8)
+    if not len(raw) or len(raw) % RECORD:
+        raise _damaged(path, f"{len(raw):,} bytes, which are no whole images of {RECORD:,}")
+    records = torch.from_numpy(raw).view(-1, RECORD)
+    return records[:, 1:].reshape(-1, 3, SIDE, SIDE), records[:, 0].long()
+
+
+def _joined(batches: list[tuple[Tensor, Tensor]]) -> Part:
+    pixels, labels = zip(*batches, strict=True)
+    return Part(torch.cat(pixels), torch.cat(labels))
+
+
+def _picture(path: Path) -> Tensor:
+    """A picture with an image in every row, 1024 pixels of three colours."""
+    try:
+        from PIL import Image  # what matplotlib draws with; only these pictures need it
+    except ImportError as failure:
+        raise InputError(
+            "The pictures of CIFAR-10 cannot be opened.",
+            asked=str(path),
+            found=f"{type(failure).__name__}: {failure}",
+            because="PNG files are read by pillow, which is not installed",
+            instead="pip install pillow, or the binary version of CIFAR-10 in a folder",
+        ) from failure
+    try:
+        with Image.open(path) as picture:
+            pixels = numpy.array(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as failure:  # pillow reports broken PNGs as each of these
+        raise _damaged(path, f"{type(failure).__name__}: {failure}") from failure
+    if pixels.shape[1] != SIDE * SIDE:
+        raise _damaged(path, f"{pixels.shape[1]} pixels in a row, not {SIDE * SIDE}")
+    return torch.from_numpy(pixels).reshape(-1, SIDE, SIDE, 3).permute(0, 3, 1, 2).contiguous()
+
+
+def _labels(path: Path, count: int) -> Tensor:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise _damaged(path, f"{type(failure).__name__}: {failure}") from failure
+    if not isinstance(values, list):
+        raise _damaged(path, f"a {type(values).__name__}")
+    if len(values) != count or not all(isinstance(value, int) and 0 <= value < len(NAMES) for value in values):
+        raise _damaged(path, f"{len(values):,} labels for {count:,} images, or labels that are no classes")
+    return torch.tensor(values)
+
+
+def _there(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise InputError(
+            f"There is no {name} in {folder}.",
+            asked=f"CIFAR-10 from {folder}",
+            found=", ".join(sorted(file.name for file in folder.iterdir())[:8]),
+            because="CIFAR-10 is five files to learn from and one for the test",
+            instead="all files of one version, or python -m regard.train.data cifar10",
+        )
+    return folder / name
+
+
+def _damaged(path: Path, found: str) -> InputError:
+    return InputError(
+        f"{path.name} does not hold images of CIFAR-10.",
+        asked=str(path),
+        found=found,
+        because="it is cut short, damaged, or of another kind",
+        instead="get the file again",
+    )

@@ -1,0 +1,177 @@
+"""A convolution teaches heads where to look: does attention find a kernel that is known?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.errors import ConfigError
+from regard.layers.gaze import Gaze
+from regard.models.config import Config
+from regard.models.reading import check_sizes
+from regard.models.spatial import SpatialConfig, SpatialHeads
+from regard.train.progress import bar
+
+
+@dataclass(frozen=True)
+class TeacherRecipe(Config):
+    """A random convolution of `kernel` x `kernel` pixels, and heads that shall do the same.
+
+    Attributes:
+        canvas: rows and columns of the images, which are noise, N(0, 1).
+        margin: rows and columns of nothing around them, so that heads find room outside and the border is no excuse.
+        channels: of the image and of what the convolution makes of it.
+        heads, position: of the student; its centres start as N(0, 2^2), its steepness as 1/2.
+        steps, batch, rate: of Adam; the rate falls as a cosine.
+        every: after how many steps it is noted where the heads look.
+    """
+
+    kernel: int = 3
+    channels: int = 4
+    canvas: tuple[int, int] = (10, 10)
+    margin: int = 4
+    heads: int = 9
+    position: str = "quadratic"
+    steps: int = 1500
+    batch: int = 8
+    rate: float = 0.05
+    every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "kernel", "channels", "heads", "steps", "batch", "every")
+        because = ""
+        if self.kernel % 2 == 0:
+            because = "an even kernel has no pixel in its middle"
+        elif self.position == "content":
+            because = "a convolution looks by position"
+        elif min(self.canvas) < 1 or self.margin < 0:
+            because = "there are pixels, and no fewer than no margin"
+        elif not self.rate > 0:
+            because = "a rate of zero teaches nothing"
+        if because:
+            raise ConfigError(
+                "There is no such teacher.",
+                asked=f"kernel={self.kernel}, position={self.position!r}, canvas={self.canvas}, rate={self.rate}",
+                because=because,
+                instead="TeacherRecipe(kernel=3)",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a student has learned.
+
+    Attributes:
+        teacher: the convolution's kernel, `(out, in, kernel, kernel)`.
+        losses: of every step, relative: the squared error over the square of what the teacher made.
+        seen: `(step, Gaze)`, where the heads looked before the first step, every so often, and in the end.
+        loss: the relative loss on new images, after the last step.
+        student: the layer.
+    """
+
+    recipe: TeacherRecipe
+    teacher: Tensor
+    losses: list[float]
+    seen: list[tuple[int, Gaze]]
+    loss: float
+    seconds: float
+    student: SpatialHeads
+
+    @property
+    def gaze(self) -> Gaze:
+        """Where the heads look in the end."""
+        return self.seen[-1][1]
+
+    @property
+    def kernel(self) -> Tensor:
+        """The student's effective kernel, `(out, in, 2 R - 1, 2 C - 1)`."""
+        return self.gaze.kernel
+
+    @property
+    def wanted(self) -> Tensor:
+        """The teacher's kernel in the middle of as many relative positions as the student's."""
+        rows, columns = (size - 1 - self.recipe.kernel // 2 for size in self.gaze.grid)
+        return functional.pad(self.teacher, (columns, columns, rows, rows))
+
+    @property
+    def kernel_error(self) -> float:
+        """`|student - teacher| / |teacher|`, over all relative positions."""
+        return ((self.kernel - self.wanted).norm() / self.wanted.norm()).item()
+
+    @property
+    def distances(self) -> Tensor:
+        """How far each head's centre of mass is from the nearest pixel of the lattice, `(head,)`.
+
+        It need not become small: heads between pixels span the same filters once `W` mixes them, so that only the
+        effective kernel is determined by what is learned from.
+        """
+        mean = self.gaze.mean
+        return (mean - mean.round()).norm(dim=-1)
+
+    def __repr__(self) -> str:
+        return f"Lesson(loss={self.loss:.2g}, kernel_error={self.kernel_error:.2g})"
+
+
+def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Lesson:
+    r"""Let `heads` learn a random convolution from what it does to noise.
+
+        minimise |student(x) - K * x|^2 / |K * x|^2,     student(x) = sum_h A_h x W_h
+
+    over centres, spreads and `W`, in float64 and from one seed.
+
+    Source: the question of Cordonnier, Loukas and Jaggi (ICLR 2020), section 4.2, with a known answer.
+
+        >>> from regard.train import TeacherRecipe, teacher
+        >>> lesson = teacher(TeacherRecipe(steps=20))
+        >>> lesson.losses[-1] < lesson.losses[0], len(lesson.seen)
+        (True, 2)
+    """
+    recipe = TeacherRecipe() if recipe is None else recipe
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return _teach(recipe, progress)
+
+
+def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
+    canvas, margin, channels = recipe.canvas, recipe.margin, recipe.channels
+    grid = (canvas[0] + 2 * margin, canvas[1] + 2 * margin)
+    config = SpatialConfig(
+        recipe.position, image=grid, patch=1, dim=channels, heads=recipe.heads, layers=1, attention_dropout=0.0
+    )
+    student = SpatialHeads(config).double()
+    torch.nn.init.zeros_(student.value.bias)
+    student.value.bias.requires_grad_(False)  # the teacher has none
+    kernel = torch.randn(channels, channels, recipe.kernel, recipe.kernel, dtype=torch.float64)
+    learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(learned, lr=recipe.rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
+
+    def relative_loss() -> Tensor:
+        x = torch.randn(recipe.batch, channels, *canvas, dtype=torch.float64)
+        wanted = functional.conv2d(x, kernel, padding=recipe.kernel // 2)
+        framed = functional.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
+        made = student(framed)[:, margin : margin + canvas[0], margin : margin + canvas[1]].permute(0, 3, 1, 2)
+        return (made - wanted).square().sum() / wanted.square().sum()
+
+    seen, losses = [(0, student.gaze())], []
+    began = time.perf_counter()
+    with bar(1, recipe.steps, 0, recipe.batch, progress) as tell:
+        for step in range(1, recipe.steps + 1):
+            loss = relative_loss()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            tell(step, losses[-1], None)
+            if step % recipe.every == 0 and step < recipe.steps:
+                seen.append((step, student.gaze()))
+    seen.append((recipe.steps, student.gaze()))
+    with torch.no_grad():
+        final = sum(relative_loss().item() for _ in range(8)) / 8
+    return Lesson(recipe, kernel, losses, seen, final, time.perf_counter() - began, student.eval())
