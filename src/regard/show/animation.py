@@ -1,0 +1,116 @@
+"""The heads on their way as a film: a GIF for slides, or a page with a slider."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from regard.layers.gaze import Gaze
+from regard.show.colours import head_colour
+from regard.show.contours import contours
+from regard.show.heads import MOST_COLUMNS, SEEN, draw_contours, draw_dot, draw_grid, extent, layer_title, read_course
+from regard.show.page import Html, Page, web
+from regard.show.picture import check_ending, panels, style, write
+from regard.show.player import player
+
+FRAMES_PER_SECOND, PAUSE = 8, 12  # frames of the last epoch that a GIF waits before it begins again
+DOTS = 90
+PANEL = 2.3
+
+
+class Animation:
+    """Heads that move: `.save("heads.gif")`, `.save("heads.html")`; a notebook shows the page's figure.
+
+    Attributes:
+        epochs: gazes by layer, oldest first.
+        labels: what each of them is, in words.
+        caption: what one sees.
+    """
+
+    def __init__(self, epochs: Sequence[Mapping[str, Gaze]], labels: Sequence[str], caption: str) -> None:
+        self.epochs, self.labels, self.caption = list(epochs), list(labels), caption
+
+    def __repr__(self) -> str:
+        return f"Animation({len(self.epochs)} states of {len(self.epochs[-1])} layers)"
+
+    @property
+    def figure(self) -> Html:
+        """The figure for a `Page`."""
+        return player(self.epochs, self.labels, self.caption)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it: `.gif`, or `.html`, one file that needs nothing else."""
+        path = check_ending(path, (".gif", ".html"))
+        return write(path, self._gif() if path.suffix.lower() == ".gif" else self._page().encode())
+
+    def _page(self) -> str:
+        page = Page("Where the heads look")
+        page.open_with(self.figure)
+        return page.html
+
+    def _repr_html_(self) -> str:
+        return f"<style>{web('style.css')}</style>{self.figure}<script>{web('heads.js')}</script>"
+
+    def _gif(self) -> bytes:
+        course = read_course(self.epochs)
+        names = list(course)
+        columns = min(MOST_COLUMNS, len(names))
+        reach = extent(course)
+        with style():
+            from matplotlib.animation import FuncAnimation, PillowWriter
+
+            high = PANEL * min(1.4, max(0.6, reach[0] / reach[1]))
+            figure, axes = panels(-(-len(names) // columns), columns, PANEL, high + 0.3)
+            flat = [panel for row in axes for panel in row]
+
+            def draw(frame: int) -> list:
+                for place, panel in enumerate(flat):
+                    panel.clear()
+                    if place >= len(names):
+                        panel.set_visible(False)
+                        continue
+                    steps = course[names[place]]
+                    index = min(max(frame - (len(self.epochs) - len(steps)), 0), len(steps) - 1)
+                    draw_grid(panel, reach)
+                    for head, own in enumerate(contours(steps[index])):
+                        draw_contours(panel, own, head_colour(head))
+                    for head, mean in enumerate(steps[index].mean.cpu()):
+                        draw_dot(panel, mean, head)
+                    panel.set_title(layer_title(names[place], place))
+                figure.suptitle(self.labels[frame], fontsize=10)
+                return []
+
+            frames = [*range(len(self.epochs)), *[len(self.epochs) - 1] * PAUSE]
+            film = FuncAnimation(figure, draw, frames=frames, blit=False)
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "heads.gif"
+                film.save(file, writer=PillowWriter(fps=FRAMES_PER_SECOND), dpi=DOTS)
+                return file.read_bytes()
+
+
+def animate_heads(
+    epochs: Sequence[Mapping[str, Gaze]], labels: Sequence[str] | None = None, most: int | None = None
+) -> Animation:
+    """Heads on their way through the epochs of a training (see `moving_heads`), as a film.
+
+        >>> from regard.layers.gaze import gaze
+        >>> from regard.show import animate_heads
+        >>> steps = [{"layer": gaze(Quadratic(2, grid=(5, 7), centre=[[0, step], [step, 0]]))} for step in range(3)]
+        >>> animate_heads(steps)
+        Animation(3 states of 1 layers)
+
+    `labels` are the epochs in words; `most` leaves out epochs so that no more than that remain, evenly, the first and
+    the last among them.
+    """
+    read_course(epochs)  # which refuses what cannot be drawn
+    labels = [f"epoch {number}" for number in range(len(epochs))] if labels is None else list(labels)
+    kept = list(range(len(epochs)))
+    if most is not None and most < len(epochs):
+        kept = torch.linspace(0, len(epochs) - 1, max(most, 2)).round().long().tolist()
+    caption = SEEN
+    if len(kept) < len(epochs):
+        caption += f" {len(kept)} of {len(epochs)} epochs are shown."
+    return Animation([epochs[index] for index in kept], [labels[index] for index in kept], caption)
