@@ -16,13 +16,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check slow bench sanitize clean
+.PHONY: help demo test check slow browser bench sanitize clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
-demo: $(READY)  ## run the main job end to end and leave a report to look at
-	@$(RUN) examples/demo.py
+demo: $(READY)  ## train, convert, check, price, and leave runs/demo/report.html to look at (DEMO=--fresh: anew)
+	@$(RUN) examples/demo.py $(DEMO)
 
 test: check     ## check, then every test that is not slow
 	@echo "pytest (not slow)"
@@ -38,6 +38,13 @@ slow: $(READY)  ## the slow tests
 	@echo "pytest (slow)"
 	# 5 is pytest's word for "no test is marked slow", which is no failure
 	$(RUN) -m pytest -q -m slow || [ $$? -eq 5 ]
+
+browser:        ## a browser for the tests of pages, by the system's package manager, if there is none
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then exit 0; fi
+	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "no browser: install Chromium, for example: \
+	sudo apt-get install chromium"; exit 1; }
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get -q -o Acquire::http::Timeout=20 update >/dev/null && apt-get -qy install --no-install-recommends chromium fonts-dejavu-core >/dev/null
 
 bench: $(READY) ## ours and peers side by side
 	@$(RUN) -m benchmarks.attention

@@ -1,0 +1,1 @@
+"""The parts of the demo: what it does beside training, and the page that it leaves."""
