@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from regard.attention import Attention, Explanation, attend, explain, weights
 from regard.backends.linear import LinearState, step
-from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, TransformerXL
+from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, Shift, TransformerXL
+from regard.convert import attention_to_conv, conv_to_attention
 from regard.cost import Cost, cost
 from regard.errors import (
     BackendError,
@@ -39,6 +40,7 @@ from regard.patterns import (
     read_pattern,
 )
 from regard.plan import Plan, plan
+from regard.show import show
 
 __version__ = "0.1.0"
 
@@ -75,13 +77,16 @@ __all__ = [
     "Segments",
     "Selected",
     "ShapeError",
+    "Shift",
     "Strided",
     "TransformerXL",
     "Where",
     "Window",
     "assert_laws",
     "attend",
+    "attention_to_conv",
     "check",
+    "conv_to_attention",
     "cost",
     "explain",
     "gallery",
@@ -89,6 +94,7 @@ __all__ = [
     "plan",
     "probe",
     "read_pattern",
+    "show",
     "step",
     "weights",
 ]

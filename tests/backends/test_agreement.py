@@ -178,3 +178,18 @@ def test_a_request_knows_whether_it_wants_gradients():
     assert request.needs_gradient
     with torch.no_grad():
         assert not request.needs_gradient
+
+
+@pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa", "flex"])
+@pytest.mark.parametrize("what", ["value", "key"])
+def test_minus_infinity_in_a_bias_hides_what_is_not_a_number(backend, what):
+    query, key, value = (tensor.detach() for tensor in tensors((35, 35), value_dim=5))
+    bias = torch.randn(3, 35, 35, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    bias[:, 3:, 17] = -torch.inf  # only the first three queries see token 17
+    expected = attend(query, key, value, bias=bias, backend="reference")
+    (value if what == "value" else key)[..., 17, 2] = torch.nan
+    found = attend(query, key, value, bias=bias, backend=backend)
+    assert torch.allclose(found[:, :, 3:], expected[:, :, 3:], rtol=1e-12, atol=1e-12)
+    lost = found[:, :, :3].isnan()
+    assert lost[..., 2].all()
+    assert lost.all() if what == "key" else not lost[..., :2].any()

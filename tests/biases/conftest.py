@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, TransformerXL
+from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, Shift, TransformerXL
 
 GRID = (3, 5)
 
@@ -65,6 +66,28 @@ def gaussian(bias: Gaussian, h: int, i: int, j: int) -> float:
     return -0.5 * sum(offset[a] * precision[a][b] * offset[b] for a in axes for b in axes)
 
 
+def shift(bias: Shift, h: int, i: int, j: int) -> float:
+    step = bias.steps[h].tolist()
+    if bias.grid is None:
+        return 0.0 if j == i + step[0] else -math.inf
+    query, key = place(i, bias.grid, 0), place(j, bias.grid, 0)
+    if query is None or key is None:
+        return 0.0
+    found = tuple(edge(bias.edges, a + b, n) for a, b, n in zip(query, step, bias.grid, strict=True))
+    return 0.0 if found == key else -math.inf
+
+
+def edge(edges: str, at: int, size: int) -> int:
+    """Where a place along an axis is found, one step at a time."""
+    if edges == "replicate":
+        return min(max(at, 0), size - 1)
+    while edges == "circular" and not 0 <= at < size:
+        at += size if at < 0 else -size
+    while edges == "reflect" and not 0 <= at < size:
+        at = -at if at < 0 else 2 * (size - 1) - at
+    return at
+
+
 @dataclass(frozen=True)
 class Case:
     """How to make a bias, and its score by another way."""
@@ -87,6 +110,11 @@ EVERY = [
     Case("quadratic on a grid", lambda **k: Quadratic(3, GRID, start=1, **k), quadratic),
     Case("quadratic with given alpha", lambda **k: Quadratic(2, GRID, alpha=[0.3, 7.0], **k), quadratic),
     Case("gaussian on a line", lambda **k: Gaussian(3, **k), gaussian),
+    Case("shift on a line", lambda **k: Shift(2, [[1], [-3]], **k), shift),
+    Case("shift replicates", lambda **k: Shift(3, [[0, 1], [4, -2], [-1, 0]], GRID, **k), shift),
+    Case("shift with zeros", lambda **k: Shift(2, [[0, 1], [4, -2]], GRID, "zeros", **k), shift),
+    Case("shift goes round", lambda **k: Shift(2, [[0, 6], [-4, -2]], GRID, "circular", **k), shift),
+    Case("shift reflects", lambda **k: Shift(2, [[1, 6], [-7, -2]], GRID, "reflect", **k), shift),
     Case("gaussian on a grid", lambda **k: Gaussian(3, GRID, start=1, **k), gaussian),
 ]
 CONTENT = [

@@ -19,8 +19,8 @@ class Explanation:
         merit: what was measured that puts it first, where something was.
         reasons: for every other backend, why it is not the one.
         macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of
-            its sums).
-        plan: the tiles of the pattern.
+            its sums; without content, of what positions leave to do).
+        plan: the tiles of the pattern, where pairs are looked at.
     """
 
     asked: str
@@ -38,11 +38,11 @@ class Explanation:
             if backend is not chosen:
                 reason = backend.refuse(request) or backend.reluctance(request)
                 reasons[backend.name] = reason or f"could run it, but {chosen.name} comes first"
-        laid_out = chosen.plan(request)
-        if laid_out is None and request.feature_map is None:
+        laid_out, counted = chosen.plan(request), chosen.macs(request)
+        if laid_out is None and counted is None and request.feature_map is None:
             height = tile_height(request.pattern, request.lengths, request.group)
             laid_out = plan(request.pattern, *request.lengths, block=height)
-        macs = _macs(request, chosen.name)
+        macs = _macs(request, chosen.name) if counted is None else counted
         return Explanation(request.describe(), chosen.name, chosen.merit(request), reasons, macs, laid_out)
 
     def __str__(self) -> str:

@@ -117,6 +117,10 @@ class Backend(ABC):
         """The plan it follows, or `None` if it follows none."""
         return None
 
+    def macs(self, request: Request) -> int | None:
+        """Multiply-adds forward, or `None` for those of all visible pairs."""
+        return None
+
     @abstractmethod
     def run(self, request: Request) -> Tensor:
         """The output `(batch, head, query, value_dim)` of a request that was not refused."""

@@ -250,7 +250,8 @@ def _touched(query, key, value, best, task: Task, learned) -> Tensor:
     for job in task.jobs(query, key):
         tile = Tile(job, task, query, safe, learned)
         height = job.query.index.shape[1] * task.group
-        seen = tile.seen().expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
+        seen = tile.addend() != -torch.inf  # hidden by the pattern, or by a bias of minus infinity
+        seen = seen.expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
         harm = torch.bmm(seen, tile.columns(bad_key))
         if best is not None:  # only winners hand their value over
             seen = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)

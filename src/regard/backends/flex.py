@@ -100,7 +100,8 @@ def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:
     if broken is None:
         return output
     # The plain mean of what is broken is positive exactly where something broken was seen.
-    share = flex(torch.zeros_like(query).float(), torch.zeros_like(key).float(), broken.float(), scale=1.0)
+    equal = torch.zeros_like(query).float(), torch.zeros_like(key).float()
+    share = flex(*equal, broken.float(), score_mod=_hides(request), scale=1.0)
     return torch.where(share > 0, torch.nan, output)
 
 
@@ -120,6 +121,18 @@ def _compiled(*arguments, **options) -> Tensor:
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def _hides(request: Request) -> Callable[..., Tensor] | None:
+    """All scores alike, except that a bias of minus infinity hides a pair."""
+    biased = _score_mod(request)
+    if biased is None:
+        return None
+
+    def hide(score: Tensor, *place: Tensor) -> Tensor:
+        return torch.where(biased(score, *place) == -torch.inf, -torch.inf, score)
+
+    return hide
 
 
 def _score_mod(request: Request) -> Callable[..., Tensor] | None:

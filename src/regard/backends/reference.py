@@ -48,9 +48,10 @@ def _meets(seen: Tensor, broken: Tensor) -> Tensor:
 
 
 def visible(request: Request) -> Tensor:
-    """The pattern as a mask that broadcasts to `(batch, head, query, key)`."""
+    """Who sees whom, a mask that broadcasts to `(batch, head, query, key)`; a bias of minus infinity hides a pair."""
     mask = request.pattern.matrix(*request.lengths, device=request.query.device)
-    return mask[:, None] if mask.ndim == 3 else mask
+    mask = mask[:, None] if mask.ndim == 3 else mask
+    return mask if request.bias is None else mask & (position_scores(request).detach() != -torch.inf)
 
 
 def weights(request: Request) -> Tensor:
@@ -65,7 +66,6 @@ def weights(request: Request) -> Tensor:
     position = position_scores(request)
     if request.hard:
         # The limit of softmax(beta * s + b) for growing beta: all mass on the largest s, shared between ties by b.
-        mask = mask & (position > -torch.inf)
         signed = torch.where(mask, content if request.beta > 0 else -content, -torch.inf).detach()
         best = signed.amax(-1, keepdim=True) if signed.shape[-1] else signed
         scores = torch.where((signed + rounding(request) >= best) & mask, position, -torch.inf)

@@ -57,7 +57,12 @@ class Sdpa(Backend):
         )
         if broken is not None:
             seen = broken.cummax(2).values if causal else broken.any(2, keepdim=True)
-            output = torch.where(seen.repeat_interleave(request.group, dim=1), torch.nan, output)
+            seen = seen.repeat_interleave(request.group, dim=1)
+            if bias is not None:  # minus infinity hides a pair
+                broken = broken.repeat_interleave(request.group, dim=1).to(query.dtype)
+                shown = (bias != -torch.inf).to(query.dtype).expand(-1, -1, *request.lengths)
+                seen = shown @ broken > 0
+            output = torch.where(seen, torch.nan, output)
         if not known_finite(query):
             # torch's CPU kernel answers zero to a query that is NaN.
             output = torch.where(torch.isfinite(query).all(-1, keepdim=True), output, torch.nan)

@@ -1,13 +1,15 @@
 """Scores that depend on position, asked for pair by pair and differentiable, never a square."""
 
-from regard.biases._axes import axis_scores, distances, table_scores
+from regard.biases._axes import axis_scores, distances, falls_apart, table_scores
 from regard.biases._encodings import quadratic_encoding
+from regard.biases._features import features_of, has_features
 from regard.biases.alibi import Alibi
 from regard.biases.base import Bias
 from regard.biases.gaussian import Gaussian
 from regard.biases.quadratic import Quadratic
 from regard.biases.relative_table import RelativeTable
 from regard.biases.row_column import RowColumn
+from regard.biases.shift import Shift
 from regard.biases.transformer_xl import TransformerXL
 
 __all__ = [
@@ -17,9 +19,13 @@ __all__ = [
     "Quadratic",
     "RelativeTable",
     "RowColumn",
+    "Shift",
     "TransformerXL",
     "axis_scores",
     "distances",
+    "falls_apart",
+    "features_of",
+    "has_features",
     "quadratic_encoding",
     "table_scores",
 ]

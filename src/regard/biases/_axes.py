@@ -24,20 +24,27 @@ def axis_scores(bias: Bias) -> tuple[Tensor, Tensor] | None:
         >>> rows.tolist(), columns[0, 0].tolist()
         ([[[-0.0, -1.0], [-1.0, -0.0]]], [-1.0, -0.0, -1.0])
     """
-    if not bias.relative:  # a subclass with scores of its own
+    if not falls_apart(bias):
         return None
     if isinstance(bias, RowColumn):
         return table_scores(bias.row), table_scores(bias.column)
-    if isinstance(bias, Quadratic) and bias.grid is not None:
+    assert isinstance(bias, (Quadratic, Gaussian))
+    assert bias.grid is not None
+    if isinstance(bias, Quadratic):
         return _hills(bias.grid, bias.centre, torch.stack((bias.alpha, bias.alpha), dim=1))
-    if isinstance(bias, Gaussian) and bias.grid is not None and not _slants(bias):
-        return _hills(bias.grid, bias.centre, 0.5 * bias.precision.diagonal(dim1=1, dim2=2))
-    return None
+    return _hills(bias.grid, bias.centre, 0.5 * bias.precision.diagonal(dim1=1, dim2=2))
+
+
+def falls_apart(bias: Bias) -> bool:
+    """Whether `axis_scores` has an answer, asked without computing it."""
+    if not bias.relative or getattr(bias, "grid", None) is None:  # or a subclass with scores of its own
+        return False
+    return isinstance(bias, (RowColumn, Quadratic)) or (isinstance(bias, Gaussian) and not _slants(bias))
 
 
 def _slants(bias: Gaussian) -> bool:
     """Whether the covariance has a slant, or may learn one."""
-    if torch.is_grad_enabled() and bias.root.requires_grad:
+    if (torch.is_grad_enabled() and bias.root.requires_grad) or torch._C._are_functorch_transforms_active():
         return True
     return bias.root.is_meta or bool(bias.precision[:, 0, 1].any())
 

@@ -28,6 +28,12 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     return bias.scores(query_position, key_position), query_code, key_code
 
 
+def entries_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor]:
+    """For each entry of the table the positions of a query and a key that have it."""
+    grid = getattr(bias, "grid", None)
+    return _codes(None if grid is None else (*grid, getattr(bias, "start", 0)), lengths)[2:]
+
+
 @functools.lru_cache(maxsize=64)
 def _codes(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes of queries and keys, and for each entry positions of a query and a key that have it."""

@@ -142,8 +142,13 @@ def forward(query, key, value, table, query_code, key_code, bias, words, masks, 
 
 
 def _plain(score: Score) -> Score:
-    """The same pairs, all with the same score."""
-    return Score(None, None, None, None, score.words, score.masks, 0.0)
+    """The same pairs, all with the same score; a bias of minus infinity still hides its own."""
+    table, bias = (None if tensor is None else _hidden(tensor) for tensor in (score.table, score.bias))
+    return score._replace(table=table, bias=bias, beta=0.0)
+
+
+def _hidden(scores: Tensor) -> Tensor:
+    return torch.zeros_like(scores).masked_fill_(scores == -torch.inf, -torch.inf)
 
 
 def _equal_scores(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,10 +228,9 @@ def backward(
 def _touched(marks, query, key, value, score: Score, learn_table, learn_bias) -> tuple[Tensor, ...]:
     """Gradients that are positive where a marked entry of the output's gradient arrives."""
     ones, equal = torch.ones_like(value), _equal_scores(query, key)
-    output, sums, _ = _run(*equal, ones, _plain(score))
-    # A bias of zeros, so that its gradient is asked for; with an output of zero every slope is positive.
-    table, bias = (None if tensor is None else torch.zeros_like(tensor) for tensor in (score.table, score.bias))
-    plain = score._replace(table=table, bias=bias, beta=0.0)
+    plain = _plain(score)
+    output, sums, _ = _run(*equal, ones, plain)
+    # With an output of zero every slope is positive.
     touched, _ = _run_back(marks, *equal, ones, plain, torch.zeros_like(output), sums, learn_table, learn_bias)
     return (sums, *touched[1:])
 

@@ -1,0 +1,65 @@
+"""A hill of positions added to content: more features of query and key, and ordinary attention without a bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.backends.base import Request, accumulation_dtype
+from regard.biases import features_of, has_features
+from regard.biases.base import Bias
+from regard.finite import cleaned, known_finite
+from regard.kernels import library
+from regard.kernels.softmax import Score, attention
+from regard.kernels.traced import words_of
+
+
+def content_refusal(request: Request) -> str | None:
+    """Why content and bias together are no inner product, or `None` if they are."""
+    bias = request.bias
+    if request.feature_map is not None:
+        return "it has no feature maps"
+    if bias is None:
+        return "it looks by position, and no bias says where"
+    if isinstance(bias, Tensor):
+        return "content is in the scores (beta is not 0), and a tensor is no product of positions"
+    if not has_features(bias, request.lengths):
+        name = type(bias).__name__
+        return f"content is in the scores (beta is not 0), and {name} is no product of features of the two positions"
+    if not request.dense:
+        return "with content it takes no pattern: positions become features, which see all pairs"
+    return None
+
+
+def with_features(request: Request) -> Tensor:
+    """`softmax(beta q . k + hill) v` as the attention of `[beta q, features]` over `[k, features]`."""
+    assert isinstance(request.bias, Bias)
+    features = features_of(request.bias, request.lengths)
+    assert features is not None
+    dtype = accumulation_dtype(request)
+    of_query, of_key = (part.to(dtype) for part in features)
+    shape = request.batch, request.heads, request.kv_heads
+    query = torch.cat((request.query.to(dtype) * request.beta, of_query.expand(shape[0], shape[1], -1, -1)), -1)
+    key = torch.cat((request.key.to(dtype), of_key.expand(shape[0], shape[2], -1, -1)), -1)
+    value = request.value.to(dtype)
+    output = _native(query, key, value, request) if _has_kernels(query) else _torch(query, key, value, request.group)
+    return output.to(request.value.dtype)
+
+
+def _has_kernels(query: Tensor) -> bool:
+    return library.missing() is None and query.device.type == "cpu"
+
+
+def _native(query: Tensor, key: Tensor, value: Tensor, request: Request) -> Tensor:
+    words, masks = words_of(request.pattern, request.lengths, library.lanes(value.dtype))
+    return attention(query, key, value, Score(None, None, None, None, words, masks, 1.0))[0]
+
+
+def _torch(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
+    if known_finite(query, key, value):
+        return scaled_dot_product_attention(query, key, value, scale=1.0, enable_gqa=group > 1)
+    broken = (~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)).any(2, keepdim=True)
+    output = scaled_dot_product_attention(query, cleaned(key), cleaned(value), scale=1.0, enable_gqa=group > 1)
+    lost = broken.repeat_interleave(group, dim=1) | ~torch.isfinite(query).all(-1, keepdim=True)
+    return torch.where(lost, torch.nan, output)

@@ -1,0 +1,74 @@
+"""A hill of relative positions as an inner product of features of absolute ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.biases.base import Bias
+from regard.biases.gaussian import Gaussian
+from regard.biases.quadratic import Quadratic
+from regard.patterns.box import Lengths
+
+
+def features_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
+    r"""Features of queries `(head, query, f)` and of keys `(key, f)` whose products are the scores of a hill.
+
+        Quadratic   -alpha |k - p|^2 = alpha (1, 2 p_1, 2 p_2) . (-|k|^2, k_1, k_2) - alpha |p|^2,    p = q + centre
+        Gaussian    -1/2 (k - p)^T P (k - p) = (-P_11 / 2, -P_12, -P_22 / 2, (P p)_1, (P p)_2) . (k_1^2, k_1 k_2, k_2^2,
+                    k_1, k_2) - 1/2 p^T P p
+
+    The last term, the same for all keys of a query, is left out: softmax ignores it. So a hill needs 3 features on a
+    grid and 2 along a line, a slanted one 5, and joined to query and key they make it ordinary attention without a
+    bias: no table, no square. Keys share their features among heads. Coordinates count from the middle, which
+    halves the largest and so quarters what rounding can do.
+
+    `None` for other biases, and where tokens lie outside the grid.
+
+    Source: the products are those of Cordonnier, Loukas and Jaggi (ICLR 2020), equation (9), read as absolute
+    positions. Where we differ: they multiply encodings of relative positions, one for each pair.
+
+        >>> from regard.biases import features_of
+        >>> from regard.patterns import Lengths
+        >>> query, key = features_of(Quadratic(2, grid=(3, 5)), Lengths(15, 15))
+        >>> query.shape, key.shape
+        (torch.Size([2, 15, 3]), torch.Size([15, 3]))
+    """
+    if not has_features(bias, lengths):
+        return None
+    assert isinstance(bias, (Quadratic, Gaussian))
+    query, key = _places(bias, lengths)
+    looked = query + bias.centre[:, None]  # (head, query, axis)
+    if isinstance(bias, Quadratic):
+        alpha = bias.alpha[:, None, None]
+        ones = torch.ones_like(looked[..., :1])
+        return alpha * torch.cat((ones, 2 * looked), -1), torch.cat((-key.square().sum(-1, keepdim=True), key), -1)
+    axes = key.shape[1]
+    first, second = torch.triu_indices(axes, axes, device=key.device)
+    # Off the diagonal an entry of P counts twice.
+    factor = torch.where(first == second, -0.5, -1.0).to(key.dtype)
+    precision = bias.precision.to(key.dtype)
+    steep = (precision[:, first, second] * factor)[:, None].expand(-1, query.shape[0], -1)
+    return torch.cat((steep, looked @ precision), -1), torch.cat((key[:, first] * key[:, second], key), -1)
+
+
+def has_features(bias: Bias, lengths: Lengths) -> bool:
+    """Whether `features_of` has an answer, asked without computing it."""
+    if not bias.relative or not isinstance(bias, (Quadratic, Gaussian)):
+        return False
+    if bias.grid is None:
+        return True
+    return not bias.start and lengths.queries <= lengths.keys == bias.grid[0] * bias.grid[1]
+
+
+def _places(bias: Quadratic | Gaussian, lengths: Lengths) -> tuple[Tensor, Tensor]:
+    """Where queries and keys lie, `(token, axis)`, from the middle of the keys."""
+    dtype = torch.promote_types(bias.centre.dtype, torch.float32)  # halves count to 256 only
+    query = torch.arange(lengths.queries, dtype=dtype, device=bias.centre.device) + lengths.offset
+    key = torch.arange(lengths.keys, dtype=dtype, device=bias.centre.device)
+    middle = (lengths.keys - 1) / 2
+    if bias.grid is None:
+        return (query - middle)[:, None], (key - middle)[:, None]
+    rows, columns = bias.grid
+    places = torch.stack((key // columns - (rows - 1) / 2, key % columns - (columns - 1) / 2), -1)
+    return places[lengths.offset :], places

@@ -1,0 +1,174 @@
+"""Every head looks at exactly one relative position: the hard limit of a hill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.biases._arguments import grid_of, head_count, refusal, shown
+from regard.biases._geometry import coordinates, every_head, masked, own_head, total
+from regard.biases.base import Bias
+
+EDGES = ("replicate", "zeros", "circular", "reflect")
+
+
+class Shift(Bias):
+    r"""Each head looks at one place only, a fixed number of steps from the query.
+
+        score[h, i, j] = 0    where position(j) = edge(position(i) + steps[h]),    -infinity elsewhere
+
+    with `steps` whole numbers, one along a line or (row, column) on a `grid` read row by row from position 0. What lies
+    outside the grid is found by the edges:
+
+        replicate   the nearest place inside, clamp(p, 0, n - 1): what the hill of `Quadratic` does as alpha grows
+        zeros       nothing: the head sees no key there, and its output is zero
+        circular    p mod n
+        reflect     mirrored at the outermost places, which are not repeated
+
+    Without content (`beta=0`) attention is a copy, bit by bit, whatever else is in the values; nine heads are the nine
+    shifted images that a 3 x 3 convolution adds up. Nothing is learned: the limit has no slope.
+
+    Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional Layers" (ICLR
+    2020), Lemma 1; the limit alpha -> infinity in the proof of Lemma 2.
+
+    Where we differ: the paper's limit replicates at the border, whatever the convolution wants; here it is chosen. A
+    line has no known end, so that along a line there is only "zeros"; `grid=(1, tokens)` is a line with ends. Pairs
+    with a token that is not on the grid score 0, as everywhere.
+
+    Args:
+        heads: number of heads.
+        steps: where each head looks, `(head, axis)`, whole numbers.
+        grid: rows and columns; `None` is a line.
+        edges: what is outside the grid; `None` is "replicate" on a grid and "zeros" along a line.
+
+    >>> bias = Shift(2, steps=[[0, 1], [1, 0]], grid=(2, 3))
+    >>> x = torch.arange(6.0).reshape(1, 1, 6, 1)
+    >>> attend(torch.zeros(1, 2, 6, 1), x, x, beta=0, bias=bias).flatten(2).tolist()
+    [[[1.0, 2.0, 2.0, 4.0, 5.0, 5.0], [3.0, 4.0, 5.0, 3.0, 4.0, 5.0]]]
+    """
+
+    relative = False
+    steps: Tensor
+    zero: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        steps: Tensor | Sequence[Sequence[int]],
+        grid: Sequence[int] | None = None,
+        edges: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = head_count("Shift", heads)
+        self.grid, self.start = grid_of("Shift", grid, 0)
+        self.edges = _edges(edges, self.grid)
+        # Without an end there is nothing to find: whether a pair meets depends on its steps alone.
+        self.relative = self.edges == "zeros"
+        self._steps = _whole(steps, self.heads, 1 if self.grid is None else 2)
+        # The constructor's arguments determine both, so checkpoints need not carry them; zero knows the dtype.
+        self.register_buffer("steps", torch.tensor(self._steps, device=device), persistent=False)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.register_buffer("zero", torch.zeros((), dtype=dtype, device=device), persistent=False)
+
+    def reset_buffers(self) -> None:
+        """The steps anew, for a module that was built without memory."""
+        self.steps = torch.tensor(self._steps, device="cpu")
+        self.zero = torch.zeros((), dtype=self.zero.dtype, device="cpu")
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        head = every_head(self.heads, query_position, key_position)
+        return self.score(head, query_position, key_position)
+
+    def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        steps = self.steps[own_head(self.heads, head)].unbind(dim=-1)
+        if self.grid is None:
+            return self._meets(key_position - query_position == steps[0])
+        query_row, query_column, query_inside = coordinates(query_position, self.grid, 0)
+        key_row, key_column, key_inside = coordinates(key_position, self.grid, 0)
+        rows, columns = self.grid
+        down, across = self._found(query_row + steps[0], rows), self._found(query_column + steps[1], columns)
+        return masked(self._meets((key_row == down) & (key_column == across)), query_inside & key_inside)
+
+    def targets(self, queries: int, first: int = 0) -> Tensor:
+        """The position that each head looks at from `queries` positions on, beginning with `first`, `(head, query)`.
+
+        What is negative is no position: with zeros, a place outside the grid is -1.
+
+        >>> Shift(1, steps=[[2]]).targets(3).tolist(), Shift(1, [[0, -1]], (1, 3), "circular").targets(3).tolist()
+        ([[2, 3, 4]], [[2, 0, 1]])
+        """
+        position = torch.arange(first, first + queries, device=self.steps.device)
+        if self.grid is None:
+            return position + self.steps
+        columns = self.grid[1]
+        places = torch.stack((position // columns, position % columns), dim=-1)  # (query, axis)
+        found = [
+            self._found(place + step[:, None], size)
+            for place, step, size in zip(places.unbind(-1), self.steps.unbind(-1), self.grid, strict=True)
+        ]
+        inside = total(((place >= 0) & (place < size)).int() for place, size in zip(found, self.grid, strict=True)) == 2
+        return torch.where(inside, found[0] * columns + found[1], -1)
+
+    def _found(self, place: Tensor, size: int) -> Tensor:
+        """Where a place along an axis of `size` is found; with zeros, it stays outside."""
+        if self.edges == "replicate":
+            return place.clamp(0, size - 1)
+        if self.edges == "circular":
+            return place % size
+        if self.edges == "reflect":
+            around = place % max(2 * size - 2, 1)
+            return torch.where(around < size, around, 2 * size - 2 - around)
+        return place
+
+    def _meets(self, meets: Tensor) -> Tensor:
+        return torch.where(meets, self.zero, -torch.inf)
+
+    def extra_repr(self) -> str:
+        return shown(heads=self.heads, steps=self._steps, grid=self.grid, edges=self.edges)
+
+
+def _edges(edges: str | None, grid: tuple[int, int] | None) -> str:
+    if edges is None:
+        return "zeros" if grid is None else "replicate"
+    if edges not in EDGES:
+        raise refusal(
+            "Shift",
+            asked=f"edges={edges!r}",
+            found=f"none of {', '.join(EDGES)}",
+            because="a step may leave the grid, and something must be found there",
+            instead='edges="replicate", or "zeros" for a head that sees nothing there',
+        )
+    if grid is None and edges != "zeros":
+        raise refusal(
+            "Shift",
+            asked=f"edges={edges!r} and no grid",
+            found="a line, whose end is not known",
+            because="only the number of tokens says where a line ends",
+            instead="grid=(1, tokens), with steps (0, step)",
+        )
+    return edges
+
+
+def _whole(steps: Tensor | Sequence[Sequence[int]], heads: int, axes: int) -> list[list[int]]:
+    """The steps of every head along every axis, refused unless they are whole numbers."""
+    try:
+        given = torch.as_tensor(steps, device="cpu")
+        exact, shape = given.to(torch.int64), tuple(given.shape)
+        found = f"shape {shape}" if shape != (heads, axes) else "a step that is not a whole number"
+    except (TypeError, ValueError):
+        given = exact = None
+        found, shape = f"{steps!r}", ()
+    if given is None or exact is None or shape != (heads, axes) or not bool((exact == given).all()):
+        raise refusal(
+            "Shift",
+            asked=f"steps={steps!r}",
+            found=found,
+            because="every head looks at one place, a whole number of steps away along each axis",
+            instead=f"steps of shape (head, axis) = ({heads}, {axes}); Quadratic for centres between places",
+        )
+    return exact.tolist()
