@@ -30,8 +30,8 @@ def test_one_head_more_than_the_rank_is_enough(rank, edges):
     assert kernel_rank(conv.weight) == rank
     assert isinstance(layer, TableAttention)
     assert layer.heads == rank + 1
-    # Lifting a table makes sums of about 25 times the kernel that cancel again: hence the bound.
-    assert (layer(image) - conv(image)).abs().max() < 2e-13 * conv(image).abs().max()
+    # Sums of 150 products, and what is lifted cancels again: a few units of rounding for each root of them.
+    assert (layer(image) - conv(image)).abs().max() < 4 * 2.2e-16 * 150**0.5 * conv(image).abs().max()
     assert (layer.looks > 0).all()
     torch.testing.assert_close(layer.looks.sum(-1), torch.ones(rank + 1, dtype=DOUBLE))
 
@@ -115,9 +115,9 @@ def test_back_to_the_same_convolution():
     torch.testing.assert_close(fit.kernel, conv.weight, rtol=1e-12, atol=1e-12)
 
 
-def test_in_float32_the_lift_costs_less_than_two_digits():
+def test_in_float32_the_lift_costs_less_than_a_digit():
     conv = conv_of_rank(3, padding=2)
     image = torch.randn(2, 6, 11, 13, dtype=DOUBLE)
     truth = conv(image)
     layer = conv_to_attention(conv, heads="minimal").float()
-    assert (layer(image.float()) - truth).abs().max() < 100 * 6e-8 * truth.abs().max()
+    assert (layer(image.float()) - truth).abs().max() < 4 * 1.2e-7 * 150**0.5 * truth.abs().max()

@@ -95,7 +95,7 @@ class Lattice:
         ]
         whole = self._widened(image, before, after)
         views = [whole[(..., *_window(step, before, lengths, strides))] for step in steps]
-        return torch.stack(views, dim=2)
+        return torch.stack(views, dim=2) if len(views) > 1 else views[0].unsqueeze(2)
 
     def pixel(self, place: Tensor, size: int) -> Tensor:
         """Which pixel of an axis is seen at a place, beyond the edges too; with zeros there, -1."""

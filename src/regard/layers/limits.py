@@ -206,8 +206,8 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, beta: float) -
     is largest where `m = n + step`: `W^k` is a rotation, and the head looks `step` tokens ahead. `taps` is `(tap, out,
     in)`, `dim` the channels of the positions, which stand beside the tokens. With `beta >= ln(2 / tolerance) /
     sinusoidal_gap(dim, tokens)` a head leaves `tolerance` to its two neighbours, and much less to the others; a finite
-    `beta` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token there,
-    less sharply.
+    `beta` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token
+    there, less sharply.
 
         >>> from regard.layers.limits import shift_attention
         >>> ahead = shift_attention([1], torch.ones(1, 1, 1), dim=64, beta=math.inf)

@@ -318,7 +318,9 @@ def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -
     queries = seen.shape[3:]
     columns = seen.reshape(len(seen), groups, math.prod(seen.shape[1:3]) // groups, math.prod(queries))
     rows = weight.reshape(groups, weight.shape[0] // groups, -1)
-    output = rows[0] @ columns[:, 0] if groups == 1 else (rows @ columns).flatten(1, 2)
+    # `rows[0] @ columns` would turn all images round to make a single product of them.
+    one = groups == 1
+    output = torch.bmm(rows.expand(len(seen), -1, -1), columns[:, 0]) if one else (rows @ columns).flatten(1, 2)
     if bias is not None:
         output = output + bias[:, None]
     return output.unflatten(-1, queries)
