@@ -122,6 +122,27 @@ def test_encoding(capsys):
     assert found["queries and keys made once"] == 150_994_944
     assert int(found["times as much"]) == 455
     assert found["exponent of D"] == pytest.approx(2.0, abs=0.02)
+    grid = counts(capsys, "encoding", "--grid", "32", "32", "--d", "64")
+    assert grid["queries and keys made once"] == 150_994_944
+    assert grid["quadratic encoding, different scores"] == 63 * 63
+    assert grid["sums over values, rows and columns apart"] == 2 * 1024 * 64 * 64
+    assert main(["cost", "encoding", "--dim", "64"]) == 2
+    assert "--tokens 1024, or --grid 32 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("books", "ours"),
+    [
+        ("attention --n 256 --d 512", "attention --tokens 256 --width 512"),
+        ("mha --n 256 --d 512 --heads 8", "mha --tokens 256 --width 512 --heads 8"),
+        ("append --n 255 --d 512", "append --tokens 255 --width 512"),
+        ("linear --n 256 --d 64", "linear --tokens 256 --width 64"),
+        ("encoding --n 1024 --d 64", "encoding --tokens 1024 --dim 64"),
+        ("parallel --T 1024 --J 512 --K 8 --serial-dot", "parallel --T 1024 --J 512 --K 8 --serial"),
+    ],
+)
+def test_sizes_may_be_asked_for_by_the_letters_of_the_books(capsys, books, ours):
+    assert counts(capsys, *books.split()) == counts(capsys, *ours.split())
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,11 @@ def test_a_cost_is_plain_python_too():
     assert plain["quantities"]["macs"] == {"formula": "B*H*N*d*(N + 1)", "value": 80_800}
     assert plain["letters"]["N"]["value"] == 100
     assert set(plain["parts"]) == {"scores", "softmax", "values"}
+
+
+def test_what_has_no_number_yet_can_be_looked_at() -> None:
+    asked = cost(Attention(), dim=64)
+    assert repr(asked.macs) == "2*B*H*N**2*d"
+    assert not asked.macs.known
+    assert "macs 2*B*H*N**2*d" in repr(asked)
+    assert cost(Attention(), dim=64, tokens=3).macs.known

@@ -7,11 +7,13 @@ Cordonnier, Loukas and Jaggi (ETH); the published models.
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
 
 import regard
 from regard import Attention, Axial, Causal, First, Full, GridStride, GridWindow, Neighborhood, Where, Window
 from regard.cost import Cost, cost
+from regard.cost.letters import letters
 from regard.layers import ChannelAttention, MultiHeadAttention, Sizes, WindowAttention
 from regard.models import (
     GPT,
@@ -65,9 +67,9 @@ def test_bert(size: str, alone: int, with_heads: int) -> None:
 
 def test_bert_base_by_parts_and_cased() -> None:
     found = cost(built(Bert, BertConfig.bert("base")))
-    parts = [int(part.parameters) for part in found.by_part(1).values() if int(part.parameters)]
-    assert sum(parts) == 23_837_184 + 85_054_464 + 590_592
-    assert 590_592 in parts  # the pooler
+    parts = {name: int(part.parameters) for name, part in found.by_part(1).items()}
+    assert (parts.pop("blocks"), parts.pop("pooler")) == (85_054_464, 590_592)
+    assert sum(parts.values()) == 23_837_184  # words, positions, segments and their norm
     assert cost(built(Bert, BertConfig.bert("base", vocabulary=28996))).parameters == 108_310_272
 
 
@@ -166,9 +168,21 @@ def test_the_transformer() -> None:
     assert cost(built(Transformer, TransformerConfig.base())).parameters == 63_082_496
     assert cost(built(Transformer, TransformerConfig.big())).parameters == 214_245_376
     assert cost(built(Transformer, TransformerConfig.base(attention_bias=False))).parameters == 63_045_632
-    parts = cost(built(Transformer, TransformerConfig.base())).by_part(1)
-    found = {int(part.parameters) for part in parts.values()}
-    assert {18_914_304, 25_224_192} <= found or sum(found) - 37000 * 512 == 44_138_496
+    parts = {
+        name: int(part.parameters)
+        for name, part in cost(built(Transformer, TransformerConfig.base())).by_part(2).items()
+    }
+    assert parts["encoder.blocks"] == 6 * 3_152_384 == 18_914_304
+    assert parts["decoder.blocks"] == 6 * 4_204_032 == 25_224_192
+    assert sum(parts.values()) - 37_000 * 512 == 44_138_496
+    with torch.device("meta"):  # torch's has two norms more
+        theirs = torch.nn.Transformer(512, 8, 6, 6, 2048, batch_first=True)
+    found = cost(theirs, tokens=11, context_tokens=13)
+    assert found.parameters == 44_140_544 == 44_138_496 + 2 * 2 * 512
+    # Four matrices of D^2 for each attention, two of D F; pairs of the square, also in the decoder.
+    encoder = 13 * (4 * 512**2 + 2 * 512 * 2048) + 2 * 13**2 * 512
+    decoder = 11 * (6 * 512**2 + 2 * 512 * 2048) + 13 * 2 * 512**2 + 2 * 11**2 * 512 + 2 * 11 * 13 * 512
+    assert found.macs == 6 * (encoder + decoder)
 
 
 # Layers
@@ -250,6 +264,22 @@ def test_tokens_or_channels() -> None:
     assert channel.macs - 268_435_456 == 134_217_728
     assert channel.exponentials == 262_144
     assert float(channel.macs / layer.macs) == 1.2
+
+
+def test_formulas_of_the_two_attentions_of_davit() -> None:
+    """P tokens of C channels: 2 P^2 C + 4 P C^2 over all patches and 6 P C^2 over all channels; with windows of P_w
+    patches 2 P P_w C + 4 P C^2, with groups of C_g channels 2 P C_g C + 4 P C^2."""
+    B, D, H, N, R, W = letters("B D H N R W")
+    patches, channels = cost(MultiHeadAttention(512, 1)), cost(ChannelAttention(512, groups=16))
+    assert sympy.expand(patches.macs.formula - B * (2 * N**2 * D + 4 * N * D**2)) == 0
+    assert sympy.expand(channels.macs.formula - B * (2 * N * (D / H) * D + 4 * N * D**2)) == 0
+    assert sympy.expand(channels.macs.formula.subs(H, 1) - 6 * B * N * D**2) == 0
+    windows = cost(WindowAttention(512, 16, 7), image=(21, 14)).macs
+    assert windows == 2 * 21 * 14 * 49 * 512 + 4 * 21 * 14 * 512**2  # no padding
+    padded = {R: 7 * sympy.ceiling(R / 7), W: 7 * sympy.ceiling(W / 7)}
+    area = (padded[R] * padded[W]).subs({R: 16, W: 15})
+    assert cost(WindowAttention(512, 16, 7), image=(16, 15)).macs == 2 * area * 49 * 512 + 4 * area * 512**2
+    assert {str(symbol) for symbol in windows.formula.free_symbols} >= {"B", "D", "R", "W", "w"}
 
 
 def test_channels_in_groups_and_windows() -> None:

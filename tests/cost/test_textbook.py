@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import Attention, Causal, GridWindow, Where, Window, cost
+from regard.calculus import separable_attention
 from regard.cost import textbook
 from regard.errors import CostError
 from regard.layers import MultiHeadAttention, Sizes
@@ -242,6 +243,24 @@ def test_operations_of_relative_scores():
     assert table["all entries, naively"] == 68_719_476_736
     assert table["queries and keys made once"] == 150_994_944
     assert table["times as much"].value == pytest.approx(455, abs=0.2)
+
+
+def test_a_quadratic_encoding_falls_apart_into_rows_and_columns():
+    table = textbook.encoding((32, 32), 64)
+    assert table["queries and keys made once"] == 150_994_944  # as 1,024 tokens in a row
+    assert table["quadratic encoding, lookups"] == 1024**2
+    assert table["quadratic encoding, different scores"] == 63**2
+    assert table["sums over values, pair by pair"] == 2 * 1024**2 * 64
+    assert table["sums over values, rows and columns apart"] == 2 * 1024 * 64 * 64
+    # What runs, for one head of 64 channels on a grid that is not square.
+    rows, columns = torch.randn(1, 3, 3), torch.randn(1, 5, 5)
+    with FlopCounterMode(display=False) as theirs:
+        separable_attention(rows, columns, torch.randn(1, 3, 5, 64))
+    apart = textbook.encoding((3, 5), 64)
+    assert apart["sums over values, rows and columns apart"] == theirs.get_total_flops()
+    assert apart["quadratic encoding, different scores"] == 5 * 9
+    # The power of N: four times the tokens, eight times the work.
+    assert textbook.encoding((64, 64), 64)["sums over values, rows and columns apart"] == 8 * 2 * 1024 * 64 * 64
 
 
 def test_queries_and_keys_made_once_are_what_torch_counts():

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Size(NamedTuple):
-    """An option that is a size: its name, its letter, what it means, and its number if it has one by itself."""
+    """An option that is a size: its name, its letter, what it means, and its number if it has one by itself.
+
+    `also` is the letter by which the books ask: `--n` is `--tokens`.
+    """
 
     name: str
     letter: str
@@ -25,6 +28,7 @@ class Size(NamedTuple):
     default: int | None = None
     required: bool = True
     sides: int = 1
+    also: str | None = None
 
 
 class Word(NamedTuple):
@@ -36,8 +40,8 @@ class Word(NamedTuple):
     make: Callable[[argparse.Namespace], Table]
 
 
-TOKENS = Size("tokens", "N", "tokens")
-WIDTH = Size("width", "D", "channels of a token")
+TOKENS = Size("tokens", "N", "tokens", also="n")
+WIDTH = Size("width", "D", "channels of a token", also="d")
 GRID = Size("grid", "R C", "rows and columns of patches", sides=2)
 CHANNELS = Size("channels", "C", "channels of a patch")
 
@@ -63,6 +67,19 @@ def _patterns(asked: argparse.Namespace) -> Table:
     from regard.cost import textbook
 
     return textbook.patterns(tuple(asked.grid), asked.channels)
+
+
+def _encoding(asked: argparse.Namespace) -> Table:
+    from regard.cost import textbook
+
+    if (asked.tokens is None) == (asked.grid is None):
+        raise InputError(
+            "it is not clear how many tokens there are.",
+            asked="neither tokens nor a grid" if asked.grid is None else "both tokens and a grid",
+            because="tokens are a row of N, or a grid of R by C",
+            instead="--tokens 1024, or --grid 32 32",
+        )
+    return textbook.encoding(asked.tokens if asked.grid is None else tuple(asked.grid), asked.dim)
 
 
 def _parallel(asked: argparse.Namespace) -> Table:
@@ -139,9 +156,13 @@ WORDS: dict[str, Word | None] = {
     ),
     "encoding": Word(
         "operations of relative scores, entry by entry and with queries and keys made once",
-        (TOKENS, Size("dim", "D", "channels of a token")),
+        (
+            TOKENS._replace(required=False),
+            Size("dim", "D", "channels of a token", also="d"),
+            GRID._replace(meaning="rows and columns of pixels, instead of N", required=False),
+        ),
         "--tokens 1024 --dim 64",
-        _book("encoding", "tokens", "dim"),
+        _encoding,
     ),
     "parallel": Word(
         "steps of self-attention if everything that can run at once does",
@@ -231,6 +252,7 @@ def parser(name: str, word: Word) -> argparse.ArgumentParser:
         many: dict[str, Any] = {"nargs": size.sides, "metavar": tuple(size.letter.split())} if size.sides > 1 else {}
         said.add_argument(
             f"--{size.name}",
+            *([] if size.also is None else [f"--{size.also}"]),
             **{"metavar": size.letter, **many},
             type=whole,
             default=size.default,
@@ -238,7 +260,9 @@ def parser(name: str, word: Word) -> argparse.ArgumentParser:
             help=size.meaning,
         )
     if name == "parallel":
-        said.add_argument("--serial", action="store_true", help="sums one after the other instead of as trees")
+        said.add_argument(
+            "--serial", "--serial-dot", action="store_true", help="sums one after the other instead of as trees"
+        )
     said.add_argument("--json", metavar="FILE", help="write the table as JSON; - prints it instead")
     return said
 

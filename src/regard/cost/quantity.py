@@ -44,6 +44,11 @@ class Quantity:
         whole = sympy.Integer(number) if number.is_integer else None
         return int(whole) if whole is not None else float(number)
 
+    @property
+    def known(self) -> bool:
+        """Whether every letter has a number."""
+        return all(symbol in self.values for symbol in self.formula.free_symbols)
+
     def at(self, values: Values) -> Quantity:
         """The same formula with other numbers."""
         return Quantity(self.formula, {**self.values, **values}, self.unit)
@@ -106,7 +111,10 @@ class Quantity:
         return format(self.value, how)
 
     def __repr__(self) -> str:
-        return f"{self.value:,} = {self.formula}" if self.formula.free_symbols else f"{self.value:,}"
+        if not self.formula.free_symbols:
+            return f"{self.value:,}"
+        # What has no number yet is shown as what it is, not refused: somebody may just be looking.
+        return f"{self.value:,} = {self.formula}" if self.known else str(self.formula)
 
 
 def _number(other: Any) -> Any:

@@ -9,7 +9,7 @@ from regard.cost.letters import letters
 from regard.cost.textbook.table import Table, rows, sizes
 
 
-def encoding(tokens: int, dim: int) -> Table:
+def encoding(tokens: int | tuple[int, int], dim: int) -> Table:
     """Operations of the scores of relative attention, entry by entry and with queries and keys made once.
 
     Each of the four terms is two products of a matrix with a vector and an inner product, 2 D (2 D - 1) + 2 D - 1 =
@@ -17,22 +17,39 @@ def encoding(tokens: int, dim: int) -> Table:
     together are counted by the leading term. With queries and keys made once, 4 N D^2 + 2 N^2 D operations make all
     products of two contents.
 
+    A quadratic encoding needs no products: a score is looked up, and on a grid of R by W tokens, a pair of `tokens`,
+    there are (2 R - 1) (2 W - 1) different ones. Its weights are a product over rows and columns, so that the sums over
+    values are two, 2 N (R + W) D operations instead of 2 N^2 D: the power 3/2 of N instead of its square.
+
     The assignment on Cordonnier, Loukas and Jaggi (2020), question b2.
     """
-    N, D = letters("N D")
+    N, D, R, W = letters("N D R W")
+    if isinstance(tokens, int):
+        values, seen, where = sizes(N=tokens, D=dim), N, f"{tokens:,} tokens"
+        grid = []
+    else:
+        values, seen, where = sizes(R=tokens[0], W=tokens[1], D=dim), R * W, f"{tokens[0]} x {tokens[1]} tokens"
+        square, apart = 2 * (R * W) ** 2 * D, 2 * R * W * (R + W) * D
+        grid = [
+            ("quadratic encoding, different scores", (2 * R - 1) * (2 * W - 1)),
+            ("sums over values, pair by pair", square),
+            ("sums over values, rows and columns apart", apart),
+            ("sums: times as much", sympy.cancel(square / apart)),
+        ]
     entry = 4 * (4 * D**2 - 1) + 3
-    naive, cached = 16 * N**2 * D**2, 4 * N * D**2 + 2 * N**2 * D
+    naive, cached = 16 * seen**2 * D**2, 4 * seen * D**2 + 2 * seen**2 * D
     return Table(
-        f"Relative scores of {tokens:,} tokens with {dim:,} channels",
+        f"Relative scores of {where} with {dim:,} channels",
         rows(
-            sizes(N=tokens, D=dim),
+            values,
             [
                 ("one entry, naively", sympy.expand(entry)),
                 ("exponent of D", sympy.log(entry.subs(D, 2 * D) / entry, 2)),
                 ("all entries, naively", naive),
                 ("queries and keys made once", cached),
                 ("times as much", sympy.cancel(naive / cached)),
-                ("quadratic encoding, lookups", N**2),
+                ("quadratic encoding, lookups", seen**2),
+                *grid,
             ],
         ),
         "Operations: a multiplication or an addition each.",
