@@ -38,7 +38,7 @@ class TeacherRecipe(Config):
     position: str = "quadratic"
     steps: int = 1500
     batch: int = 8
-    rate: float = 0.05
+    rate: float = 0.1
     every: int = 50
     seed: int = 0
 

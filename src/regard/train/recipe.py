@@ -160,9 +160,11 @@ class ViTRecipe(Recipe):
     kind: ClassVar[str] = "vit"
 
     epochs: int = 60
+    rate: float = 2e-3
+    smoothing: float = 0.1
     patch: int = 2
     dim: int = 64
-    layers: int = 4
+    layers: int = 3
     heads: int = 4
     hidden: int | None = None
     pool: str = "class"

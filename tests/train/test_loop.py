@@ -1,0 +1,240 @@
+"""Runs: the same numbers from the same seed, whether or not something stops them on the way."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from agreement import refused
+
+from regard.errors import CheckpointError, InputError
+from regard.models.spatial import POSITIONS, SpatialTransformer
+from regard.train import Interrupted, SpatialRecipe, ViTRecipe, read_run, train
+from regard.train import loop as loops
+from regard.train.data import Images, digits
+
+SMALL = SpatialRecipe(epochs=3, batch=24, layers=2, heads=3, dim=8, hidden=8, dropout=0.2, attention_dropout=0.1)
+RECIPES = {
+    **{position: dataclasses.replace(SMALL, position=position) for position in POSITIONS},
+    "sgd": dataclasses.replace(SMALL, optimizer="sgd", rate=0.05, clip=None, shift=1, turn=0, stretch=0, flip=True),
+    "vit": ViTRecipe(epochs=3, batch=24, layers=1, dim=8, heads=2, dropout=0.2),
+}
+
+
+def told(run):
+    """Everything a run has to say, without its clock."""
+    epochs = [
+        (repr(epoch.loss), epoch.accuracy, epoch.rate, {name: gaze.scores for name, gaze in epoch.gazes.items()})
+        for epoch in run.epochs
+    ]
+    return epochs, run.model.state_dict()
+
+
+def assert_same(one, other):
+    (epochs, state), (again, other_state) = told(one), told(other)
+    assert [epoch[:3] for epoch in epochs] == [epoch[:3] for epoch in again]
+    for mine, theirs in zip(epochs, again, strict=True):
+        assert mine[3].keys() == theirs[3].keys()
+        assert all(torch.equal(scores, theirs[3][name]) for name, scores in mine[3].items())
+    assert state.keys() == other_state.keys()
+    assert all(torch.equal(value, other_state[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("name", ["learned", "content", "sgd", "vit"])
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tmp_path):
+    recipe = RECIPES[name]
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = train(recipe, data=few)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert_same(one, train(recipe, tmp_path / "run", data=few))
+    other = train(dataclasses.replace(recipe, seed=1), data=few)
+    assert [epoch.loss for epoch in other.epochs[1:]] != [epoch.loss for epoch in one.epochs[1:]]
+    assert one.done
+    assert not one.model.training
+    assert [epoch.number for epoch in one.epochs] == [0, 1, 2, 3]
+    layers = [] if name == "vit" else ["blocks.0.attention", "blocks.1.attention"]
+    assert all(list(epoch.gazes) == layers for epoch in one.epochs)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name, few, tmp_path, monkeypatch):
+    whole, folder, taken = train(RECIPES[name], data=few), tmp_path / "run", []
+    step = loops.Training._step
+
+    def stop_at(number):
+        def counted(self, *arguments):
+            loss = step(self, *arguments)
+            taken.append(arguments[-1])
+            if len(taken) == number:
+                os.kill(os.getpid(), signal.SIGINT)  # waits for the end of the step
+            return loss
+
+        return counted
+
+    for number in (2, 5, 9):  # within the first and second epochs, and within the third
+        monkeypatch.setattr(loops.Training, "_step", stop_at(number))
+        with pytest.raises(Interrupted, match=f"kept in {folder}"):
+            train(RECIPES[name], folder, data=few)
+    monkeypatch.setattr(loops.Training, "_step", stop_at(10**9))
+    assert_same(whole, train(RECIPES[name], folder, data=few))
+    assert taken == list(range(12))  # four batches of 24 in each of three epochs, none of them twice
+    assert_same(whole, read_run(folder, data=few))
+    assert_same(whole, train(RECIPES[name], folder, data=few))  # nothing is left to do
+    assert len(taken) == 12
+
+
+def test_a_run_tells_of_itself_before_it_is_done(few, tmp_path, monkeypatch):
+    recipe = RECIPES["quadratic"]
+    monkeypatch.setattr(loops.Training, "_epoch", _raising_in(2, loops.Training._epoch))
+    with pytest.raises(RuntimeError, match="power"):
+        train(recipe, tmp_path, data=few)
+    run = read_run(tmp_path, data=few)
+    assert not run.done
+    assert [epoch.number for epoch in run.epochs] == [0, 1, 2]
+    assert loops.accuracy(run.model, few) == run.accuracy
+    assert not (tmp_path / "model").exists()
+
+
+def _raising_in(epoch, original):
+    def raising(self, *arguments):
+        if self.position.epoch == epoch:
+            raise RuntimeError("the power is gone")
+        return original(self, *arguments)
+
+    return raising
+
+
+def test_the_model_of_a_finished_run_is_a_checkpoint_like_any_other(few, tmp_path):
+    run = train(RECIPES["gaussian"], tmp_path, data=few)
+    model = SpatialTransformer.from_pretrained(tmp_path / "model")
+    image = few.normalise(few.test.images[:3])
+    assert torch.equal(model(image), run.model(image))
+
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+from regard.train import SpatialRecipe, train
+train(SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden=4), sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.parametrize("deaths", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
+    recipe = SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden=4)
+    reached = 0
+    for death in range(deaths):
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
+        try:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and len(_lines(tmp_path)) <= reached + 3:
+                time.sleep(0.005)
+            time.sleep(0.007 * death)  # at another moment each time
+        finally:
+            program.kill()
+        assert program.wait() == -signal.SIGKILL
+        run = read_run(tmp_path)
+        assert run.epochs[-1].number >= len(_lines(tmp_path)) - 2  # line 0 is before the first epoch
+        assert run.epochs[-1].number >= reached + 2
+        assert [epoch.number for epoch in run.epochs] == list(range(len(run.epochs)))
+        reached = run.epochs[-1].number
+    # What is there after the last death is what an undisturbed run has at that point.
+    undisturbed = _first_epochs(recipe, reached)
+    assert [epoch.loss for epoch in run.epochs[1:]] == [epoch.loss for epoch in undisturbed[1:]]
+
+
+def _first_epochs(recipe, count):
+    with torch.random.fork_rng(devices=[]):
+        training = loops.Training(recipe, digits(), None)
+        found = [None]
+        for _ in range(count):
+            training._epoch(lambda *_: None, lambda: False)
+            position = training.position
+            found.append(loops.Epoch(position.epoch + 1, position.loss / position.images, 0.0, 0.0, 0.0))
+            training.position = loops.checkpoint.Position(position.epoch + 1)
+    return found
+
+
+def _lines(folder):
+    path = folder / "history.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_folder_belongs_to_one_recipe_and_one_data_set(few, tmp_path):
+    recipe = dataclasses.replace(RECIPES["learned"], epochs=1)
+    train(recipe, tmp_path / "run", data=few)
+    with refused(CheckpointError, "rate=0.5", f"rate={recipe.rate}", "another folder"):
+        train(dataclasses.replace(recipe, rate=0.5), tmp_path / "run", data=few)
+    other = Images("few", few.test, few.train, few.names)
+    with refused(CheckpointError, "digest="):
+        train(recipe, tmp_path / "run", data=other)
+    with refused(CheckpointError, "not the images of this run"):
+        read_run(tmp_path / "run", data=other)
+    with refused(CheckpointError, "There is a run in"):
+        train(recipe, tmp_path / "run", data=few, resume=False)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with refused(CheckpointError, "thesis.txt"):
+        train(recipe, tmp_path / "mine", data=few)
+    with refused(CheckpointError, "recipe.json"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_damaged_checkpoint_is_refused_in_words(few, tmp_path):
+    recipe = dataclasses.replace(RECIPES["vit"], epochs=1)
+    train(recipe, tmp_path, data=few)
+    path = tmp_path / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with refused(CheckpointError, "checkpoint.safetensors cannot be read"):
+        train(recipe, tmp_path, data=few)
+    path.unlink()
+    with refused(CheckpointError, "has not begun"):
+        read_run(tmp_path, data=few)
+
+
+def test_training_may_begin_with_a_model(few, tmp_path):
+    first = train(RECIPES["quadratic"], data=few)
+    slow = dataclasses.replace(RECIPES["quadratic"], rate=0.0, epochs=1)
+    second = train(slow, tmp_path, data=few, start=first.model)
+    assert second.accuracy == first.accuracy
+    assert all(torch.equal(v, second.model.state_dict()[k]) for k, v in first.model.state_dict().items())
+    with refused(CheckpointError, "start="):
+        train(slow, tmp_path, data=few)
+    with refused(InputError, "builds another"):
+        train(RECIPES["gaussian"], data=few, start=first.model)
+
+
+def test_a_batch_that_no_epoch_has_and_a_rate_that_bursts_are_refused(few):
+    with refused(InputError, "97 images"):
+        train(dataclasses.replace(SMALL, batch=98), data=few)
+    with refused(InputError, "smaller rate"):
+        train(dataclasses.replace(SMALL, optimizer="sgd", clip=None, rate=1e30), data=few)
+
+
+def test_a_model_learns(few):
+    recipe = SpatialRecipe(epochs=25, batch=16, layers=2, heads=5, dim=32, hidden=32, shift=0, turn=0, stretch=0)
+    run = train(recipe, data=few)
+    assert run.epochs[-1].loss < 0.5 * run.epochs[1].loss
+    assert run.accuracy > 0.4
+    moved = run.epochs[-1].gazes["blocks.0.attention"].centre - run.epochs[0].gazes["blocks.0.attention"].centre
+    assert moved.norm(dim=-1).min() > 1e-3
+
+
+def test_a_quiet_run_says_nothing(few, capfd, tmp_path):
+    train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_recipe_in_the_folder_can_be_read_by_eye(few, tmp_path):
+    train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
+    written = json.loads((tmp_path / "recipe.json").read_text())
+    assert written["kind"] == "spatial"
+    assert written["digest"] == few.digest
