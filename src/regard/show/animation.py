@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +17,10 @@ from regard.show.page import Html, Page, web
 from regard.show.picture import check_ending, panels, style, write
 from regard.show.player import player
 
-FRAMES_PER_SECOND, PAUSE = 8, 12  # frames of the last epoch that a GIF waits before it begins again
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FRAME, PAUSE = 125, 1500  # milliseconds of a frame, and of the last one before a GIF begins again
 DOTS = 90
 PANEL = 2.3
 
@@ -59,36 +63,54 @@ class Animation:
         names = list(course)
         columns = min(MOST_COLUMNS, len(names))
         reach = extent(course)
+        high = PANEL * min(1.4, max(0.6, reach[0] / reach[1]))
         with style():
-            from matplotlib.animation import FuncAnimation, PillowWriter
+            from PIL import Image
 
-            high = PANEL * min(1.4, max(0.6, reach[0] / reach[1]))
             figure, axes = panels(-(-len(names) // columns), columns, PANEL, high + 0.3)
+            title = figure.suptitle(self.labels[0], fontsize=10)
             flat = [panel for row in axes for panel in row]
-
-            def draw(frame: int) -> list:
-                for place, panel in enumerate(flat):
-                    panel.clear()
-                    if place >= len(names):
-                        panel.set_visible(False)
-                        continue
-                    steps = course[names[place]]
-                    index = min(max(frame - (len(self.epochs) - len(steps)), 0), len(steps) - 1)
+            for place, panel in enumerate(flat):
+                panel.set_visible(place < len(names))
+                if place < len(names):
                     draw_grid(panel, reach)
-                    for head, own in enumerate(contours(steps[index])):
-                        draw_contours(panel, own, head_colour(head))
-                    for head, mean in enumerate(steps[index].mean.cpu()):
-                        draw_dot(panel, mean, head)
                     panel.set_title(layer_title(names[place], place))
-                figure.suptitle(self.labels[frame], fontsize=10)
-                return []
+            figure.set_dpi(DOTS)
+            figure.canvas.draw()
+            figure.set_layout_engine("none")  # panels stay where they are from frame to frame
+            frames = []
+            for number, label in enumerate(self.labels):
+                title.set_text(label)
+                moved = [
+                    artist
+                    for place, name in enumerate(names)
+                    for artist in _heads(flat[place], _at(course[name], number, len(self.epochs)))
+                ]
+                figure.canvas.draw()
+                canvas: Any = figure.canvas  # of Agg, which knows its pixels
+                frames.append(
+                    Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+                )
+                for artist in moved:
+                    artist.remove()
+        sheet = io.BytesIO()
+        times = [FRAME] * (len(frames) - 1) + [PAUSE]
+        frames[0].save(sheet, format="GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
+        return sheet.getvalue()
 
-            frames = [*range(len(self.epochs)), *[len(self.epochs) - 1] * PAUSE]
-            film = FuncAnimation(figure, draw, frames=frames, blit=False)
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "heads.gif"
-                film.save(file, writer=PillowWriter(fps=FRAMES_PER_SECOND), dpi=DOTS)
-                return file.read_bytes()
+
+def _at(steps: list[Gaze], number: int, count: int) -> Gaze:
+    """The state of a layer at a time; one whose heads changed stands still until then."""
+    return steps[min(max(number - (count - len(steps)), 0), len(steps) - 1)]
+
+
+def _heads(panel: Axes, gaze: Gaze) -> list[Any]:
+    artists = []
+    for head, own in enumerate(contours(gaze)):
+        artists += draw_contours(panel, own, head_colour(head))
+    for head, mean in enumerate(gaze.mean.cpu()):
+        artists += draw_dot(panel, mean, head)
+    return artists
 
 
 def animate_heads(

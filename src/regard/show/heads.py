@@ -144,11 +144,12 @@ def draw_grid(axes: Axes, reach: tuple[float, float]) -> None:
     axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, edgecolor=ACCENT, linewidth=1.6, zorder=3.5))
 
 
-def draw_contours(axes: Axes, lines: list[Contour], colour: str) -> None:
+def draw_contours(axes: Axes, lines: list[Contour], colour: str) -> list[Any]:
     """The first contour filled, the others as lines."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
+    drawn = []
     for index, contour in enumerate(lines):
         loops = [[(column, row) for row, column in (*loop, loop[0])] for loop in contour.loops]
         if not loops:
@@ -157,23 +158,17 @@ def draw_contours(axes: Axes, lines: list[Contour], colour: str) -> None:
         look: dict[str, Any] = {"facecolor": colour, "alpha": 0.2, "linewidth": 0.0}
         if index:
             look = {"fill": False, "edgecolor": colour, "linewidth": 0.9, "alpha": 0.75}
-        axes.add_patch(PathPatch(path, zorder=3, **look))
+        drawn.append(axes.add_patch(PathPatch(path, zorder=3, **look)))
+    return drawn
 
 
-def draw_dot(axes: Axes, place: Tensor, head: int) -> None:
+def draw_dot(axes: Axes, place: Tensor, head: int) -> list[Any]:
     """The centre of mass, with the number of the head."""
     row, column = place.tolist()
-    axes.plot([column], [row], "o", color=head_colour(head), markersize=8.5, markeredgecolor="white", zorder=5)
-    axes.annotate(
-        str(head + 1),
-        (column, row),
-        ha="center",
-        va="center_baseline",
-        color="white",
-        fontsize=5.8,
-        weight="bold",
-        zorder=6,
-    )
+    colour = head_colour(head)
+    dots = axes.plot([column], [row], "o", color=colour, markersize=8.5, markeredgecolor="white", zorder=5)
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 5.8, "weight": "bold", "zorder": 6}
+    return [*dots, axes.annotate(str(head + 1), (column, row), color="white", **look)]
 
 
 def _trail(axes: Axes, way: Tensor, colour: str) -> None:
