@@ -13,19 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention import attend
-from regard.biases import Gaussian, Quadratic
+from regard.biases import Gaussian, Quadratic, axis_scores, distances, table_scores
+from regard.calculus import axis_weights, separable_attention, separable_weights
 from regard.errors import ConfigError, InputError
 from regard.layers.gaze import Gaze, gaze
 from regard.layers.linear import Linear
 from regard.layers.patches import check_pixels
-from regard.layers.separable import (
-    axis_scores,
-    axis_weights,
-    distances,
-    separable_attention,
-    separable_weights,
-    table_scores,
-)
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
 from regard.models.reading import check_sizes
@@ -127,9 +120,10 @@ class SpatialTransformer(Pretrained):
 
     Where we differ: the grid need not be square. Where the weights are a product over the two axes they are never
     multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops entries of the
-    square. The square of a slanted covariance is left to `attend`. With content, the two tables become more features:
-    `[q, q . row, q . column]` meets `[k, one-hot row, one-hot column]`, an ordinary attention without a bias. Channels
-    after `space_to_depth` are in the order of `torch.nn.functional.pixel_unshuffle`.
+    square. A slanted covariance is left to `attend`, which looks at all pairs of a small grid and convolves a large
+    one. With content, the two tables become more features: `[q, q . row, q . column]` meets `[k, one-hot row, one-hot
+    column]`, an ordinary attention without a bias. Channels after `space_to_depth` are in the order of
+    `torch.nn.functional.pixel_unshuffle`.
 
         >>> from regard.models.spatial import SpatialConfig, SpatialTransformer
         >>> model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=8, heads=4, layers=2)).eval()
@@ -224,7 +218,7 @@ class SpatialHeads(nn.Module):
         elif isinstance(self.position, Gaussian):
             tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
-            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, beta=1.0, bias=self.position)
+            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, beta=0, bias=self.position)
         else:
             query, key = self._features(x)
             tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
