@@ -44,8 +44,10 @@ def falls_apart(bias: Bias) -> bool:
 
 def _slants(bias: Gaussian) -> bool:
     """Whether the covariance has a slant, or may learn one."""
-    if (torch.is_grad_enabled() and bias.root.requires_grad) or torch._C._are_functorch_transforms_active():
+    if torch.is_grad_enabled() and bias.root.requires_grad:
         return True
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True  # numbers cannot be asked there
     return bias.root.is_meta or bool(bias.precision[:, 0, 1].any())
 
 

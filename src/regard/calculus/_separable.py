@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -70,6 +71,8 @@ def separable_weights(
 def axis_weights(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Scores along the two axes as weights: a softmax over each one's keys, the last axis.
 
+    A query whose scores are all minus infinity along an axis sees nothing: its weights are zero.
+
     Source: the factors of `separable_attention`.
 
     Where we differ: nothing.
@@ -80,4 +83,9 @@ def axis_weights(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         >>> rows[0, 0].tolist(), columns[0, 0].tolist()
         ([0.5, 0.5], [0.25, 0.25, 0.25, 0.25])
     """
-    return rows.softmax(-1), columns.softmax(-1)
+    return _softmax(rows), _softmax(columns)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    nothing = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)

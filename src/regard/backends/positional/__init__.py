@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.backends.positional.content import content_refusal, with_features
-from regard.backends.positional.costs import dearer, multiplications, praise
+from regard.backends.positional.costs import dearer, multiplications, praise, way
 from regard.backends.positional.question import layout_of, refusal, table_of
 from regard.backends.positional.ratio import Ratio, Task
 from regard.biases import Shift, axis_scores
@@ -44,8 +44,9 @@ class Positional(Backend):
         return multiplications(request)
 
     def run(self, request: Request) -> Tensor:
-        # How a row is best computed is found from numbers: to torch.compile the backend is one step.
-        return _run_opaquely(request) if torch.compiler.is_compiling() else _run(request)
+        # How a row of a ratio is best computed is found from numbers: to torch.compile it is one step.
+        opaque = torch.compiler.is_compiling() and way(request) == "ratio"
+        return _run_opaquely(request) if opaque else _run(request)
 
 
 def _run(request: Request) -> Tensor:
@@ -73,6 +74,10 @@ def _average(request: Request, value: Tensor) -> Tensor:
     axes = axis_scores(request.bias) if request.dense else None
     if axes is None:
         return Ratio.apply(value, table_of(request), Task(layout_of(request), request.group))  # type: ignore
+    return _by_axes(request, value, axes)
+
+
+def _by_axes(request: Request, value: Tensor, axes: tuple[Tensor, Tensor]) -> Tensor:
     rows, columns = axis_weights(*(scores.to(value.dtype).expand(request.heads, -1, -1) for scores in axes))
     keys = layout_of(request).keys
     shared = [
@@ -86,11 +91,19 @@ def _average(request: Request, value: Tensor) -> Tensor:
 def _touched(request: Request) -> Tensor:
     """Which outputs saw a key or a value that is not finite."""
     broken = ~torch.isfinite(request.value) | ~torch.isfinite(request.key).all(-1, keepdim=True)
-    scores = table_of(request).detach().double()
-    alike = torch.where(scores == -torch.inf, -torch.inf, 0.0)
-    share = Ratio.apply(broken.double(), alike, Task(layout_of(request), request.group))
+    assert isinstance(request.bias, Bias)
+    axes = axis_scores(request.bias) if request.dense else None
+    if axes is None:
+        share = Ratio.apply(broken.double(), _alike(table_of(request)), Task(layout_of(request), request.group))
+    else:
+        share = _by_axes(request, broken.double(), (_alike(axes[0]), _alike(axes[1])))
     # One broken key of all is the least that counts; a transform's error is far below.
     return share > 0.5 / request.lengths.keys  # type: ignore[operator]
+
+
+def _alike(scores: Tensor) -> Tensor:
+    """The same score for all that is visible."""
+    return torch.where(scores.detach() == -torch.inf, -torch.inf, 0.0).double()
 
 
 def _gather(request: Request, bias: Shift) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from regard.backends.base import Request
 from regard.backends.positional.layout import Layout
 from regard.backends.positional.products import transform_size
@@ -36,6 +38,8 @@ def dearer(request: Request) -> str | None:
     taken = way(request)
     if taken == "features":
         return "native reads a hill from a table in about the same time, and rounds less than features of positions do"
+    if taken == "ratio" and torch.compiler.is_compiling():
+        return "to torch.compile a ratio of convolutions is a break in the graph, and native's kernel is none"
     if taken == "ratio" and _ratio(request) > _pairs(request):
         return "so few pairs are looked at faster than the means of convolutions are taken"
     return None
