@@ -50,6 +50,7 @@ bench: $(READY) ## ours and peers side by side
 	@$(RUN) -m benchmarks.attention
 	$(RUN) -m benchmarks.window
 	$(RUN) -m benchmarks.models
+	$(RUN) -m benchmarks.positional
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build

@@ -85,7 +85,8 @@ def weights(
     request, shape = make_request(query, key, key, attention, fields)
     with full_precision(query.device):
         weight = reference_weights(request)
-        weight = torch.where(spoiled_rows(request) & visible(request), torch.nan, weight)
+        shown = visible(request)
+        weight = torch.where(spoiled_rows(request, shown) & shown, torch.nan, weight)
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])
     return weight.transpose(-1, -2) if layout == "columns" else weight
 

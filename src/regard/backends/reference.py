@@ -27,15 +27,16 @@ class Reference(Backend):
         weight = weights(request)
         output = weight @ cleaned(value)
         # Hard attention hands over the winner itself: a loser's weight is exactly zero, whatever its value.
-        seen = weight > 0 if request.hard else visible(request).expand(weight.shape)
-        touched = _meets(seen, ~torch.isfinite(value)) | spoiled_rows(request)
+        shown = visible(request)
+        seen = weight > 0 if request.hard else shown.expand(weight.shape)
+        touched = _meets(seen, ~torch.isfinite(value)) | spoiled_rows(request, shown)
         return torch.where(touched, torch.nan, output).to(request.value.dtype)
 
 
-def spoiled_rows(request: Request) -> Tensor:
+def spoiled_rows(request: Request, shown: Tensor) -> Tensor:
     """Which queries see a key that is not finite: `(batch, head, query, 1)`. Uniform attention reads no key."""
     broken = ~torch.isfinite(_repeat(request.key, request.group)).all(-1, keepdim=True)
-    seen = visible(request).expand(request.batch, request.heads, *request.lengths)
+    seen = shown.expand(request.batch, request.heads, *request.lengths)
     spoiled = _meets(seen, broken & (not request.uniform))
     if request.hard:  # a softmax passes on scores that are not finite, a choice has to be told
         spoiled = spoiled | (seen & ~torch.isfinite(content_scores(request))).any(-1, keepdim=True)
@@ -49,14 +50,18 @@ def _meets(seen: Tensor, broken: Tensor) -> Tensor:
 
 def visible(request: Request) -> Tensor:
     """Who sees whom, a mask that broadcasts to `(batch, head, query, key)`; a bias of minus infinity hides a pair."""
-    mask = request.pattern.matrix(*request.lengths, device=request.query.device)
-    mask = mask[:, None] if mask.ndim == 3 else mask
+    mask = _by_pattern(request)
     return mask if request.bias is None else mask & (position_scores(request).detach() != -torch.inf)
+
+
+def _by_pattern(request: Request) -> Tensor:
+    mask = request.pattern.matrix(*request.lengths, device=request.query.device)
+    return mask[:, None] if mask.ndim == 3 else mask
 
 
 def weights(request: Request) -> Tensor:
     """The attention weights `(batch, head, query, key)`; each row sums to one, or to zero if it sees nothing."""
-    mask = visible(request)
+    mask = _by_pattern(request)
     shape = (request.batch, request.heads, *request.lengths)
     if request.uniform:
         return _normalised(mask.to(accumulation_dtype(request)).expand(shape))
@@ -66,6 +71,7 @@ def weights(request: Request) -> Tensor:
     position = position_scores(request)
     if request.hard:
         # The limit of softmax(beta * s + b) for growing beta: all mass on the largest s, shared between ties by b.
+        mask = mask & (position > -torch.inf)
         signed = torch.where(mask, content if request.beta > 0 else -content, -torch.inf).detach()
         best = signed.amax(-1, keepdim=True) if signed.shape[-1] else signed
         scores = torch.where((signed + rounding(request) >= best) & mask, position, -torch.inf)
