@@ -56,6 +56,15 @@ def test_a_pruned_or_lopsided_layer_is_a_convolution_too():
     torch.testing.assert_close(fit.conv(image), layer(image), rtol=1e-12, atol=1e-12)
 
 
+def test_taps_that_no_spaced_line_reaches_on_both_sides_are_spaced_closer():
+    # Steps two apart, and an output that is one shorter: a dilation of two would end a pixel too early.
+    layer = SpatialAttention(3, 4, [(-2,), (0,)], lattice=Lattice(trim=1), dtype=DOUBLE)
+    image = image_of(2, 3, 11)
+    fit = attention_to_conv(layer)
+    assert fit.conv.dilation == (1,)
+    torch.testing.assert_close(fit.conv(image), layer(image), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("edges", ["zeros", "replicate", "circular", "reflect"])
 def test_soft_heads_are_a_convolution_away_from_the_edges(edges):
     layer = SpatialAttention(

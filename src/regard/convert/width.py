@@ -33,10 +33,12 @@ def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
 
     the limit for a pixel far from all edges; near an edge there are fewer others and it is smaller. It is `2 dims
     e^{-alpha}` for a large `alpha`. An output is off by at most `leak (max - min) sum_h |W^(h)|`, max and min of the
-    image. With the null key (`null=True`), whose score is `-alpha / 2`, it is the larger of what that key takes away
-    from a pixel and what pixels take away from that key, both about `e^{-alpha / 2}`:
+    image. With the null key (`null=True`), whose score is `-alpha / 2`, it is what that key and the others take away from
+    a pixel,
 
-        1 - 1 / (theta^dims + e^{-alpha / 2})    and    Z / (Z + e^{-alpha / 2}),   Z = theta^{dims - 1} (theta - 1) / 2
+        leak = 1 - 1 / (theta^dims + e^{-alpha / 2})
+
+    about `e^{-alpha / 2}`. What pixels take away from the null key, when a step ends outside, is a little less.
 
     Computed without subtracting nearly equal numbers: small leaks have all their digits.
 
@@ -58,10 +60,8 @@ def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
     log_theta = math.log1p(_beside(alpha))
     if not null:
         return -math.expm1(-dims * log_theta)
-    empty = math.exp(-alpha / 2)
-    others = math.expm1(dims * log_theta) + empty
-    outside = math.exp((dims - 1) * log_theta) * _beside(alpha) / 2
-    return max(others / (1 + others), outside / (outside + empty) if outside else 0.0)
+    others = math.expm1(dims * log_theta) + math.exp(-alpha / 2)
+    return others / (1 + others)
 
 
 def steepness(tolerance: float, dims: int = 2, *, null: bool = False) -> float:
