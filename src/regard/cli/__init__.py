@@ -1,4 +1,4 @@
-"""The command `regard`: check what an attention claims, and say what it costs, from a shell.
+"""The command `regard`: check what an attention claims, say what it costs, and train, from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
@@ -27,6 +27,7 @@ EPILOG = """examples:
   regard cost transformers:BertModel --tokens 512
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
   regard cost attention --tokens 256 --width 512
+  regard train spatial --position quadratic --folder runs/quadratic
 """
 
 
@@ -40,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The words that the command understands."""
-    from regard.cli import check, cost
+    from regard.cli import check, cost, train
 
     whole = Parser(
         prog="regard",
@@ -50,11 +51,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"regard {_version()}")
-    commands = whole.add_subparsers(dest="command", metavar="check | laws | cost", required=True, parser_class=Parser)
+    commands = whole.add_subparsers(
+        dest="command", metavar="check | laws | cost | train", required=True, parser_class=Parser
+    )
     check.add(commands)
     laws = commands.add_parser("laws", help="list every law with its equation")
     laws.set_defaults(run=check.list_laws)
     cost.add(commands)
+    train.add(commands)
     return whole
 
 

