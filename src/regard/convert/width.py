@@ -33,8 +33,8 @@ def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
 
     the limit for a pixel far from all edges; near an edge there are fewer others and it is smaller. It is `2 dims
     e^{-alpha}` for a large `alpha`. An output is off by at most `leak (max - min) sum_h |W^(h)|`, max and min of the
-    image. With the null key (`null=True`), whose score is `-alpha / 2`, it is what that key and the others take away from
-    a pixel,
+    image. With the null key (`null=True`), whose score is `-alpha / 2`, it is what that key and the others take away
+    from a pixel,
 
         leak = 1 - 1 / (theta^dims + e^{-alpha / 2})
 
