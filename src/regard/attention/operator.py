@@ -12,7 +12,7 @@ from regard.attention.description import Attention
 from regard.attention.explanation import Explanation
 from regard.backends import BACKENDS, choose, find
 from regard.backends.base import Request
-from regard.backends.reference import spoiled_rows, visible
+from regard.backends.reference import position_scores, spoiled_rows, visible
 from regard.backends.reference import weights as reference_weights
 from regard.biases.base import Bias
 from regard.errors import BackendError
@@ -84,8 +84,9 @@ def weights(
     query, key = to_rows(layout, query, key)
     request, shape = make_request(query, key, key, attention, fields)
     with full_precision(query.device):
-        weight = reference_weights(request)
-        shown = visible(request)
+        position = position_scores(request)
+        weight = reference_weights(request, position)
+        shown = visible(request, position)
         weight = torch.where(spoiled_rows(request, shown) & shown, torch.nan, weight)
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])
     return weight.transpose(-1, -2) if layout == "columns" else weight

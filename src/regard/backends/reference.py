@@ -24,10 +24,11 @@ class Reference(Backend):
 
     def run(self, request: Request) -> Tensor:
         value = _repeat(request.value, request.group).to(accumulation_dtype(request))
-        weight = weights(request)
+        position = position_scores(request)
+        weight = weights(request, position)
         output = weight @ cleaned(value)
         # Hard attention hands over the winner itself: a loser's weight is exactly zero, whatever its value.
-        shown = visible(request)
+        shown = visible(request, position)
         seen = weight > 0 if request.hard else shown.expand(weight.shape)
         touched = _meets(seen, ~torch.isfinite(value)) | spoiled_rows(request, shown)
         return torch.where(touched, torch.nan, output).to(request.value.dtype)
@@ -48,10 +49,10 @@ def _meets(seen: Tensor, broken: Tensor) -> Tensor:
     return seen.float() @ broken.float() > 0
 
 
-def visible(request: Request) -> Tensor:
+def visible(request: Request, position: Tensor) -> Tensor:
     """Who sees whom, a mask that broadcasts to `(batch, head, query, key)`; a bias of minus infinity hides a pair."""
     mask = _by_pattern(request)
-    return mask if request.bias is None else mask & (position_scores(request).detach() != -torch.inf)
+    return mask if request.bias is None else mask & (position.detach() != -torch.inf)
 
 
 def _by_pattern(request: Request) -> Tensor:
@@ -59,7 +60,7 @@ def _by_pattern(request: Request) -> Tensor:
     return mask[:, None] if mask.ndim == 3 else mask
 
 
-def weights(request: Request) -> Tensor:
+def weights(request: Request, position: Tensor) -> Tensor:
     """The attention weights `(batch, head, query, key)`; each row sums to one, or to zero if it sees nothing."""
     mask = _by_pattern(request)
     shape = (request.batch, request.heads, *request.lengths)
@@ -68,7 +69,6 @@ def weights(request: Request) -> Tensor:
     if request.feature_map is not None:
         return _kernel_weights(request, mask)
     content = content_scores(request)
-    position = position_scores(request)
     if request.hard:
         # The limit of softmax(beta * s + b) for growing beta: all mass on the largest s, shared between ties by b.
         mask = mask & (position > -torch.inf)
