@@ -205,10 +205,12 @@ def run_teacher(words: argparse.Namespace) -> int:
         if importlib.util.find_spec("matplotlib") is not None:
             from regard.show import kernels, moving_heads
 
-            pictures = [
-                moving_heads([{"the student": gaze} for _, gaze in lesson.seen]).save(folder / "heads.png"),
-                kernels({"the convolution": lesson.teacher, "the heads": lesson.gaze}).save(folder / "kernels.png"),
-            ]
+            ways = moving_heads([{"the student": gaze} for _, gaze in lesson.seen])
+            reach = recipe.kernel // 2 + 4.5  # a head that was flat for a while would make everything else small
+            for axes in ways.figure.axes:
+                axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
+            both = kernels({"the convolution": lesson.teacher, "the heads": lesson.gaze})
+            pictures = [ways.save(folder / "heads.png"), both.save(folder / "kernels.png")]
     for file in pictures:
         print(f"wrote {file}", file=sys.stderr)
     if words.json:

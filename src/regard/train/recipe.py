@@ -39,7 +39,7 @@ class Recipe(Config):
     kind: ClassVar[str]
 
     data: str = "digits"
-    epochs: int = 30
+    epochs: int = 40
     batch: int = 32
     seed: int = 0
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -48,7 +48,7 @@ class Recipe(Config):
     weight_decay: float = 0.05
     warmup: float = 0.05
     clip: float | None = 1.0
-    smoothing: float = 0.0
+    smoothing: float = 0.1
     shift: float = 0.5
     turn: float = 10.0
     stretch: float = 0.1
@@ -148,7 +148,7 @@ class SpatialRecipe(Recipe):
         """
         published = dict(
             data="cifar10", epochs=300, batch=100, optimizer="sgd", rate=0.1, momentum=0.9, weight_decay=1e-4,
-            warmup=0.05, clip=None, shift=4, turn=0, stretch=0, flip=True,
+            warmup=0.05, clip=None, smoothing=0, shift=4, turn=0, stretch=0, flip=True,
             patch=2, dim=400, layers=6, heads=9, hidden=512, dropout=0.1,
             attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
         )  # fmt: skip
@@ -163,7 +163,6 @@ class ViTRecipe(Recipe):
 
     epochs: int = 60
     rate: float = 2e-3
-    smoothing: float = 0.1
     patch: int = 2
     dim: int = 64
     layers: int = 3
