@@ -134,9 +134,10 @@ def _recipe(words: argparse.Namespace) -> Recipe:
     for name in ("position", "data", "epochs", "seed"):
         if getattr(words, name, None) is not None:
             given[name] = getattr(words, name)
-    if words.kind == "vit":
-        return ViTRecipe.from_dict(given)
-    return SpatialRecipe.paper(**given) if words.paper else SpatialRecipe.from_dict(given)
+    if words.kind == "spatial" and words.paper:
+        return SpatialRecipe.paper(**given)
+    data = given.pop("data", "digits")
+    return (ViTRecipe if words.kind == "vit" else SpatialRecipe).on(data, **given)
 
 
 def _data(recipe: Recipe, folder: str | None) -> Images:
