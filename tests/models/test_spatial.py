@@ -140,6 +140,22 @@ def test_one_token_and_single_rows_and_columns_work(position, image):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
+def test_every_layer_may_have_another_number_of_heads(position, tmp_path):
+    model = make(position, heads=(3, 7), dtype=torch.float32)
+    assert [block.attention.heads for block in model.blocks] == [3, 7]
+    model.save_pretrained(tmp_path)
+    again = SpatialTransformer.from_pretrained(tmp_path)
+    assert again.config == model.config
+    assert again.config.layer_heads == (3, 7)
+    image = images(torch.float32)
+    assert torch.equal(again(image), model(image))
+    assert make(position, heads=(7, 7)).config.layer_heads == make(position).config.layer_heads
+    for wrong in ((3,), (3, 7, 5), (3, 0)):
+        with refused(ConfigError, "at least one head"):
+            make(position, heads=wrong)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
 def test_the_weights_of_every_query_sum_to_one(position):
     model, x = make(position), torch.randn(2, *GRID, DIM, dtype=torch.float64)
     weight = model.blocks[1].attention.weights(x)

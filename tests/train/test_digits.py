@@ -1,0 +1,16 @@
+"""The digits are learned: what the documents report, within what chance does."""
+
+import pytest
+
+from regard.models.spatial import POSITIONS
+from regard.train import SpatialRecipe, ViTRecipe, train
+
+RECIPES = {**{position: SpatialRecipe(position=position) for position in POSITIONS}, "vit": ViTRecipe()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_at_least_97_of_100_digits_are_named_rightly(name):
+    run = train(RECIPES[name])
+    assert run.accuracy >= 0.97
+    assert run.epochs[0].accuracy < 0.3
