@@ -13,8 +13,8 @@ from regard.show.contours import Contour, contours
 from regard.show.heads import extent, layer_title, read_course
 from regard.show.page import Html, html, script_data
 
-# Sizes in pixels of the grid: a dot and its number must be read on a telephone.
-DOT, LETTER, THIN = 0.4, 0.56, 0.06
+# Shares of the width of a panel: on a telephone, some 310 pixels wide, a number must still be read.
+DOT, LETTER, THIN = 0.034, 0.047, 0.0035
 
 
 def player(epochs: Sequence[Mapping[str, Gaze]], labels: Sequence[str], caption: str, *, eager: bool = False) -> Html:
@@ -76,19 +76,20 @@ def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float], name:
     rows, columns = range(-math.floor(down), math.ceil(down)), range(-math.floor(across), math.ceil(across))
     lattice = "".join(f"M{-across} {row + 0.5}H{across}" for row in rows)
     lattice += "".join(f"M{column + 0.5} {-down}V{down}" for column in columns)
-    heads = "\n".join(_head(frames, head) for head in range(len(frames[-1])))
+    wide = 2 * across
+    heads = "\n".join(_head(frames, head, wide) for head in range(len(frames[-1])))
     places = "; ".join(
         f"head {head + 1} at {one['at'][0]:.1f}, {one['at'][1]:.1f}" for head, one in enumerate(frames[-1])
     )
     return (
         f'<svg viewBox="{-across} {-down} {2 * across} {2 * down}" role="img" '
         f'aria-label="Rows and columns from the query in the last epoch: {html(places)}">\n'
-        f'<path class="lattice" stroke-width="{THIN / 2}" d="{lattice}"/>\n{heads}\n'
-        f'<rect class="asking" x="-0.5" y="-0.5" width="1" height="1" stroke-width="{2 * THIN}"/>\n</svg>'
+        f'<path class="lattice" stroke-width="{THIN * wide / 2:.4f}" d="{lattice}"/>\n{heads}\n'
+        f'<rect class="asking" x="-0.5" y="-0.5" width="1" height="1" stroke-width="{2 * THIN * wide:.4f}"/>\n</svg>'
     )
 
 
-def _head(frames: list[list[dict[str, Any]]], head: int) -> str:
+def _head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> str:
     """One head in the last epoch; the script moves it."""
     last = frames[-1][head]
     way = " ".join(f"{frame[head]['at'][1]},{frame[head]['at'][0]}" for frame in frames)
@@ -96,10 +97,11 @@ def _head(frames: list[list[dict[str, Any]]], head: int) -> str:
     return (
         f'<g class="head" style="color:var(--h{head % len(HEADS)})">'
         f'<path class="half"{_drawn(last["half"])}/>'
-        f'<path class="most" stroke-width="{THIN}"{_drawn(last["most"])}/>'
-        f'<polyline class="trail" stroke-width="{2 * THIN}" points="{way}"/>'
-        f'<g class="dot" transform="translate({column} {row})"><circle r="{DOT}" stroke-width="{THIN}"/>'
-        f'<text font-size="{LETTER}">{head + 1}</text></g></g>'
+        f'<path class="most" stroke-width="{THIN * wide:.4f}"{_drawn(last["most"])}/>'
+        f'<polyline class="trail" stroke-width="{2 * THIN * wide:.4f}" points="{way}"/>'
+        f'<g class="dot" transform="translate({column} {row})">'
+        f'<circle r="{DOT * wide:.3f}" stroke-width="{THIN * wide:.4f}"/>'
+        f'<text font-size="{LETTER * wide:.3f}">{head + 1}</text></g></g>'
     )
 
 

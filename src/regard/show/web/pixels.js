@@ -87,7 +87,7 @@
           paint.data.set(colour, 4 * cell);
           paint.data[4 * cell + 3] = 0.92 * one.weights[place * keys + one.first + cell];
         }
-        canvas.getContext("2d").putImageData(paint, 0, 0);
+        canvas.getContext("2d", { willReadFrequently: true }).putImageData(paint, 0, 0);
         const most = Math.round(one.largest[place] / 2.55);
         view.querySelector("figcaption").textContent = `head ${head + 1} · ${most} %`;
         mark.hidden = state.first;
