@@ -27,6 +27,7 @@ EPILOG = """examples:
   regard cost transformers:BertModel --tokens 512
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
   regard cost attention --tokens 256 --width 512
+  regard show runs/quadratic -o heads.svg
   regard train spatial --position quadratic --folder runs/quadratic
 """
 
@@ -41,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The words that the command understands."""
-    from regard.cli import check, cost, train
+    from regard.cli import check, cost, show, train
 
     whole = Parser(
         prog="regard",
@@ -52,12 +53,13 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"regard {_version()}")
     commands = whole.add_subparsers(
-        dest="command", metavar="check | laws | cost | train", required=True, parser_class=Parser
+        dest="command", metavar="check | laws | cost | show | train", required=True, parser_class=Parser
     )
     check.add(commands)
     laws = commands.add_parser("laws", help="list every law with its equation")
     laws.set_defaults(run=check.list_laws)
     cost.add(commands)
+    show.add(commands)
     train.add(commands)
     return whole
 
