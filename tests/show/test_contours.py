@@ -10,6 +10,7 @@ import torch
 from regard import Gaussian, Quadratic
 from regard.layers.gaze import Gaze, gaze
 from regard.show.contours import contours
+from regard.show.heads import by_size
 
 
 def inside(loop, points):
@@ -95,6 +96,17 @@ def test_a_hole_is_a_line_of_its_own():
     scores[0, 1, 1] = -torch.inf
     ((contour,),) = contours(Gaze(scores), [0.9])
     assert sorted(area(loop) for loop in contour.loops) == [-1.0, 9.0]
+
+
+def test_wide_shapes_are_paler_and_below_narrow_ones():
+    found = contours(gaze(Quadratic(3, grid=(11, 13), centre=[[0, 0]] * 3, alpha=[0.5, 0.02, 20.0])))
+    areas = [half.area for half, _ in found]
+    assert areas[0] == pytest.approx(2 * math.pi * math.log(2), rel=2e-3)  # pi r^2, r^2 = 2 ln 2
+    assert areas[2] == 1.0
+    assert areas[1] > 20
+    shades = [half.opacity for half, _ in found]
+    assert shades[0] == shades[2] > shades[1] > 0
+    assert by_size(found) == [1, 0, 2]
 
 
 def test_hard_heads_and_heads_beyond_the_image_are_outlined_by_pixels():

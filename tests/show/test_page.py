@@ -143,7 +143,9 @@ def test_the_player_shows_the_end_even_without_a_script():
     drawn = player(steps(), list("abc"), "")
     places = re.findall(r'class="dot" transform="translate\(([-\d.]+) ([-\d.]+)\)"', drawn)
     found = steps()[-1]["blocks.0.attention"].mean
-    for (column, row), mean in zip(places, found.tolist(), strict=True):
+    heads = [int(head) for head in re.findall(r'data-head="(\d+)"', drawn)]
+    assert sorted(heads) == [0, 1]
+    for (column, row), mean in zip(places, found[heads].tolist(), strict=True):
         assert (float(row), float(column)) == pytest.approx(mean, abs=1e-3)
     assert "<output>c</output>" in drawn
 

@@ -12,7 +12,17 @@ import torch
 from regard.layers.gaze import Gaze
 from regard.show.colours import head_colour
 from regard.show.contours import contours
-from regard.show.heads import MOST_COLUMNS, SEEN, draw_contours, draw_dot, draw_grid, extent, layer_title, read_course
+from regard.show.heads import (
+    MOST_COLUMNS,
+    SEEN,
+    by_size,
+    draw_contours,
+    draw_dot,
+    draw_grid,
+    extent,
+    layer_title,
+    read_course,
+)
 from regard.show.page import Html, Page, web
 from regard.show.picture import check_ending, panels, style, write
 from regard.show.player import player
@@ -106,8 +116,9 @@ def _at(steps: list[Gaze], number: int, count: int) -> Gaze:
 
 def _heads(panel: Axes, gaze: Gaze) -> list[Any]:
     artists = []
-    for head, own in enumerate(contours(gaze)):
-        artists += draw_contours(panel, own, head_colour(head))
+    lines = contours(gaze)
+    for head in by_size(lines):
+        artists += draw_contours(panel, lines[head], head_colour(head))
     for head, mean in enumerate(gaze.mean.cpu()):
         artists += draw_dot(panel, mean, head)
     return artists

@@ -15,6 +15,7 @@ MASSES = (0.5, 0.9)
 # A normal distribution on a grid is like one on the plane while it is at least this wide, in pixels, along each axis;
 # and a centre of mass so near the parameter says that the image's end does not cut it off.
 NARROWEST, NEAREST = 0.5, 0.25
+STRONGEST, SMALL = 0.24, 5.0  # opacity of shapes up to so many pixels; larger ones are paler
 
 Point = tuple[float, float]  # (row, column)
 
@@ -30,8 +31,8 @@ class Ellipse:
     angle: float
 
     def points(self, count: int = 96) -> list[Point]:
-        """Its outline."""
-        turns = (2 * math.pi * step / count for step in range(count))
+        """Its outline, the same way round as those of pixels."""
+        turns = (-2 * math.pi * step / count for step in range(count))
         return [self._at(self.long * math.cos(turn), self.short * math.sin(turn)) for turn in turns]
 
     def _at(self, along: float, across: float) -> Point:
@@ -46,6 +47,16 @@ class Contour:
     mass: float
     ellipse: Ellipse | None
     loops: tuple[tuple[Point, ...], ...]
+
+    @property
+    def area(self) -> float:
+        """In pixels of the grid, holes taken away."""
+        return sum(_area(loop) for loop in self.loops)
+
+    @property
+    def opacity(self) -> float:
+        """How strongly it is filled: a head that sees half of the image must not hide one that sees a pixel."""
+        return STRONGEST * min(1.0, math.sqrt(SMALL / self.area)) if self.area > 0 else 0.0
 
 
 def contours(gaze: Gaze, masses: Iterable[float] = MASSES) -> list[list[Contour]]:
@@ -96,6 +107,12 @@ def _ellipse(centre: Tensor, precision: Tensor, mass: float) -> Ellipse:
     along = vectors[:, 0]
     row, column = (float(number) for number in centre)
     return Ellipse(row, column, long, short, math.atan2(float(along[1]), float(along[0])))
+
+
+def _area(loop: tuple[Point, ...]) -> float:
+    """By the shoelace formula; a hole, which runs the other way round, is negative."""
+    following = (*loop[1:], loop[0])
+    return sum(after[0] * here[1] - here[0] * after[1] for here, after in zip(loop, following, strict=True)) / 2
 
 
 def _edges(inside: Tensor, grid: tuple[int, int]) -> tuple[tuple[Point, ...], ...]:

@@ -118,10 +118,10 @@ def _panel(axes: Axes, steps: list[Gaze], reach: tuple[float, float]) -> dict[st
     draw_grid(axes, reach)
     means = torch.stack([gaze.mean.cpu().double() for gaze in steps])  # (epoch, head, 2)
     lines = contours(steps[-1])
-    for head, own in enumerate(lines):
-        colour = head_colour(head)
-        _trail(axes, means[:, head], colour)
-        draw_contours(axes, own, colour)
+    for head in range(len(lines)):
+        _trail(axes, means[:, head], head_colour(head))
+    for head in by_size(lines):
+        draw_contours(axes, lines[head], head_colour(head))
     for head in range(len(lines)):
         draw_dot(axes, means[-1, head], head)
     return {"mean": means, "contours": lines}
@@ -155,11 +155,16 @@ def draw_contours(axes: Axes, lines: list[Contour], colour: str) -> list[Any]:
         if not loops:
             continue
         path = Path.make_compound_path(*(Path(loop, closed=True) for loop in loops))
-        look: dict[str, Any] = {"facecolor": colour, "alpha": 0.2, "linewidth": 0.0}
+        look: dict[str, Any] = {"facecolor": colour, "alpha": contour.opacity, "linewidth": 0.0}
         if index:
             look = {"fill": False, "edgecolor": colour, "linewidth": 0.9, "alpha": 0.75}
         drawn.append(axes.add_patch(PathPatch(path, zorder=3, **look)))
     return drawn
+
+
+def by_size(lines: list[list[Contour]]) -> list[int]:
+    """The heads from the widest to the narrowest: the order in which none is hidden."""
+    return sorted(range(len(lines)), key=lambda head: -lines[head][0].area)
 
 
 def draw_dot(axes: Axes, place: Tensor, head: int) -> list[Any]:

@@ -52,7 +52,12 @@ def _frame(gaze: Gaze) -> list[dict[str, Any]]:
     """Every head of a layer at one moment, in numbers that a script can move."""
     lines = contours(gaze)
     return [
-        {"at": [_short(number) for number in mean], "half": _shape(half), "most": _shape(most)}
+        {
+            "at": [_short(number) for number in mean],
+            "half": _shape(half),
+            "most": _shape(most),
+            "fill": _short(half.opacity),
+        }
         for mean, (half, most) in zip(gaze.mean.tolist(), lines, strict=True)
     ]
 
@@ -77,7 +82,7 @@ def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float], name:
     lattice = "".join(f"M{-across} {row + 0.5}H{across}" for row in rows)
     lattice += "".join(f"M{column + 0.5} {-down}V{down}" for column in columns)
     wide = 2 * across
-    heads = "\n".join(_head(frames, head, wide) for head in range(len(frames[-1])))
+    heads = "\n".join(_head(frames, head, wide) for head in _order(frames[-1]))
     places = "; ".join(
         f"head {head + 1} at {one['at'][0]:.1f}, {one['at'][1]:.1f}" for head, one in enumerate(frames[-1])
     )
@@ -95,14 +100,19 @@ def _head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> str:
     way = " ".join(f"{frame[head]['at'][1]},{frame[head]['at'][0]}" for frame in frames)
     row, column = last["at"]
     return (
-        f'<g class="head" style="color:var(--h{head % len(HEADS)})">'
-        f'<path class="half"{_drawn(last["half"])}/>'
+        f'<g class="head" data-head="{head}" style="color:var(--h{head % len(HEADS)})">'
+        f'<path class="half" fill-opacity="{last["fill"]}"{_drawn(last["half"])}/>'
         f'<path class="most" stroke-width="{THIN * wide:.4f}"{_drawn(last["most"])}/>'
         f'<polyline class="trail" stroke-width="{2 * THIN * wide:.4f}" points="{way}"/>'
         f'<g class="dot" transform="translate({column} {row})">'
         f'<circle r="{DOT * wide:.3f}" stroke-width="{THIN * wide:.4f}"/>'
         f'<text font-size="{LETTER * wide:.3f}">{head + 1}</text></g></g>'
     )
+
+
+def _order(frame: list[dict[str, Any]]) -> list[int]:
+    """The widest heads, which are the palest, below the others."""
+    return sorted(range(len(frame)), key=lambda head: frame[head]["fill"])
 
 
 def _drawn(shape: Any) -> str:

@@ -13,8 +13,8 @@
     const told = root.querySelector("output");
     const last = data.labels.length - 1;
     const layers = Array.from(root.querySelectorAll("svg")).map(function (svg, layer) {
-      return Array.from(svg.querySelectorAll(".head")).map((group, head) => ({
-        group, head, frames: data.layers[layer].map((frame) => frame[head]), trail: group.querySelector(".trail"),
+      return Array.from(svg.querySelectorAll(".head")).map((group) => ({
+        frames: data.layers[layer].map((frame) => frame[Number(group.dataset.head)]), trail: group.querySelector(".trail"),
         half: group.querySelector(".half"), most: group.querySelector(".most"), dot: group.querySelector(".dot"),
       }));
     });
@@ -32,6 +32,7 @@
         one.dot.setAttribute("transform", `translate(${column} ${row})`);
         const way = one.frames.slice(0, frame + 1).map((each) => `${each.at[1]},${each.at[0]}`);
         one.trail.setAttribute("points", way.concat(`${column},${row}`).join(" "));
+        one.half.setAttribute("fill-opacity", between(a.fill, b.fill, part));
         for (const [which, element] of [["half", one.half], ["most", one.most]]) {
           const here = a[which], there = b[which];
           if (typeof here !== "string" && typeof there !== "string") {
