@@ -19,6 +19,7 @@ from regard.train import Images, Run
 
 WORDS = {"holds": "holds", "broken": "broken", "flaky": "flaky", "not applicable": "–"}
 KERNELS = 8
+WIDE = 3  # standard deviations of a wide head, in pixels
 CNN_REACH, LEARNED_REACH = 2, 4  # pixels around the one that asks
 
 
@@ -88,14 +89,16 @@ def heads(run: Run) -> list[str]:
     labels = [f"epoch {epoch.number} of {run.recipe.epochs} · {percent(epoch.accuracy)}" for epoch in run.epochs]
     last = run.epochs[-1].gazes
     moved = [float((last[name].mean - run.epochs[0].gazes[name].mean).norm(dim=-1).mean()) for name in last]
-    widths = [float(each.width.mean()) for each in last.values()]
+    narrow = sum(int((each.weights.flatten(1).amax(-1) > 0.5).sum()) for each in last.values())
+    wide = sum(int((each.width > WIDE).sum()) for each in last.values())
     how = ", ".join(f"{far:.1f}" for far in moved)
     return [
         paragraph(
             "Each dot is a head, seen from the pixel that asks (the orange square). Nobody told a head where to look: "
             "its place and its width are numbers that training moves. In this run the heads of the ",
-            f"{len(moved)} layers travelled {how} pixels on average, and ended {min(widths):.1f} to {max(widths):.1f} "
-            "pixels wide.",
+            f"{len(moved)} layers travelled {how} pixels on average. {narrow} of {sum_of_heads(run)} became so narrow "
+            "that more than half of their weight lies on one pixel, as a convolution's tap does; "
+            f"{wide} became wider than {WIDE} pixels, and see much of the image at once.",
         ),
         player(
             epochs,
