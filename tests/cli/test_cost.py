@@ -260,3 +260,93 @@ def test_a_status_is_seen_by_somebody_only_and_leaves_nothing(capsys, monkeypatc
     with status("following", after=0.0):
         time.sleep(0.2)
     assert capsys.readouterr().err == "following ...\r\x1b[K"
+
+
+# What somebody may try
+
+
+STRANGE = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(7, 7)
+
+    def forward(self, a, b):
+        return self.layer(a) + b
+
+class Branching(Two):
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else self.layer(self.layer(x))
+
+class Selecting(Two):
+    def forward(self, x):
+        return self.layer(x[x[:, 0] > 0])
+
+class Failing(Two):
+    def forward(self, x):
+        raise RuntimeError("first line\\nsecond line")
+
+class Picky(Two):
+    def forward(self, x):
+        assert x.shape[1] % 5 == 0, "five at a time"
+        return self.layer(x)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def strange(folder):
+    (folder / "strange.py").write_text(STRANGE)
+    (folder / "broken.py").write_text("def f(:\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("strange.py:Two", ["Nobody knows what Two reads", "because", "--input 1,128,512"]),
+        ("strange.py:Two --input 2,3,7", ["cannot be followed", "missing 1 required positional argument: 'b'"]),
+        ("strange.py:Failing --input 2,3,7", ["RuntimeError: first line", "because", "instead"]),
+        ("strange.py:Picky --tokens 11", ["AssertionError: five at a time", "forward with inputs (1, 11, 7)"]),
+        ("strange.py:number", ["Nobody knows what int costs", "because", "instead"]),
+        ("strange.py:absent", ["has no 'absent'", "found", "instead"]),
+        ("strange.py:Two(1,2)", ["Two(1, 2) failed", "nothing was made"]),
+        ("broken.py:f", ["SyntaxError", "python broken.py shows where"]),
+        ("absent.py:f", ["there is no file absent.py"]),
+        (" ", ["no target was given"]),
+        ("patterns --grid 300 300 --channels 3", ["too large", "300 x 300 patches", "because", "instead"]),
+        ("model gpt2 --tokens 1025", ["longer than the context", "at most 1024 tokens", "instead  tokens=1024"]),
+        ("model gpt2 --tokens 1024 --step decode", ["longer than the context", "instead  tokens=1023"]),
+        ("model gpt2 --image 224", ["GPT is asked about an image", "instead  tokens=50176"]),
+        ("model gpt2 --tokens 7 --dim 64", ["GPT has sizes of its own", "dim=64", "instead"]),
+        ("Full() --tokens 7 --dim 4 --backend positional", ["'positional' cannot be counted", "no bias says where"]),
+    ],
+)
+def test_whatever_is_tried_the_answer_is_a_reason(strange, capsys, words, said):
+    err = refused(capsys, *(words.split(" ") if words.strip() else [words]))
+    assert "Traceback" not in err
+    for part in said:
+        assert part in err
+
+
+def test_what_depends_on_numbers_is_run_for_real_and_says_so(strange, capsys):
+    branch = plain(capsys, "strange.py:Branching", "--input", "2,3,7")
+    assert branch["quantities"]["macs"]["value"] == 2 * 2 * 3 * 7 * 7  # zeros take the second way
+    assert any("run for real" in note for note in branch["notes"])
+    chosen = plain(capsys, "strange.py:Selecting", "--input", "6,7")
+    assert any("run for real" in note for note in chosen["notes"])
+
+
+def test_formulas_without_numbers_are_json_too(capsys):
+    found = plain(capsys, "Full()", "--dim", "8")
+    assert found["quantities"]["macs"] == {"formula": "2*B*H*N**2*d", "value": None}
+    assert found["quantities"]["parameters"]["value"] == 0
+    assert found["letters"]["N"]["value"] is None
+
+
+def test_no_size_is_too_large_for_a_formula(capsys):
+    found = plain(capsys, "Full()", "--tokens", "999999999999999999999", "--dim", "64")
+    assert found["quantities"]["macs"]["value"] == 2 * 999999999999999999999**2 * 64

@@ -8,10 +8,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from cost import derivations, others
 from cost.derivations import Derived
 from cost.test_derivations import RANDOM
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from regard.cost import Cost, cost
 
@@ -124,6 +126,21 @@ def test_a_fused_causal_attention_needs_the_triangle() -> None:
     fused = others.gpt2(eager=False, device="meta", layers=1)
     assert cost(fused, **sizes).macs == derivations.gpt2(**sizes, layers=1, triangle=True).forward
     assert cost(fused, backend="reference", **sizes).macs == derivations.gpt2(**sizes, layers=1).forward
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 11), (11, 5), (1, 3)])
+def test_torchs_causal_attention_begins_at_the_first_key(queries: int, keys: int) -> None:
+    def attention(query: Tensor, key: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, key, is_causal=True)
+
+    pairs = int(torch.ones(queries, keys).tril().sum())
+    inputs = [(2, 3, queries, 8), (2, 3, keys, 8)]
+    found = cost(attention, inputs=inputs)
+    assert found.pairs == 2 * 3 * pairs
+    assert found.macs == 2 * 2 * 3 * pairs * 8
+    assert (
+        cost(attention, inputs=[(2, 3, queries, 8), (2, 3, keys, 8)], backend="reference").pairs == 6 * queries * keys
+    )
 
 
 # The rest at full size

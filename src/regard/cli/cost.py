@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.cost import Cost
 
 STEPS = ("forward", "backward", "training", "decode")
-BACKENDS = ("reference", "native", "blocked")
+BACKENDS = ("reference", "native", "blocked", "positional")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 OF = ("macs", "flops", "bytes", "activation_bytes", "parameters", "depth", "pairs", "exponentials")
 # What a target has sizes for, and what only a description needs.
@@ -74,7 +74,7 @@ def run(words: argparse.Namespace) -> int:
     from regard.cli import cost_words
 
     rest = words.rest
-    if not rest:
+    if not rest or not rest[0].strip():
         raise InputError(
             "no target was given.",
             because="a cost is the cost of something",

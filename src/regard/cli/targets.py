@@ -152,6 +152,8 @@ def _module(text: str, place: str) -> ModuleType:
             because=f"it is neither in {here} nor installed" if missing else "importing it fails",
             instead="the module's full name, from the folder that holds it; or path/to/file.py:name"
             if missing
+            else f"python {place} shows where"
+            if place.endswith(".py")
             else f"python -c 'import {place}' shows where",
         ) from failure
 
@@ -186,7 +188,7 @@ def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> 
             f"{name}({given}) failed.",
             asked=text,
             found=f"{type(failure).__name__}: {failure}",
-            because="a law observes what it makes, and it makes nothing",
+            because="nothing was made, so that there is nothing to look at",
             instead=f"other arguments, or a function without arguments that makes one: {text.split('(')[0]}()",
         ) from failure
 

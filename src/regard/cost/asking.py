@@ -75,16 +75,17 @@ def cost(
 
 
 def _counted(target: Any, asked: Asked, setting: Setting, trace: bool | None) -> Counted:
-    from regard.cost.rules import rule_for
+    from regard.cost.rules import check_sizes, rule_for
     from regard.cost.trace import follow
 
+    check_sizes(target, asked)
     rule = None if trace else rule_for(target)
     if rule is not None:
         return rule(target, asked, setting)
     if callable(target) and trace is not False:
         return follow(target, asked, setting)
     raise CostError(
-        f"Nobody knows what a {type(target).__name__} costs.",
+        f"Nobody knows what {type(target).__name__} costs.",
         asked=f"cost({target!r})",
         because="it is no description, no module and no function"
         if not callable(target)

@@ -259,4 +259,5 @@ def _tidy(formula: Any) -> sympy.Expr:
 
 def _plain(cost: Cost) -> dict[str, Any]:
     found: Mapping[str, Quantity] = {name: cost.quantity(name) for name in QUANTITIES}
-    return {name: {"formula": str(each.formula), "value": each.value} for name, each in found.items()}
+    values = {name: each.value if each.known else None for name, each in found.items()}
+    return {name: {"formula": str(each.formula), "value": values[name]} for name, each in found.items()}

@@ -21,7 +21,8 @@ class Setting:
         step: `"forward"`, `"backward"`, `"training"` (both), or `"decode"`: one token more, after `tokens` in a cache.
         backend: whose work is counted. `None` is what the mathematics asks for: the pairs of the pattern, and two
             products backward for each one forward. `"reference"` visits the whole square; `"native"` and `"blocked"`
-            visit the blocks of the plan, and compute scores once more on the way back.
+            visit the blocks of the plan, and compute scores once more on the way back; `"positional"` sums along rows
+            and columns, for heads that look by position alone.
         dtype: in which numbers.
         stable: whether a softmax subtracts the largest score first, which takes another reduction.
         serial: whether sums are added one after the other instead of as trees.
@@ -41,11 +42,11 @@ class Setting:
                 because=f"what runs is {', '.join(STEPS)}",
                 instead='step="forward"',
             )
-        if self.backend not in (None, "reference", "native", "blocked"):
+        if self.backend not in (None, "reference", "native", "blocked", "positional"):
             raise CostError(
                 f"Nobody has counted the work of backend {self.backend!r}.",
                 asked=f"backend={self.backend!r}",
-                because="known are None (the mathematics), reference, native and blocked",
+                because="known are None (the mathematics), reference, native, blocked and positional",
                 instead="backend=None",
             )
 

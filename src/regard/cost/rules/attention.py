@@ -11,6 +11,7 @@ Whose work is counted is a matter of `Setting.backend`:
 - `None`, the mathematics: exactly the pairs of the pattern.
 - `"reference"`: the whole square, as the reference executes it.
 - `"native"` and `"blocked"`: the tiles of the plan that this backend follows, and scores once more on the way back.
+- `"positional"`: rows and columns apart, for heads that look by position alone; see `positional.py`.
 
 Queries and keys come in scaled: beta belongs to the projection before, and costs nothing here.
 """
@@ -33,6 +34,7 @@ from regard.cost.part import ZERO, Part, Work
 from regard.cost.rules.bias import bias_part, learns
 from regard.cost.rules.linear_attention import kept_by_mean, linear_parts
 from regard.cost.rules.pairs import longest_row, natural_tokens, pairs_of
+from regard.cost.rules.positional import kept_unasked, positional_parts
 from regard.cost.rules.shape import Shape
 from regard.cost.rules.visits import Made, check_backend, kept_by_limit, mean_products, visits_of
 from regard.cost.setting import Setting
@@ -62,7 +64,9 @@ def counted(attention: Attention, shape: Shape, setting: Setting) -> Counted:
             because="linear attention multiplies features; it has no exponent to add a bias to or to sharpen",
             instead="either the feature map or " + ("a hard limit" if hard else "a bias"),
         )
-    if features is not None and not (uniform and setting.backend in (None, "reference")):
+    if setting.backend == "positional":
+        made = positional_parts(attention, pattern, shape, setting)
+    elif features is not None and not (uniform and setting.backend in (None, "reference")):
         made = linear_parts(features, pattern, shape, setting, uniform)
     elif uniform and setting.backend != "native":
         made = _uniform(pattern, shape, setting, features)
@@ -233,6 +237,8 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
         kept=held(shape.value) + wide * shape.output,
     )
     parts = [scores, *bias_part(attention.bias, shape, setting, met, area), softmax, values]
+    if silent and (kept := kept_unasked(attention, pattern, shape, setting)) is not None:
+        parts = [dataclasses.replace(part, kept=kept if part is values else ZERO) for part in parts]
     return Made(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import sympy
 import torch
@@ -32,11 +33,11 @@ def bias_part(
     if isinstance(bias, TransformerXL):
         return [_with_content(bias, shape, setting, met, moved)]
     if isinstance(bias, Tensor):
-        learned, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
+        weights, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
     else:
-        learned, kept = _learned(bias), _table_kept(bias, shape, setting)
+        weights, kept = learned(bias), _table_kept(bias, shape, setting)
     one = Work(bytes=moved, depth=sympy.Integer(1))
-    return [Part("bias", parameters=learned, forward=one, backward=Work(bytes=moved), kept=kept)]
+    return [Part("bias", parameters=weights, forward=one, backward=Work(bytes=moved), kept=kept)]
 
 
 def learns(bias: Bias | Tensor | None) -> bool:
@@ -46,7 +47,8 @@ def learns(bias: Bias | Tensor | None) -> bool:
     return any(parameter.requires_grad for parameter in bias.parameters())
 
 
-def _learned(bias: Bias) -> sympy.Integer:
+def learned(bias: Bias) -> sympy.Integer:
+    """The numbers of a bias that learn."""
     return sympy.Integer(sum(parameter.numel() for parameter in bias.parameters()))
 
 
@@ -68,21 +70,26 @@ def _with_content(bias: TransformerXL, shape: Shape, setting: Setting, met: symp
     steps = depth.inner(shape.dim, setting.serial) + 3
     return Part(
         "bias",
-        parameters=_learned(bias),
+        parameters=learned(bias),
         forward=Work(macs=toward + relative + globally, bytes=moved, depth=steps),
         backward=Work(macs=2 * toward + relative + 2 * globally, bytes=moved, depth=steps),
     )
 
 
 def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
-    """A bias by relative position becomes a table, which is kept, as is what its own formula keeps.
-
-    That formula is anybody's; it is asked for its table, which has an entry for each difference and not for each pair.
-    """
+    """A bias by relative position becomes a table, which is kept, as is what its own formula keeps."""
     if not bias.relative or shape.lengths is None or setting.step == "decode":
         return ZERO
     lengths = Lengths(*shape.lengths)
     wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+    return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),), bias))
+
+
+def kept_by(make: Callable[[], tuple[Tensor, ...]], bias: Bias) -> int:
+    """Bytes of what is made of a bias, and of what its formula keeps for its gradient.
+
+    That formula is anybody's, so that it is asked: for a table with an entry for each difference, not for each pair.
+    """
     given = {tensor.untyped_storage().data_ptr() for tensor in (*bias.parameters(), *bias.buffers())}
     alive, runs = [], []
     for _ in range(2):  # what both runs keep was there before
@@ -94,12 +101,13 @@ def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
             return kept
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
-            table = table_of(bias, lengths)[0].to(wide)
-        alive.append(table)
+            made = make()
+        alive.append(made)
         storages = [kept.tensor.untyped_storage() for each in saved if (kept := each()) is not None]
-        runs.append({storage.data_ptr(): storage.nbytes() for storage in (*storages, table.untyped_storage())})
+        storages += [tensor.untyped_storage() for tensor in made]
+        runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
     once, again = runs
-    return sympy.Integer(sum(size for at, size in again.items() if at not in once and at not in given))
+    return sum(size for at, size in again.items() if at not in once and at not in given)
 
 
 class _Kept:

@@ -180,8 +180,22 @@ def _positions(
         assert isinstance(layer, LearnedPositions)
         places = letter("S")
         values[places] = layer.weight.shape[0]
+        _check_places(layer.weight.shape[0], reading)
         table = pieces.embedding(name, setting, reading.tokens, places, width, keeps=True)
     return [table + pieces.addition(name, setting, reading.rows * width)]
+
+
+def _check_places(known: int, reading: Reading) -> None:
+    """A text that is longer than the positions there are is refused, as the model refuses it."""
+    past = 0 if reading.past is None else reading.values.get(reading.past, 0)
+    if reading.count is not None and past + reading.count > known:
+        raise CostError(
+            "The text is longer than the context.",
+            asked=f"{past + reading.count} tokens",
+            found=f"a model for at most {known} tokens",
+            because="there are no positions beyond the last one it has learned",
+            instead=f"tokens={known - (reading.past is not None)}, or a model with a longer context",
+        )
 
 
 def _stacked(

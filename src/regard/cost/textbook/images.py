@@ -10,6 +10,7 @@ from regard.cost.letters import letter, letters
 from regard.cost.quantity import Quantity
 from regard.cost.rules.pairs import pairs_of
 from regard.cost.textbook.table import Row, Table, rows, sizes
+from regard.errors import CostError
 from regard.patterns import (
     Axial,
     Causal,
@@ -68,6 +69,7 @@ def davit(grid: tuple[int, int], channels: int, window: int | None = 7, group_di
     )
 
 
+MOST = 4096
 _ON_A_GRID = ("pairs", "density", "MAC", "layers until connected")
 
 
@@ -78,6 +80,13 @@ def patterns(grid: tuple[int, int] = (16, 16), channels: int = 512) -> Table:
     """
     values = sizes(R=grid[0], W=grid[1], C=channels)
     cells = grid[0] * grid[1]
+    if cells > MOST:
+        raise CostError(
+            "The grid is too large to see when all its tokens have met.",
+            asked=f"{grid[0]} x {grid[1]} patches",
+            because=f"that is found by products of the whole square, for at most {MOST:,} patches",
+            instead="grid=(64, 64); cost(Attention(pattern=...), tokens=..., dim=...) counts pairs of any length",
+        )
     several: dict[str, tuple[tuple[Pattern, ...], int]] = {
         "full": ((Full(),), cells),
         "neighbours 1 away": ((Neighborhood(grid, 1),), cells),

@@ -26,7 +26,7 @@ def follow(target: Any, asked: Asked, setting: Setting) -> Counted:
     It runs a few times with tensors that have shapes and no numbers: forward in evaluation mode; forth and back in the
     mode it is in, with a dropout that drops nothing; or one token more. Multiply-adds, bytes and pairs are sums over
     its operations, depth is the longest path at the sizes asked for. Attention of torch that is causal counts as the
-    whole square, as torch's own counter has it.
+    pairs that it shows; with a `backend`, as the whole square, which is what torch's own counter has.
     """
     subject = Subject(target, setting.dtype)
     fed = feed(subject, asked)
@@ -41,7 +41,7 @@ def follow(target: Any, asked: Asked, setting: Setting) -> Counted:
     names = Names(subject.module)
     parts = _parts(fit, costs, names, parameters_by_part(subject.module, names))
     values = {letter(name): fed.sizes[name] for name in fit.letters if name in fed.known}
-    notes = [*fit.notes, *runner.notes, *_remarks(fit, values), *_beyond(fed)]
+    notes = [*fit.notes, *runner.notes, *_remarks(fit, values, setting), *_beyond(fed)]
     return Counted(subject.name, parts, values, tuple(notes))
 
 
@@ -53,14 +53,15 @@ def _beyond(fed: Fed) -> list[str]:
     ]
 
 
-def _remarks(fit: Fit, values: dict[sympy.Symbol, int]) -> list[str]:
+def _remarks(fit: Fit, values: dict[sympy.Symbol, int], setting: Setting) -> list[str]:
     notes = []
     for name in fit.letters:
         if letter(name) not in values:
             notes.append(f"formulas were read off near {MEANINGS[name][0]} = {fit.origin[name]}; {name} has no number")
     if fit.trace.unknown:
         notes.append(f"counted as no products: {', '.join(sorted(fit.trace.unknown))}, which nobody here knows")
-    if any("_scaled_dot_product" in each.name and each.words[:1] == (True,) for each in fit.trace.operations):
+    shown = ("_scaled_dot_product" in each.name and each.words[:1] == (True,) for each in fit.trace.operations)
+    if setting.backend is not None and any(shown):
         notes.append("causal attention of torch is counted as the whole square")
     return notes
 

@@ -103,7 +103,8 @@ def feed(subject: Subject, asked: Asked) -> Fed:
             f"Nobody knows what {subject.name} reads.",
             asked=f"cost({subject.name})",
             because="it is no model or layer that says what its input is, and no inputs were given",
-            instead='cost(..., inputs=(1, 128, 512)), or with letters: inputs=("B", "N", 512), tokens=128',
+            instead='cost(..., inputs=(1, 128, 512)), or with letters: inputs=("B", "N", 512), tokens=128; '
+            "from a shell --input 1,128,512, once for each input",
         )
     return fed
 

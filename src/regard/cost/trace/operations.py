@@ -209,8 +209,13 @@ def _attention_backward(operation: Operation, setting: Setting) -> Counts:
 
 
 def _pairs(operation: Operation, setting: Setting) -> Any:
-    """Over all heads and rows: those of the program where there is one, else the whole square."""
+    """Over all heads and rows: those of the program where there is one, those that torch's `is_causal` shows where the
+    mathematics is asked, which begins at the first key for the first query; else the whole square."""
     query, key = operation.reads["query"].shape, operation.reads["key"].shape
+    if operation.name.startswith("aten") and operation.words[:1] == (True,) and setting.backend is None:
+        queries, keys = sympy.sympify(query[-2]), sympy.sympify(key[-2])
+        rising = sympy.Min(queries, keys)
+        return product(query[:-2]) * (rising * (rising + 1) / 2 + (queries - rising) * keys)
     if operation.numbers and setting.backend != "reference":
         return product(query[:-2]) * operation.numbers[0] / sympy.Integer(operation.words[0])
     return product(query[:-1]) * key[-2]

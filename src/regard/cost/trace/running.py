@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from regard.cost.setting import Setting
 from regard.cost.trace.decoding import prepared
 from regard.cost.trace.inputs import Fed
+from regard.cost.trace.libraries import not_packed
 from regard.cost.trace.operations import is_known
 from regard.cost.trace.recording import Places, Recorder, Trace, Undropped, outputs, record
 from regard.cost.trace.subject import Subject, short
@@ -98,7 +99,7 @@ class Runner:
         places = Places(module)
         recorder = Recorder(places)
         undropped = Undropped() if trains else contextlib.nullcontext()
-        with self.subject.mode if fake else contextlib.nullcontext(), undropped:
+        with self.subject.mode if fake else contextlib.nullcontext(), undropped, not_packed():
             try:
                 args, kwargs = self.fed.made(sizes, self.setting.dtype)
                 run = self._step(called, module, args, kwargs)
