@@ -142,6 +142,18 @@ def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, fa
     assert_agrees(bias, (143, 143), dtype=dtype, kv_heads=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("grid", [None, (5, 7)])
+def test_heads_that_have_lost_sight_of_the_image_stay_where_they_are(grid, dtype):
+    # From so far away a single pixel is seen: nothing changes when a head moves. The slope of a score is 2e4 there, and
+    # would multiply what rounding leaves of slopes that cancel.
+    axes = 1 if grid is None else 2
+    bias = Gaussian(3, grid=grid, centre=[[5e3] * axes, [-7e3] * axes, [3e3] * axes], dtype=dtype)
+    _, _, *slopes = results(bias, (35, 35), backend="positional", dtype=dtype)
+    assert len(slopes) == 2
+    assert all(float(slope.abs().max()) == 0 for slope in slopes)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 13),

@@ -292,6 +292,26 @@ def test_unknown_numbers_of_heads_and_soft_tables_are_refused():
             conv_to_attention(conv, **options)
 
 
+def test_without_numbers_every_tap_keeps_its_head_and_ranks_are_refused():
+    conv = nn.Conv2d(4, 6, (3, 2), stride=2, device="meta")
+    for options in [{}, {"exact": False}, {"head_dim": 4}]:
+        layer = conv_to_attention(conv, **options)
+        assert layer.heads == 6
+        assert layer(torch.zeros(2, 4, 5, 7, device="meta")).shape == (2, 6, 2, 3)
+    for options in [{"heads": "minimal"}, {"head_dim": 3}]:
+        with pytest.raises(ConfigError, match="no rank"):
+            conv_to_attention(conv, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": False}, {"heads": "minimal"}])
+def test_autocast_shortens_the_output_of_a_layer_as_that_of_the_convolution(options):
+    conv, image = nn.Conv2d(1, 4, 5, padding=2), torch.randn(2, 1, 7, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = conv_to_attention(conv, **options)(image), conv(image)
+    # 25 products of numbers of size one, each rounded to 8 bits.
+    torch.testing.assert_close(found, expected, rtol=0, atol=25 * 2.0**-8)
+
+
 def test_parametrised_weights_are_read():
     conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
     image = torch.randn(1, 3, 5, 7)

@@ -36,7 +36,7 @@ def conv_to_attention(
 
     `t` runs over the taps of the kernel, `W_t` is the matrix (out, in) of one tap; a step is key minus query, so the
     kernel is not flipped. Every kernel size, stride, dilation, padding, padding mode and number of groups has such
-    heads. Taps that are zero get none.
+    heads. Taps that are zero get none; without numbers (the meta device) every tap keeps its head.
 
     Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR
     2020), theorem 1. Where we differ: they convert `K x K` kernels of odd `K` with stride 1 and leave the borders out.
@@ -65,6 +65,14 @@ def conv_to_attention(
             asked=f"heads={heads!r}",
             because="heads follow from the kernel: one for each tap, or the fewest known to be enough",
             instead='heads="taps" or heads="minimal"',
+        )
+    narrow = head_dim is not None and head_dim * conv.groups < min(conv.in_channels, conv.out_channels)
+    if kernel.is_meta and (heads == "minimal" or narrow):
+        raise ConfigError(
+            "A kernel without numbers has no rank.",
+            asked=f"heads={heads!r}, head_dim={head_dim} of a convolution on the meta device",
+            because="how few heads or channels are enough is read from the numbers of the kernel",
+            instead="conv_to_attention(conv) with a head for each tap, or a convolution with numbers",
         )
     if heads == "minimal":
         if not exact or head_dim is not None:
@@ -144,7 +152,7 @@ def _tap_layer(
     conv: nn.Conv1d | nn.Conv2d, kernel: Tensor, geometry: Geometry, tolerance: float | None, head_dim: int | None
 ) -> SpatialAttention:
     # At least one head: an attention without any would have no rows to sum to one.
-    kept = kernel.abs().amax((0, 1)).nonzero()[:, 0].tolist() or [0]
+    kept = list(range(kernel.shape[2])) if kernel.is_meta else kernel.abs().amax((0, 1)).nonzero()[:, 0].tolist() or [0]
     alpha, dims = math.inf, len(geometry.steps[0])
     if tolerance is not None:
         alpha = float(math.ceil(steepness(tolerance, dims, null=geometry.lattice.edges == "zeros")))

@@ -322,7 +322,7 @@ def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -
     one = groups == 1
     output = torch.bmm(rows.expand(len(seen), -1, -1), columns[:, 0]) if one else (rows @ columns).flatten(1, 2)
     if bias is not None:
-        output = output + bias[:, None]
+        output = output + bias[:, None].to(output.dtype)  # autocast multiplies in a shorter format
     return output.unflatten(-1, queries)
 
 

@@ -59,10 +59,11 @@ def _along(table: Tensor, size: int) -> Tensor:
 
 
 def spread(rows: Tensor, layout: Layout) -> Tensor:
-    """For each entry the sum over the queries that see it, `(head, *table)`: the transpose of `windows`."""
-    for axis, queries, keys in ((1, layout.queries[0], layout.keys[0]), (2, layout.queries[1], layout.keys[1])):
-        entry = torch.arange(queries + keys - 1, device=rows.device)[:, None]
-        query = torch.arange(queries, device=rows.device)
-        seen = ((query <= entry) & (entry < query + keys)).to(rows.dtype)
-        rows = torch.movedim(torch.movedim(rows, axis, -1) @ seen.T, -1, axis)
+    """For each entry the sum over the queries that see it, `(head, *table)`: the transpose of `windows`.
+
+    Entry `e` is seen by the queries `e - K + 1` to `e`, so that it is a window itself, with zeros around the queries.
+    """
+    for axis, keys in ((1, layout.keys[0]), (2, layout.keys[1])):
+        around = torch.nn.functional.pad(rows.movedim(axis, -1), (keys - 1, keys - 1))
+        rows = _along(around, keys).movedim(-1, axis)
     return rows

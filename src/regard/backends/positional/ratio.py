@@ -5,7 +5,8 @@ r"""Any score by relative position: attention as the ratio of two convolutions.
 The denominator depends on the geometry alone and is summed without subtracting anything, so that it is exact to its
 last digits even where it is tiny. The numerator has an error relative to the largest kernel, not to itself: where a
 head's peak lies outside the image, what is left of it may be smaller than that error. Those rows are computed directly,
-by the softmax over all their keys, in pieces of bounded size.
+by the softmax over all their keys, in pieces of bounded size. By a transform, the error is also relative to the largest
+value of a channel: where values of one image differ by many orders of magnitude, the small ones lose digits.
 
 Memory is linear in the tokens: beside the output there are transforms of some channels at a time.
 """
@@ -253,7 +254,12 @@ def _differentiate(x, table, layout, output, gradient, dx: Tensor, dtable: Tenso
                 [(gradient[:, head].double() * output[:, head]).sum((0, -1)) for head in range(len(table))]
             )
             fall = fall.unflatten(1, layout.queries) * inverse
-            dtable += (ways.kernel * (ways.product.slope - spread(fall, layout))).flatten(1).to(dtable.dtype)
+            found = ways.kernel * (ways.product.slope - spread(fall, layout))
+            # A number added to all scores of a head changes nothing, so that its slopes sum to zero. What rounding left
+            # of the sum would be multiplied by the distance of a centre far away: it goes, by what each entry weighs.
+            share = ways.kernel * spread(inverse, layout)
+            rest = found.sum((1, 2), keepdim=True) / share.sum((1, 2), keepdim=True).clamp(min=1)
+            dtable += (found - share * rest).flatten(1).to(dtable.dtype)
     for head, rows, entry in ways.pieces():
         weight, up = table[head][entry].softmax(-1), gradient[:, head, rows]
         dx += weight.mT @ up
