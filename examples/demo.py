@@ -30,8 +30,8 @@ from regard.train import Images, Part, Run, SpatialRecipe, ViTRecipe, train
 from regard.train.data import digits
 
 # Every pixel is a token, and heads learn where to look ten times faster than the rest learns: they travel.
-SPATIAL = SpatialRecipe(patch=1, dim=32, hidden=64, look_rate=10.0)
-VIT = ViTRecipe()
+SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden=64, look_rate=10.0)
+VIT = ViTRecipe(epochs=40)
 QUICK = {"epochs": 3, "layers": 2}
 FILM = 40  # states of the GIF
 
