@@ -115,7 +115,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Any
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+# Every model at two sizes; the larger ones take a while.
+SIZES = [pytest.param(name, marks=[pytest.mark.slow] if "large" in name else []) for name in CASES]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[Tensor, ...], Memory]:
     torch.manual_seed(7)
     model, inputs, sizes = CASES[request.param]()
@@ -131,7 +135,10 @@ class TestPeaks:
         model, inputs, memory = case
         assert int(memory.peak_training) == pytest.approx(training_peak(model, inputs), rel=CLOSE)
 
-    @pytest.mark.parametrize("name", ["gpt small", "transformer large", "davit small"])
+    @pytest.mark.parametrize(
+        "name",
+        ["gpt small", *(pytest.param(each, marks=pytest.mark.slow) for each in ("transformer large", "davit small"))],
+    )
     def test_recomputation_needs_what_is_predicted(self, name: str) -> None:
         model, inputs, sizes = CASES[name]()
         memory = cost(model, **sizes).memory

@@ -17,7 +17,7 @@ QUICK = settings(
     max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-THOROUGH = settings(QUICK, max_examples=150)
+THOROUGH = settings(QUICK, max_examples=25)
 
 everything = pytest.mark.parametrize("kind", EVERYTHING)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from regard.cost.letters import Values, agreed, legend, settled
+from regard.cost.letters import Values, agreed, legend
 from regard.cost.part import Part, Work, grouped
 from regard.cost.quantity import Quantity
 from regard.cost.setting import Setting
@@ -155,8 +154,8 @@ class Cost:
 
     def _beside(self, other: Cost, sign: int, name: str) -> Cost:
         common = agreed(self.values, other.values)
-        mine = grouped([_settled(part, self, common) for part in self.parts])
-        theirs = grouped([_settled(part, other, common) for part in other.parts])
+        mine = grouped([part.settled(self.values, common) for part in self.parts])
+        theirs = grouped([part.settled(other.values, common) for part in other.parts])
         parts = []
         for key in dict.fromkeys([*mine, *theirs]):
             part = mine.get(key, Part(key))
@@ -234,18 +233,6 @@ def _of(part: Part, name: str, setting: Setting) -> sympy.Expr:
     ways = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
     work = sum(ways.get(setting.step, [part.forward, part.backward]), Work())
     return 2 * work.macs if name == "flops" else getattr(work, name)
-
-
-def _settled(part: Part, cost: Cost, common: Values) -> Part:
-    """A part whose letters mean the same as those of another cost."""
-
-    def settle(value: Any) -> Any:
-        if isinstance(value, Work):
-            fields = {f.name: settle(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return dataclasses.replace(value, **fields)
-        return value if isinstance(value, str) else settled(sympy.sympify(value), cost.values, common)
-
-    return dataclasses.replace(part, **{f.name: settle(getattr(part, f.name)) for f in dataclasses.fields(part)})
 
 
 def _tidy(formula: Any) -> sympy.Expr:

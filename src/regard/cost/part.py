@@ -8,6 +8,8 @@ from typing import Any
 
 import sympy
 
+from regard.cost.letters import Values, settled
+
 ZERO = sympy.Integer(0)
 
 
@@ -70,6 +72,17 @@ class Part:
 
     def __mul__(self, factor: Any) -> Part:
         return _times(self, factor)
+
+    def settled(self, values: Values, common: Values) -> Part:
+        """The part with its own number for every letter that means another number elsewhere."""
+
+        def settle(value: Any) -> Any:
+            if isinstance(value, Work):
+                fields = {f.name: settle(getattr(value, f.name)) for f in dataclasses.fields(value)}
+                return dataclasses.replace(value, **fields)
+            return value if isinstance(value, str) else settled(sympy.sympify(value), values, common)
+
+        return dataclasses.replace(self, **{f.name: settle(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def named(self, prefix: str) -> Part:
         """The part as a part of another."""

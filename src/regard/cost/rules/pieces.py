@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sympy
 
 from regard.cost import depth
-from regard.cost.letters import Values, agreed, settled
+from regard.cost.letters import Values, agreed
 from regard.cost.part import ZERO, Part, Work, inside
 from regard.cost.setting import Setting
 
@@ -216,16 +216,5 @@ def merged(*several: Found) -> Found:
     parts = []
     for some, values, _ in several:
         apart = {symbol for symbol in values if symbol not in common}
-        parts += [_settled(part, values, common) if apart else part for part in some]
+        parts += [part.settled(values, common) if apart else part for part in some]
     return Found(parts, common, tuple(dict.fromkeys(note for found in several for note in found.notes)))
-
-
-def _settled(part: Part, values: Values, common: Values) -> Part:
-    def settle(value: Any) -> Any:
-        if isinstance(value, Work):
-            return dataclasses.replace(
-                value, **{f.name: settle(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            )
-        return value if isinstance(value, str) else settled(sympy.sympify(value), values, common)
-
-    return dataclasses.replace(part, **{f.name: settle(getattr(part, f.name)) for f in dataclasses.fields(part)})
