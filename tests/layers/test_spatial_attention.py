@@ -301,6 +301,12 @@ def test_options_that_do_not_fit_are_refused(options, because):
         SpatialAttention(4, 6, [(0, 0), (0, 1)], **options)
 
 
+@pytest.mark.parametrize("steps", [[], [(0, 1), (0,)], ["left"], [None]])
+def test_steps_that_make_no_table_are_refused(steps):
+    with pytest.raises(ConfigError, match="each has one step along a line"):
+        SpatialAttention(2, 2, steps)
+
+
 def test_lattices_and_images_that_do_not_fit_are_refused():
     for wrong in ({"edges": "wrap"}, {"stride": 0}):
         with pytest.raises(ConfigError, match="lattice"):

@@ -83,7 +83,10 @@ class SpatialAttention(nn.Module):
     ) -> None:
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        given = torch.as_tensor(steps, dtype=torch.float64, device="cpu")
+        try:
+            given = torch.as_tensor(steps, dtype=torch.float64, device="cpu")
+        except (TypeError, ValueError):  # rows of different lengths, or no numbers: `_check` says so
+            given = torch.empty(0, 0, dtype=torch.float64)
         given = given[:, None] if given.ndim == 1 else given
         alphas = torch.as_tensor(alpha, dtype=torch.float64, device="cpu").expand(len(given))
         _check(in_channels, out_channels, groups, head_dim, dtype, given, alphas)
@@ -365,7 +368,7 @@ def _check(
         raise ConfigError(
             "This spatial attention cannot be built.",
             asked=f"{in_channels} to {out_channels} channels in {groups} groups, head_dim={head_dim}, {dtype},\n"
-            f"steps {steps.tolist()}, alpha {alpha.tolist()}",
+            f"steps {steps.tolist() or 'that make no table of numbers'}, alpha {alpha.tolist()}",
             because=because,
             instead="SpatialAttention(3, 5, steps=[(0, -1), (0, 0), (0, 1)]); a finite alpha for steps between pixels",
         )
