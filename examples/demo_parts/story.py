@@ -79,7 +79,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         (percent(results.spatial.accuracy), "of the test images read by heads that look by position alone"),
         (percent(results.vit.accuracy), "by a small vision transformer, whose heads look by content"),
         (f"{converted.agreed} of {converted.images}", "answers of a CNN that stayed the same when it became attention"),
-        (f"{held} of {judged}", "laws that the models claim hold, searched for counterexamples"),
+        (f"{held} of {judged}", "laws claimed by the models hold, searched for counterexamples"),
         (duration(sum(results.seconds.values())), "for everything on this page, training included"),
     ]
 
