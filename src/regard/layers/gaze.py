@@ -285,15 +285,28 @@ def gazes(model: nn.Module) -> dict[str, Gaze]:
     return found
 
 
-@torch.no_grad()
-def _of_bias(bias: Any) -> Gaze:
-    rows, columns = bias.grid
+def relative_scores(bias: Bias) -> Tensor:
+    """The scores of a relative bias at every relative position of its grid, `(head, 2 R - 1, 2 C - 1)`, differentiable."""
+    grid, start = getattr(bias, "grid", None), getattr(bias, "start", 0)
+    if grid is None:
+        raise InputError(
+            f"{type(bias).__name__} has no grid.",
+            asked=repr(bias),
+            because="relative rows and columns are those of a grid",
+            instead="a bias with grid=(rows, columns)",
+        )
+    rows, columns = grid
     example = next(iter(bias.parameters()), None)
     device = None if example is None else example.device
     row, column = torch.arange(1 - rows, rows, device=device), torch.arange(1 - columns, columns, device=device)
     # The query lies where the key still finds room on the grid.
-    query = row.neg().clamp(min=0)[:, None] * columns + column.neg().clamp(min=0) + bias.start
-    scores = bias.scores(query, query + row[:, None] * columns + column)
+    query = row.neg().clamp(min=0)[:, None] * columns + column.neg().clamp(min=0) + start
+    return bias.scores(query, query + row[:, None] * columns + column)
+
+
+@torch.no_grad()
+def _of_bias(bias: Bias) -> Gaze:
+    scores = relative_scores(bias)
     if isinstance(bias, Quadratic):
         return Gaze(scores, bias.centre, 2 * bias.alpha[:, None, None] * torch.eye(2).to(bias.alpha))
     if isinstance(bias, Gaussian):

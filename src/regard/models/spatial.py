@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention import attend
-from regard.biases import Gaussian, Quadratic, axis_scores, distances, table_scores
+from regard.biases import Bias, Gaussian, Quadratic, axis_scores, distances, table_scores
 from regard.calculus import axis_weights, separable_attention, separable_weights
 from regard.errors import ConfigError, InputError
-from regard.layers.gaze import Gaze, gaze
+from regard.layers.gaze import Gaze, gaze, relative_scores
 from regard.layers.linear import Linear
 from regard.layers.patches import check_pixels
 from regard.models.config import Config
@@ -245,6 +245,16 @@ class SpatialHeads(nn.Module):
             return Gaze(self.position.scores(), values=values)
         seen = gaze(self.position)
         return Gaze(seen.scores, seen.centre, seen.precision, values)
+
+    def relative_weights(self) -> Tensor:
+        """What a query in the middle of an endless image gives to every relative position, with gradients."""
+        if isinstance(self.position, Bias):
+            scores = relative_scores(self.position)
+        elif isinstance(self.position, LearnedPosition):
+            scores = self.position.scores()
+        else:
+            return gaze(self.position).weights  # which refuses what looks by content
+        return scores.flatten(1).softmax(-1).view_as(scores)
 
     def _axes(self) -> tuple[Tensor, Tensor] | None:
         """Weights over rows and over columns, when the weights of all pairs are their products."""

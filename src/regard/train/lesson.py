@@ -23,10 +23,11 @@ class TeacherRecipe(Config):
 
     Attributes:
         canvas: rows and columns of the images, which are noise, N(0, 1).
-        margin: rows and columns of nothing around them, so that heads find room outside and the border is no excuse.
+        margin: how far beyond the canvas heads may look. An image lies in the middle of nothing: what a head sees out
+            there is 0, as it is for a convolution with padding, and no border bends what it sees.
         channels: of the image and of what the convolution makes of it.
         heads, position: of the student; its centres start as N(0, 2^2), its steepness as 1/2.
-        steps, batch, rate: of Adam; the rate falls as a cosine.
+        steps, batch, rate: of Adam, on new images in every step; the rate falls as a cosine.
         every: after how many steps it is noted where the heads look.
     """
 
@@ -37,7 +38,7 @@ class TeacherRecipe(Config):
     heads: int = 9
     position: str = "quadratic"
     steps: int = 1500
-    batch: int = 8
+    batch: int = 64
     rate: float = 0.1
     every: int = 50
     seed: int = 0
@@ -105,13 +106,13 @@ class Lesson:
 
     @property
     def distances(self) -> Tensor:
-        """How far each head's centre of mass is from the nearest pixel of the lattice, `(head,)`.
+        """How far each head's centre (its centre of mass, for tables) is from the nearest pixel, `(head,)`.
 
         It need not become small: heads between pixels span the same filters once `W` mixes them, so that only the
         effective kernel is determined by what is learned from.
         """
-        mean = self.gaze.mean
-        return (mean - mean.round()).norm(dim=-1)
+        centre = self.gaze.mean if self.gaze.centre is None else self.gaze.centre
+        return (centre - centre.round()).norm(dim=-1)
 
     def __repr__(self) -> str:
         return f"Lesson(loss={self.loss:.2g}, kernel_error={self.kernel_error:.2g})"
@@ -122,7 +123,8 @@ def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Le
 
         minimise |student(x) - K * x|^2 / |K * x|^2,     student(x) = sum_h A_h x W_h
 
-    over centres, spreads and `W`, in float64 and from one seed.
+    over centres, spreads and `W`, in float64 and from one seed; the weights `A_h` are those of an endless image
+    (`Gaze.weights`).
 
     Source: the question of Cordonnier, Loukas and Jaggi (ICLR 2020), section 4.2, with a known answer.
 
@@ -138,8 +140,8 @@ def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Le
 
 
 def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
-    canvas, margin, channels = recipe.canvas, recipe.margin, recipe.channels
-    grid = (canvas[0] + 2 * margin, canvas[1] + 2 * margin)
+    canvas, channels = recipe.canvas, recipe.channels
+    grid = (canvas[0] + recipe.margin, canvas[1] + recipe.margin)
     config = SpatialConfig(
         recipe.position, image=grid, patch=1, dim=channels, heads=recipe.heads, layers=1, attention_dropout=0.0
     )
@@ -150,12 +152,17 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=recipe.rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
+    place = torch.cartesian_prod(*map(torch.arange, canvas))
+    row, column = (place - place[:, None] + torch.tensor(grid) - 1).unbind(-1)  # where pairs are among the weights
 
     def relative_loss() -> Tensor:
         x = torch.randn(recipe.batch, channels, *canvas, dtype=torch.float64)
         wanted = functional.conv2d(x, kernel, padding=recipe.kernel // 2)
-        framed = functional.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
-        made = student(framed)[:, margin : margin + canvas[0], margin : margin + canvas[1]].permute(0, 3, 1, 2)
+        looks = student.relative_weights()[:, row, column]  # (head, query, key); the keys beyond the canvas are 0
+        # All images at once: (query, head) by key, times key by (image, channel).
+        heads = looks.transpose(0, 1).flatten(0, 1) @ x.flatten(2).permute(2, 0, 1).flatten(1)
+        heads = heads.unflatten(0, (-1, recipe.heads)).unflatten(2, (-1, channels))  # (query, head, image, channel)
+        made = student.value(heads.permute(2, 0, 1, 3).flatten(2)).mT.unflatten(2, canvas)
         return (made - wanted).square().sum() / wanted.square().sum()
 
     seen, losses = [(0, student.gaze())], []
