@@ -286,7 +286,7 @@ def gazes(model: nn.Module) -> dict[str, Gaze]:
 
 
 def relative_scores(bias: Bias) -> Tensor:
-    """The scores of a relative bias at every relative position of its grid, `(head, 2 R - 1, 2 C - 1)`, differentiable."""
+    """A relative bias at every relative position of its grid, `(head, 2 R - 1, 2 C - 1)`, with gradients."""
     grid, start = getattr(bias, "grid", None), getattr(bias, "start", 0)
     if grid is None:
         raise InputError(
