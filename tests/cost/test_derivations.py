@@ -122,7 +122,7 @@ def _swin(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.D
 RANDOM = {"bert": _bert, "gpt2": _gpt2, "t5": _t5, "vit": _vit, "davit": _davit, "swin": _swin}
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 @pytest.mark.parametrize("name", RANDOM)
 def test_a_derivation_is_what_a_random_model_does(name: str, seed: int) -> None:
     model, inputs, derived = RANDOM[name](random.Random(f"{name} {seed}"))
