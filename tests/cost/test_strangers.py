@@ -143,6 +143,22 @@ def test_torchs_causal_attention_begins_at_the_first_key(queries: int, keys: int
     )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_way_back_of_a_fused_attention(causal: bool) -> None:
+    """Two products for each of the two forward; kernels compute the scores once more."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    query, key, value = (torch.randn(2, 3, 7, dim, requires_grad=True) for dim in (8, 8, 8))
+    pairs = 2 * 3 * (7 * 8 // 2 if causal else 7 * 7)
+    asked = {"inputs": [query, key, value]}
+    assert cost(attention, step="backward", **asked).macs == pairs * (2 * 8 + 2 * 8)
+    assert cost(attention, step="training", **asked).macs == pairs * 3 * (8 + 8)
+    again = cost(attention, step="backward", backend="native", **asked)
+    assert again.macs == 2 * 3 * 7 * 7 * (3 * 8 + 2 * 8)
+
+
 # The rest at full size
 
 

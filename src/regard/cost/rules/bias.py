@@ -82,17 +82,16 @@ def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
         return ZERO
     lengths = Lengths(*shape.lengths)
     wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
-    return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),), bias))
+    return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),)))
 
 
-def kept_by(make: Callable[[], tuple[Tensor, ...]], bias: Bias) -> int:
+def kept_by(make: Callable[[], tuple[Tensor, ...]]) -> int:
     """Bytes of what is made of a bias, and of what its formula keeps for its gradient.
 
     That formula is anybody's, so that it is asked: for a table with an entry for each difference, not for each pair.
     """
-    given = {tensor.untyped_storage().data_ptr() for tensor in (*bias.parameters(), *bias.buffers())}
     alive, runs = [], []
-    for _ in range(2):  # what both runs keep was there before
+    for _ in range(2):  # what both runs keep was there before: parameters, buffers
         saved: list[weakref.ref[_Kept]] = []
 
         def keep(tensor: Tensor, saved: list[weakref.ref[_Kept]] = saved) -> _Kept:
@@ -107,7 +106,7 @@ def kept_by(make: Callable[[], tuple[Tensor, ...]], bias: Bias) -> int:
         storages += [tensor.untyped_storage() for tensor in made]
         runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
     once, again = runs
-    return sum(size for at, size in again.items() if at not in once and at not in given)
+    return sum(size for at, size in again.items() if at not in once)
 
 
 class _Kept:

@@ -104,7 +104,7 @@ def _kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
         assert axes is not None
         return axis_weights(*(scores.to(wide).expand(heads, -1, -1) for scores in axes))
 
-    kept: Any = sympy.Integer(kept_by(made, bias))
+    kept: Any = sympy.Integer(kept_by(made))
     if shape.group > 1:  # each row of the batch has its own copy of the weights along rows
         kept += setting.wide * (shape.batch - 1) * shape.heads * R**2
     if learns(bias):
