@@ -46,7 +46,8 @@ def main() -> int:
     if asked.fresh:
         forget(folder)
     try:
-        page = run(folder, quick=asked.quick)
+        with one_thread():
+            page = run(folder, quick=asked.quick)
     except RegardError as refusal:
         print(f"{refusal}\n\n`--fresh` begins anew.", file=sys.stderr)
         return 2
@@ -55,6 +56,17 @@ def main() -> int:
         return 130
     print(f"\nLook at  {page.resolve()}")
     return 0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So small products gain little from a second thread, and lose much where another program wants the core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def forget(folder: Path) -> None:

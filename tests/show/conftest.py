@@ -16,6 +16,7 @@ def quick_page(tmp_path_factory) -> Path:
     try:
         import demo
 
-        return demo.run(tmp_path_factory.mktemp("demo"), quick=True)
+        with demo.one_thread():
+            return demo.run(tmp_path_factory.mktemp("demo"), quick=True)
     finally:
         sys.path.remove(str(EXAMPLES))
