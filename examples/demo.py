@@ -2,7 +2,7 @@
 """The main job, end to end: train two transformers on real digits, watch their heads move, turn a convolution into
 attention, check the laws, count the costs, and leave a report to look at.
 
-    python examples/demo.py                 two to three minutes on a quiet machine; `make demo` runs this
+    python examples/demo.py                 some three minutes of one core; `make demo` runs this
     python examples/demo.py --fresh         forget what was trained before
     python examples/demo.py --quick         a few epochs, to see the page
 
