@@ -28,7 +28,7 @@ from regard.cost.lifetimes import (
 )
 from regard.cost.memory import Memory, memory_of
 from regard.cost.memory_fit import largest
-from regard.errors import CostError, InputError
+from regard.errors import CostError
 from regard.layers import MultiHeadAttention
 from regard.models import (
     GPT,
@@ -408,8 +408,11 @@ class TestShown:
             int(part.memory.peak_forward)
 
     def test_too_long_a_text_is_refused_as_the_model_does(self) -> None:
-        with pytest.raises(InputError):
-            int(cost(gpt(), tokens=385).memory.peak_forward)
+        with pytest.raises(CostError, match="at most 384 tokens"):
+            cost(gpt(), tokens=385)
+        with pytest.raises(CostError, match="385 tokens"):
+            cost(gpt(), tokens=384, step="decode")
+        assert cost(gpt(position="rotary"), tokens=384, step="decode").macs > 0
 
     def test_unknown_steps_are_refused(self) -> None:
         with pytest.raises(CostError, match="no peak of a step 'sideways'"):

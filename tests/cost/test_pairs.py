@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard import (
+    Attention,
     Axial,
     Blocks,
     Causal,
@@ -23,6 +24,7 @@ from regard import (
     Selected,
     Strided,
     Window,
+    cost,
 )
 from regard.cost.letters import letters
 from regard.cost.rules.pairs import forms, longest_row, natural_tokens, pairs_of, simplified
@@ -193,3 +195,17 @@ def test_simple_patterns_stay_and_obvious_ones_become_simple():
     assert simplified(Window(3, 5) & Window(4, 2)) == Window(3, 2)
     assert simplified(Full() & (Full() & Causal())) == Causal()
     assert simplified(Causal() & Blocks(3)) == Causal() & Blocks(3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "sums"),
+    [
+        (Window(2, 0), {"tokens": 1, "keys": 1}, 1),  # one pair, and not a running sum that is taken apart
+        (Window(2, 0), {"tokens": 11, "keys": 11}, 30),
+        (Window(9, 0), {"tokens": 40, "keys": 40}, 3 * 40),
+        (Blocks(2), {"tokens": 1, "keys": 10}, 2),
+        (Full(), {"tokens": 7, "keys": 10}, 10),
+    ],
+)
+def test_a_mean_takes_running_sums_where_they_are_fewer_than_pairs(pattern, sizes, sums) -> None:
+    assert cost(Attention(pattern=pattern, beta=0.0), dim=3, value_dim=5, **sizes).macs == 5 * sums

@@ -33,7 +33,7 @@ from regard.cost.letters import letter
 from regard.cost.part import ZERO, Part, Work
 from regard.cost.rules.bias import bias_part, learns
 from regard.cost.rules.linear_attention import kept_by_mean, linear_parts
-from regard.cost.rules.pairs import longest_row, natural_tokens, pairs_of
+from regard.cost.rules.pairs import Pairs, longest_row, natural_tokens, pairs_of
 from regard.cost.rules.positional import kept_unasked, positional_parts
 from regard.cost.rules.shape import Shape
 from regard.cost.rules.visits import Made, check_backend, kept_by_limit, mean_products, visits_of
@@ -254,9 +254,9 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: Feature
 
     The mathematics asks for sums. Where queries share them, each value is added once (an addition counts as the
     multiply-add of a product with a matrix of ones): M e for each key head, and 2 N e more for a window, whose running
-    sums are taken apart again. Any other pattern adds up its pairs, P e. The reference multiplies the whole square of
-    weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours. A feature map changes who runs, and so
-    what is kept.
+    sums are taken apart again. Any other pattern adds up its pairs, P e, as do these where pairs are fewer. The
+    reference multiplies the whole square of weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours. A
+    feature map changes who runs, and so what is kept.
     """
     item = setting.item
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
@@ -268,13 +268,8 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: Feature
     elif setting.backend == "blocked":
         products, remarks = mean_products(pattern, shape)
         notes = (*notes, *remarks)
-    elif isinstance(pattern, _RUNNING):
-        new = sympy.Integer(1) if setting.step == "decode" else shape.keys
-        products = shape.batch * shape.kv_heads * new * shape.value_dim
-    elif isinstance(pattern, Window) and pattern.step == 1 and setting.step != "decode":
-        products = shape.batch * shape.kv_heads * (shape.keys + 2 * shape.queries) * shape.value_dim
     else:
-        products = shape.kv_heads * seen.formula * shape.value_dim
+        products = shape.kv_heads * _sums(pattern, shape, setting, seen) * shape.value_dim
     kept, remarks = kept_by_limit("uniform", pattern, shape, setting)
     if features is not None:
         kept, remarks = kept_by_mean(pattern, shape, setting), ()
@@ -286,6 +281,19 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: Feature
         pairs=shape.heads * seen.formula,
     )
     return Made([part], seen.values, (*notes, *remarks))
+
+
+def _sums(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> sympy.Expr:
+    """Additions of one channel: running ones, where there are any and they are fewer, or one for each pair."""
+    if isinstance(pattern, _RUNNING):
+        running = shape.batch * (sympy.Integer(1) if setting.step == "decode" else shape.keys)
+    elif isinstance(pattern, Window) and pattern.step == 1 and setting.step != "decode":
+        running = shape.batch * (shape.keys + 2 * shape.queries)
+    else:
+        return seen.formula
+    known = dataclasses.replace(shape, values={**shape.values, **seen.values}).number(seen.formula)
+    least = shape.number(running)
+    return seen.formula if known is not None and least is not None and known < least else running
 
 
 def _hard(pattern: Pattern, bias: Any, shape: Shape, setting: Setting) -> Made:

@@ -208,14 +208,16 @@ def _square(setting: Setting) -> list[Part]:
 def _kept_by_axes(config: SpatialConfig, heads: int, batch: int, setting: Setting) -> sympy.Expr:
     """What the two products keep: weights, tokens with columns last, and the means over columns with rows last.
 
-    torch multiplies batches of matrices, for which the rows' weights of several heads are written out for every image.
+    The softmax keeps its result as well, and a byte for each query that says whether it sees anything. torch multiplies
+    batches of matrices, for which the rows' weights of several heads are written out for every image.
     """
     scores = H * (R**2 + W**2)
-    numbers = scores + B * N * D + B * H * N * D + (B * H * R**2 if batch > 1 and heads > 1 else 0)
+    weights = H * W**2 + H * R**2 * (B if batch > 1 and heads > 1 else 1)
+    numbers, marks = scores + weights + B * N * D + B * H * N * D, H * (R + W)
     if config.position == "quadratic":
         # Differences and their squares, and alpha with another sign, for each axis.
-        return setting.item * (numbers + 2 * scores + 2 * H)
-    return setting.item * numbers + pieces.INDEX * (R**2 + W**2)  # where each score is in the tables
+        return setting.item * (numbers + 2 * scores + 2 * H) + marks
+    return setting.item * numbers + pieces.INDEX * (R**2 + W**2) + marks  # where each score is in the tables
 
 
 # All pairs
