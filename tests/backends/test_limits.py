@@ -24,7 +24,7 @@ def test_the_mean_reads_a_number_of_sums_that_grows_with_the_tokens_not_their_sq
 
 
 def test_the_tree_holds_the_sum_of_every_pair_of_neighbours():
-    value = torch.arange(1.0, 6.0).reshape(1, 1, 5, 1)
+    value = torch.arange(1.0, 6.0)[:, None]
     assert _tree(value).flatten().tolist() == [1, 2, 3, 4, 5, 3, 7, 5, 10, 5, 15]
 
 

@@ -433,6 +433,7 @@ KEPT = {
     "transformer-xl": lambda: Attention(bias=TransformerXL(4, 6)),
     "mean": lambda: Attention(beta=0.0),
     "causal mean": lambda: Attention(beta=0.0, pattern=Causal()),
+    "padded mean": lambda: Attention(beta=0.0, pattern=Padding([5, 13])),
     "hard": lambda: Attention(beta=INF),
     "elu1": lambda: Attention(feature_map="elu1"),
     "relu": lambda: Attention(feature_map="relu"),
@@ -462,6 +463,13 @@ def test_what_is_kept_is_what_autograd_keeps_to_the_byte(name, kv_heads, keys):
         del sizes["keys"]
     attention = KEPT[name]()
     assert cost(attention, **sizes).activation_bytes == kept(attention, torch.float32, **{**sizes, "keys": keys})
+
+
+@pytest.mark.parametrize("tokens", [11, 200])
+def test_the_ones_of_a_mean_are_kept_once_for_all_heads(tokens):
+    """Several tiles of one shape times several heads: torch copies what it repeats, if it is asked to repeat."""
+    attention, sizes = Attention(beta=0.0, pattern=Causal()), {**SIZES, "tokens": tokens, "keys": tokens + 3}
+    assert cost(attention, **sizes).activation_bytes == kept(attention, torch.float32, **sizes)
 
 
 @needs_kernels

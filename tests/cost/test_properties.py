@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from cost.cases import EVERYTHING, LAYERS, Case, attentions, gpts
+from cost.cases import EVERYTHING, LAYERS, MODELS, Case, attentions, gpts
 from cost.counting import count, kept_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ QUICK = settings(
     max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-THOROUGH = settings(QUICK, max_examples=25)
+THOROUGH, SEVERAL = settings(QUICK, max_examples=60), settings(QUICK, max_examples=8)
 
 everything = pytest.mark.parametrize("kind", EVERYTHING)
 
@@ -38,7 +38,8 @@ def check_forward(case: Case) -> None:
     assert found.flops == 2 * counted.macs
     if case.full:
         assert cost(case.target, **case.sizes).macs == counted.macs
-    else:
+    elif case.described is None or case.described.feature_map is None:
+        # Features are made for long texts: below d + 1 tokens the square, which the reference multiplies, is less.
         assert cost(case.target, **case.sizes).macs <= counted.macs
 
 
@@ -150,13 +151,24 @@ def test_a_formula_holds_at_other_lengths(case: Case, tokens: int) -> None:
     assert known.at(tokens=tokens).macs == cost(case.target, backend="reference", **asked).macs
 
 
-@pytest.mark.slow
-@everything
-@THOROUGH
-@given(data=st.data())
-def test_many_sizes(kind: str, data: st.DataObject) -> None:
-    case = drawn(data, kind)
+def check_everything(case: Case) -> None:
     check_parameters(case)
     check_forward(case)
     check_backward(case)
     check_kept(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LAYERS)
+@THOROUGH
+@given(data=st.data())
+def test_many_sizes_of_layers(kind: str, data: st.DataObject) -> None:
+    check_everything(drawn(data, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+@SEVERAL
+@given(data=st.data())
+def test_many_sizes_of_models(kind: str, data: st.DataObject) -> None:
+    check_everything(drawn(data, kind))

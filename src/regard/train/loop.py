@@ -63,7 +63,7 @@ def train(
         >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].gazes)
         ([0, 1], ['blocks.0.attention'])
     """
-    images = load(recipe.data) if data is None else data
+    images = load(recipe.data, held=recipe.held) if data is None else data
     if recipe.batch > len(images.train):
         raise InputError(
             "The batch is larger than the data.",
@@ -269,7 +269,7 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
             because="there is nothing to read before the first checkpoint",
             instead="train(recipe, folder)",
         )
-    images = load(recipe.data) if data is None else data
+    images = load(recipe.data, held=recipe.held) if data is None else data
     if images.digest != digest:
         raise CheckpointError(
             "These are not the images of this run.",

@@ -32,6 +32,7 @@ class Recipe(Config):
 
     Attributes:
         data: the name of a data set, "digits", "mnist" or "cifar10".
+        held: whether the test part is set aside and a fifth of the training part tested on; for choosing a recipe.
         epochs, batch, seed: how often all images are seen, how many at once, and where all chance comes from.
         optimizer: "adamw", or "sgd" with `momentum`.
         rate: the largest learning rate; it grows to that over the first `warmup` of all steps, then falls as a cosine.
@@ -44,6 +45,7 @@ class Recipe(Config):
     kind: ClassVar[str]
 
     data: str = "digits"
+    held: bool = False
     epochs: int = 40
     batch: int = 32
     seed: int = 0

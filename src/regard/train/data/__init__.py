@@ -19,12 +19,18 @@ READERS = {"mnist": mnist, "cifar10": cifar10}
 NAMES = ("digits", *READERS)
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Images:
+def load(name: str, folder: str | os.PathLike[str] | None = None, *, held: bool = False) -> Images:
     """The data set of this name; nothing is downloaded.
 
     folder: where a user keeps the files of MNIST or CIFAR-10; without it they are those that
         `python -m regard.train.data mnist` has fetched.
+    held: set the test part aside, and test on a fifth of the training part (`Images.held`).
     """
+    images = _load(name, folder)
+    return images.held() if held else images
+
+
+def _load(name: str, folder: str | os.PathLike[str] | None) -> Images:
     if name not in NAMES:
         raise InputError(
             f"There is no data set called {name!r}.",

@@ -7,10 +7,7 @@ from typing import Any
 import torch
 
 from regard.errors import InputError
-from regard.train.data.images import Images, Part
-
-# Of five images of a class, the one with this number is for the test.
-TESTED, OF = 4, 5
+from regard.train.data.images import Images, Part, last_of_five
 
 
 def digits() -> Images:
@@ -35,8 +32,6 @@ def digits() -> Images:
     raw: Any = load_digits()
     pixels = torch.from_numpy(raw.images).to(torch.uint8)[:, None]
     labels = torch.from_numpy(raw.target).long()
-    tested = torch.zeros(len(labels), dtype=torch.bool)
-    for label in range(10):
-        tested[(labels == label).nonzero()[TESTED::OF, 0]] = True
+    tested = last_of_five(labels)
     parts = (Part(pixels[chosen], labels[chosen], white=16) for chosen in (~tested, tested))
     return Images("digits", *parts, names=tuple("0123456789"))

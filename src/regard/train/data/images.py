@@ -117,6 +117,20 @@ class Images:
         mean, std = (images.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
         return (images - mean) / std.clamp(min=1e-12)  # a channel that is the same everywhere stays zero
 
+    def held(self) -> Images:
+        """The same images with the test part set aside: a fifth of the training part is tested on in its place.
+
+        For choosing a recipe: one that was chosen by its accuracy on the test part has seen the answers. Of every
+        class, the last of each five images is held back.
+
+            >>> from regard.train.data import digits
+            >>> digits().held()
+            Images('digits, held', 1158 to learn from, 284 for the test, 1 x 8 x 8 pixels, 10 classes)
+        """
+        held = last_of_five(self.train.labels)
+        parts = (Part(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
+        return Images(f"{self.name}, held", *parts, names=self.names)
+
     @cached_property
     def digest(self) -> str:
         """What tells this data set, its split and its order from any other: a sha256."""
@@ -126,3 +140,11 @@ class Images:
             digest.update(part.pixels.contiguous().numpy().tobytes())
             digest.update(part.labels.numpy().astype("<i8").tobytes())
         return digest.hexdigest()
+
+
+def last_of_five(labels: Tensor) -> Tensor:
+    """Of every class, the last of each five images in their order: a split that is a rule and not a draw."""
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        chosen[(labels == label).nonzero()[4::5, 0]] = True
+    return chosen
