@@ -2,7 +2,7 @@
 """The main job, end to end: train two transformers on real digits, watch their heads move, turn a convolution into
 attention, check the laws, count the costs, and leave a report to look at.
 
-    python examples/demo.py                 some three minutes of one core; `make demo` runs this
+    python examples/demo.py                 about two minutes of two cores; `make demo` runs this
     python examples/demo.py --fresh         forget what was trained before
     python examples/demo.py --quick         a few epochs, to see the page
 
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -41,12 +43,16 @@ def main() -> int:
     words.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder (runs/demo)")
     words.add_argument("--fresh", action="store_true", help="forget what is there and begin anew")
     words.add_argument("--quick", action="store_true", help="a few epochs only, in a folder of its own")
+    words.add_argument("--only", choices=("spatial", "vit"), help="train this one, and no page")
     asked = words.parse_args()
     folder = asked.out / "quick" if asked.quick else asked.out
     if asked.fresh:
         forget(folder)
     try:
         with one_thread():
+            if asked.only:
+                learn(asked.only, folder, asked.quick)
+                return 0
             page = run(folder, quick=asked.quick)
     except RegardError as refusal:
         print(f"{refusal}\n\n`--fresh` begins anew.", file=sys.stderr)
@@ -77,19 +83,40 @@ def forget(folder: Path) -> None:
     (folder / "cnn.safetensors").unlink(missing_ok=True)
 
 
+def learn(kind: str, folder: Path, quick: bool = False) -> Run:
+    """Train one of the two; what is finished is read, and what was begun goes on."""
+    recipe, name = {"spatial": (SPATIAL, "spatial transformer"), "vit": (VIT, "vision transformer")}[kind]
+    recipe = dataclasses.replace(recipe, **(QUICK if quick else {}))
+    print(f"Training a {name} on the digits: {recipe.epochs} epochs", flush=True)
+    found = train(recipe, folder / kind, data=few() if quick else None)
+    print(f"  {found.accuracy:.1%} of {len(found.data.test)} test images, {found.seconds:.0f} s", flush=True)
+    return found
+
+
+@contextmanager
+def beside(kind: str, folder: Path) -> Iterator[None]:
+    """Meanwhile a process of its own trains the other, if there is a second core. What it did lies in the folder."""
+    if (os.cpu_count() or 1) < 2 or (folder / kind / "model").is_dir():
+        yield
+        return
+    print("(A second core trains a vision transformer meanwhile.)", flush=True)
+    command = [sys.executable, __file__, "--only", kind, "--out", str(folder)]
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+        other.wait()  # what went wrong there is tried again here, aloud
+    finally:
+        other.terminate()
+        other.wait()
+
+
 def run(folder: Path, quick: bool = False) -> Path:
     """Everything; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    recipes = [dataclasses.replace(recipe, **(QUICK if quick else {})) for recipe in (SPATIAL, VIT)]
-    seconds: dict[str, float] = {}
-    runs: list[Run] = []
-    for recipe, name in zip(recipes, ("spatial transformer", "vision transformer"), strict=True):
-        print(f"Training a {name} on the digits: {recipe.epochs} epochs")
-        found = train(recipe, folder / recipe.kind, data=few() if quick else None)
-        seconds[f"training the {name}"] = found.seconds
-        print(f"  {found.accuracy:.1%} of {len(found.data.test)} test images, {found.seconds:.0f} s")
-        runs.append(found)
-    spatial, vit = runs
+    with nullcontext() if quick else beside("vit", folder):
+        spatial = learn("spatial", folder, quick)
+    vit = learn("vit", folder, quick)
+    seconds = {"training the spatial transformer": spatial.seconds, "training the vision transformer": vit.seconds}
 
     with step("Turning the convolutions of a CNN into attention", seconds, "the convolution"):
         converted = convolution.convert(spatial.data, folder, epochs=2 if quick else convolution.EPOCHS)

@@ -81,10 +81,10 @@ def test_a_vit_has_no_heads_to_tell_of(tmp_path, capsys):
 def test_a_recipe_can_be_chosen_without_the_test_part(tmp_path, capsys):
     assert main(["train", "vit", "--held", "--epochs", "1", *SMALL, "--option", "heads=2"]) == 0
     out, err = capsys.readouterr()
-    assert "1158 to learn from, 284 for the test" in err
+    assert "1157 to learn from, 285 for the test" in err
     assert "vit on digits, held: test accuracy" in out
     run = read_run(tmp_path / "runs" / "vit-digits-held-seed0")
-    assert (run.recipe.held, len(run.data.test)) == (True, 284)
+    assert (run.recipe.held, len(run.data.test)) == (True, 285)
 
 
 def test_a_lesson_is_told_and_drawn(tmp_path, capsys):

@@ -167,3 +167,8 @@ def test_what_cannot_be_compared_is_refused():
         fit_conv(nn.AvgPool2d(2), image, 3)
     with pytest.raises(InputError, match="from images to images"):
         fit_conv(lambda x: x.flatten(1), image, 3)
+    # Tails of 18 pixels, which torch wraps round no image of 7.
+    layer = SpatialAttention(3, 2, [(0, -1), (0, 1)], alpha=0.05, lattice=Lattice(edges="circular"), dtype=DOUBLE)
+    with pytest.raises(InputError, match="images of at least"):
+        attention_to_conv(layer, image)
+    assert attention_to_conv(layer, image_of(1, 3, 23, 24)).residual < 1e-3

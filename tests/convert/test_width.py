@@ -122,7 +122,8 @@ def test_in_float32_weights_are_exactly_one_and_zero_from_104_on():
 
 
 def test_what_has_no_answer_is_refused():
-    for ask in (lambda: leak(-1.0), lambda: leak(1.0, dims=0), lambda: steepness(0.0), lambda: hardness(torch.int8)):
+    steep = [lambda tolerance=tolerance: steepness(tolerance) for tolerance in (0.0, 1.0, math.nan)]
+    for ask in (lambda: leak(-1.0), lambda: leak(1.0, dims=0), *steep, lambda: hardness(torch.int8)):
         with pytest.raises(CalculusError, match="instead"):
             ask()
     assert (leak(0.0), leak(math.inf), leak(math.inf, null=True)) == (1.0, 0.0, 0.0)

@@ -308,7 +308,8 @@ def test_steps_that_make_no_table_are_refused(steps):
 
 
 def test_lattices_and_images_that_do_not_fit_are_refused():
-    for wrong in ({"edges": "wrap"}, {"stride": 0}):
+    wrong_types = ({"stride": 2.0}, {"stride": "2"}, {"stride": True}, {"stride": (2, None)}, {"trim": 1.5})
+    for wrong in ({"edges": "wrap"}, {"stride": 0}, *wrong_types):
         with pytest.raises(ConfigError, match="lattice"):
             Lattice(**wrong)
     layer = make()

@@ -111,10 +111,8 @@ def run(words: argparse.Namespace) -> int:
         return 130
     last = done if pruned is None else pruned.tuned
     heads_table(last)
-    print(
-        f"\n{done.recipe.kind} on {data.name}: test accuracy {done.accuracy:.2%} after {done.recipe.epochs} epochs",
-        end="",
-    )
+    epochs = f"{done.recipe.epochs} epoch{'' if done.recipe.epochs == 1 else 's'}"
+    print(f"\n{done.recipe.kind} on {data.name}: test accuracy {done.accuracy:.2%} after {epochs}", end="")
     print(f", {done.seconds:.0f} s of training")
     if pruned is not None:
         count = sum(map(len, pruned.dropped.values()))

@@ -75,6 +75,7 @@ def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
     conv.train(layer.training)
     if images is None:
         return Fit(conv)
+    _check_reach(conv, images)
     first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer has its channels last
     return Fit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
 
@@ -151,6 +152,24 @@ def _solve(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
         conv.bias.copy_(found[..., -1].flatten())
         found = found[..., :-1]
     conv.weight.copy_(found.reshape(conv.weight.shape))
+
+
+def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
+    """torch pads no image by more than itself; a soft head on a circle may look round it more than once."""
+    if conv.padding_mode not in ("circular", "reflect"):
+        return
+    for size, taps, dilation, axis in zip(images.shape[2:], conv.kernel_size, conv.dilation, (0, 1), strict=False):
+        pad = (dilation * (taps - 1) + 1) // 2 if conv.padding == "same" else int(conv.padding[axis])
+        most = size if conv.padding_mode == "circular" else size - 1
+        if pad > most:
+            raise InputError(
+                "The convolution looks farther than the image goes on.",
+                asked=f"images {tuple(images.shape)}, to compare with {conv}",
+                found=f"{pad} pixels beyond an edge",
+                because=f"torch's {conv.padding_mode} padding shows {most} pixels beyond the edge of {size}",
+                instead=f"images of at least {pad if conv.padding_mode == 'circular' else pad + 1} pixels a side, or "
+                "steeper heads: layer.with_alpha(20.0)",
+            )
 
 
 # Layers that look by position

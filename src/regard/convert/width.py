@@ -77,12 +77,13 @@ def steepness(tolerance: float, dims: int = 2, *, null: bool = False) -> float:
         >>> round(steepness(1e-6, null=True), 4)
         27.631
     """
-    if not tolerance > 0:
+    if not 0 < tolerance < 1:
+        nothing = tolerance <= 0
         raise CalculusError(
-            "No finite steepness leaks nothing.",
+            "No finite steepness leaks nothing." if nothing else "Any steepness will do for that.",
             asked=f"steepness({tolerance})",
-            because="every key has a positive weight, however far away",
-            instead="a tolerance above 0, or alpha=math.inf, which picks pixels",
+            because="every key has a positive weight, however far away" if nothing else "a leak is a share, below 1",
+            instead="a tolerance above 0, or alpha=math.inf, which picks pixels" if nothing else "steepness(1e-6)",
         )
     low, high = 0.0, 1.0
     while leak(high, dims, null=null) > tolerance:

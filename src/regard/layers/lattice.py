@@ -41,12 +41,16 @@ class Lattice:
     edges: Edges = "zeros"
 
     def __post_init__(self) -> None:
-        strides = (self.stride,) if isinstance(self.stride, int) else self.stride
-        if self.edges not in EDGES or any(stride < 1 for stride in strides):
+        strides, trims = ((given,) if isinstance(given, int) else given for given in (self.stride, self.trim))
+        numbers = isinstance(strides, tuple) and isinstance(trims, tuple)
+        if numbers:
+            numbers = all(type(number) is int for number in (*strides, *trims)) and all(one >= 1 for one in strides)
+        if self.edges not in EDGES or not numbers:
             raise ConfigError(
                 "There is no such lattice of queries.",
                 asked=f"{self}",
-                because="a stride is at least 1, and four things may lie beyond an edge",
+                because="a stride is a whole number of at least 1, a trim one of any sign, or a tuple with one for\n"
+                "each axis, and four things may lie beyond an edge",
                 instead=f"stride=1, and one of {', '.join(EDGES)}",
             )
 

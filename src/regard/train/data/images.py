@@ -125,7 +125,7 @@ class Images:
 
             >>> from regard.train.data import digits
             >>> digits().held()
-            Images('digits, held', 1158 to learn from, 284 for the test, 1 x 8 x 8 pixels, 10 classes)
+            Images('digits, held', 1157 to learn from, 285 for the test, 1 x 8 x 8 pixels, 10 classes)
         """
         held = last_of_five(self.train.labels)
         parts = (Part(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
