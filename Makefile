@@ -26,7 +26,8 @@ demo: $(READY)  ## train, convert, check, price, and leave runs/demo/report.html
 
 test: check     ## check, then every test that is not slow
 	@echo "pytest (not slow)"
-	$(RUN) -m pytest -q -m "not slow"
+	# A process for each core, of one thread each; the slow tests run in one process with all threads.
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m "not slow" -n auto --maxprocesses=4 --dist worksteal
 
 check: $(READY) ## format, lint and types
 	@echo "ruff format, ruff check, pyright"

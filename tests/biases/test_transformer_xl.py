@@ -48,7 +48,7 @@ def dense(bias, queries, keys, query, key):
         {"grid": (3, 7)},
         {"grid": (3, 7), "start": 2, "encoding": quadratic_encoding},
     ],
-    ids=str,
+    ids=lambda keywords: " ".join(keywords) or "plain",
 )
 def test_scores_equal_the_dense_sum(keywords):
     bias = TransformerXL(HEADS, DIM, **keywords, dtype=torch.float64)
