@@ -1,6 +1,8 @@
 """Attention by position alone equals attention over all pairs, values and gradients, wherever the heads look."""
 
 import copy
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,8 +33,19 @@ from regard.backends import choose, find
 from regard.backends.base import Request, bias_tensors
 from regard.backends.positional import ratio
 from regard.backends.positional.costs import way
+from regard.backends.positional.layout import Layout
 
+PRODUCTS = ("band", "slabs", "transform")
 GRIDS = [(5, 7), (11, 13), (1, 7), (7, 1), (1, 1)]
+
+
+@contextmanager
+def only(product):
+    """A ratio is taken in this way, whatever it costs; "cheapest" leaves it to the costs."""
+    dear = {"TAP": "band", "PRODUCT": "slabs", "POINT": "transform"}
+    costs = {} if product == "cheapest" else {name: 0.0 if way == product else 1e9 for name, way in dear.items()}
+    with patch.multiple(ratio, **costs) if costs else nullcontext():
+        yield
 
 
 def inputs(lengths, heads, kv_heads, dtype, channels=5, batch=2):
@@ -129,7 +142,8 @@ def test_patterns_by_relative_position_are_the_support_of_the_table(kind, patter
 @pytest.mark.parametrize("kind", [Quadratic, Gaussian])
 @pytest.mark.parametrize("far", [0, 1, 10])
 @pytest.mark.parametrize("alpha", [0.0, 0.01, 0.5, 30.0, 1e4])
-def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, far, alpha, dtype):
+@pytest.mark.parametrize("product", ["slabs", "transform"])
+def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, far, alpha, dtype, product):
     grid, heads = (11, 13), 3
     centre = [[far * 11.3, -far * 13.6], [-far * 10.9, 0.25], [0.0, far * 12.0]]
     words = dict(centre=centre, alpha=alpha)
@@ -139,7 +153,8 @@ def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, fa
         )
         words = dict(centre=centre, root=root)
     bias = kind(heads, grid, **words).to(dtype)
-    assert_agrees(bias, (143, 143), dtype=dtype, kv_heads=1)
+    with only(product):
+        assert_agrees(bias, (143, 143), dtype=dtype, kv_heads=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -165,10 +180,11 @@ def test_heads_that_have_lost_sight_of_the_image_stay_where_they_are(grid, dtype
     far=st.floats(0, 130),
     support=st.sampled_from(["all", "near", "far", "none"]),
     which=st.sampled_from(["table", "gaussian", "quadratic", "rowcolumn"]),
+    product=st.sampled_from(["cheapest", *PRODUCTS]),
     seed=st.integers(0, 1000),
 )
 def test_any_relative_score_agrees_with_all_pairs(
-    rows, columns, heads, shared, single, spread, far, support, which, seed
+    rows, columns, heads, shared, single, spread, far, support, which, product, seed
 ):
     grid, dtype = (rows, columns), torch.float32 if single else torch.float64
     generator = torch.Generator().manual_seed(seed)
@@ -186,8 +202,9 @@ def test_any_relative_score_agrees_with_all_pairs(
                 parameter.mul_(spread * (50 if which in ("table", "rowcolumn") else 0.1))
     near = Neighborhood(grid, 1)
     pattern = {"all": Full(), "near": near, "far": ~near, "none": near & ~near}[support]
-    tokens = rows * columns
-    assert_agrees(bias.to(dtype), (tokens, tokens), dtype=dtype, kv_heads=1 if shared else heads, pattern=pattern)
+    lengths = (rows * columns,) * 2
+    with only(product):
+        assert_agrees(bias.to(dtype), lengths, dtype=dtype, kv_heads=1 if shared else heads, pattern=pattern)
 
 
 def test_the_agreement_can_fail():
@@ -200,22 +217,43 @@ def test_the_agreement_can_fail():
     assert (mine - theirs).abs().max() > 1e-11
 
 
-@pytest.mark.parametrize("banded", [True, False])
-def test_the_band_and_the_transform_are_the_same_sum(banded, monkeypatch):
-    monkeypatch.setattr(ratio, "TAP", 0.0 if banded else 1e9)
-    monkeypatch.setattr(ratio, "POINT", 1e9 if banded else 0.0)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_band_slabs_and_a_transform_are_the_same_sum(product, monkeypatch):
     monkeypatch.setattr(ratio, "TRANSFORM_BUDGET", 3000)  # a few channels at a time
     monkeypatch.setattr(ratio, "ROWS_BUDGET", 500)
     for dtype in (torch.float64, torch.float32):
         for bias in (make(Gaussian, 6, (5, 7), dtype), make(RelativeTable, 6, (5, 7), dtype)):
             for pattern in (Full(), Neighborhood((5, 7), 1)):
-                assert_agrees(bias, (35, 35), dtype=dtype, kv_heads=2, pattern=pattern)
-        assert_agrees(Alibi(3), (41, 35), dtype=dtype, pattern=Window(4, 1))
+                with only(product):
+                    assert_agrees(bias, (35, 35), dtype=dtype, kv_heads=2, pattern=pattern)
+        for lengths in ((41, 35), (11, 35), (35, 1)):
+            with only(product):
+                assert_agrees(Alibi(3), lengths, dtype=dtype, pattern=Window(4, 1))
+    table = torch.zeros(2, 9 * 13, dtype=torch.float64)
+    with only(product):
+        chosen = type(ratio.Ways(table, Layout((5, 7), (5, 7)), torch.float64).product).__name__
+    assert chosen == {"band": "Band", "slabs": "Slabs", "transform": "Spectrum"}[product]
+
+
+def test_slabs_take_channels_and_batch_rows_in_pieces(monkeypatch):
+    monkeypatch.setattr(
+        ratio, "SLABS_BUDGET", 3 * 9 * 7 * 7
+    )  # the matrix fits, and 12 planes of the outputs of 3 heads
+    with only("slabs"):
+        for channels in (5, 13, 29):
+            assert_agrees(make(Gaussian, 3, (5, 7)), (35, 35), kv_heads=1, channels=channels)
+
+
+def test_slabs_are_made_only_while_they_are_small():
+    assert ratio.slabs_fit(Layout((32, 32), (32, 32)), 9)
+    assert not ratio.slabs_fit(Layout((112, 112), (112, 112)), 9)
+    assert not ratio.slabs_fit(Layout((1, 4096), (1, 4096)), 1)  # along a line they would be the square
 
 
 def test_without_the_direct_rows_a_peak_outside_the_image_would_lose_all_digits(monkeypatch):
     """The twin: the transform alone is far from the truth where nothing of a head's peak is left."""
     monkeypatch.setattr(ratio, "TAP", 1e9)
+    monkeypatch.setattr(ratio, "PRODUCT", 1e9)
     bias = Gaussian(1, (11, 13), centre=[[16.0, 0.0]], root=[[[1.1, 0.0], [0.3, 1.0]]])
     truth = results(copy.deepcopy(bias).double(), (143, 143), backend="reference", dtype=torch.float64)[0]
     apart = []

@@ -10,7 +10,7 @@ from regard.backends.base import Request
 from regard.backends.positional.layout import Layout
 from regard.backends.positional.products import transform_size
 from regard.backends.positional.question import layout_of
-from regard.backends.positional.ratio import POINT, TAP
+from regard.backends.positional.ratio import POINT, PRODUCT, TAP, slabs_fit
 from regard.biases import Shift, falls_apart
 from regard.biases.base import Bias
 from regard.kernels import library
@@ -46,12 +46,18 @@ def dearer(request: Request) -> str | None:
 
 
 def _ratio(request: Request) -> float:
-    layout = layout_of(request)
     outputs = request.batch * request.heads * request.value.shape[-1]
-    work = POINT * math.prod(transform_size(layout))
+    return CALL + HEAD * request.heads + outputs * min(_ways(request, layout_of(request)).values())
+
+
+def _ways(request: Request, layout: Layout) -> dict[str, float]:
+    """Nanoseconds of a channel of a head, as far as they can be foreseen: a steep head's band is narrower."""
+    ways = {"transform": POINT * math.prod(transform_size(layout))}
     if not request.dense:
-        work = min(work, TAP * request.pattern.pairs(*request.lengths))
-    return CALL + HEAD * request.heads + outputs * work
+        ways["band"] = TAP * request.pattern.pairs(*request.lengths)
+    if slabs_fit(layout, request.group):
+        ways["slabs"] = PRODUCT * math.prod(layout.queries) * math.prod(layout.keys)
+    return ways
 
 
 def _pairs(request: Request) -> float:
@@ -70,10 +76,15 @@ def multiplications(request: Request) -> int | None:
         return 0
     if taken == "separable":
         return planes * request.heads * (key_rows * columns * key_columns + rows * key_rows * columns)
+    ways = _ways(request, layout)
+    foreseen = min(ways, key=ways.__getitem__)
+    if foreseen == "slabs":
+        return planes * request.heads * math.prod(layout.queries) * math.prod(layout.keys)
+    if foreseen == "band":
+        return planes * request.heads * _taps(request, layout)
     points = math.prod(transform_size(layout))
     transforms = planes * (request.kv_heads + request.heads) * math.ceil(1.25 * points * math.log2(max(2, points)))
-    transforms += planes * request.heads * 2 * points  # the products of spectra
-    return transforms if request.dense else min(transforms, planes * request.heads * _taps(request, layout))
+    return transforms + planes * request.heads * 2 * points  # the products of spectra
 
 
 def _taps(request: Request, layout: Layout) -> int:

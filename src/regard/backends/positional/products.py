@@ -1,6 +1,6 @@
-"""Convolutions of values with a kernel of relative positions: in a band, or by the fast Fourier transform.
+"""Convolutions of values with a kernel of relative positions: in a band, by matrices, or by the Fourier transform.
 
-Both answer the same three questions about `y[q] = sum_k kernel[q - k] x[k]`: the product, and its gradients in `x` and
+All answer the same three questions about `y[q] = sum_k kernel[q - k] x[k]`: the product, and its gradients in `x` and
 in the kernel. Values are planes `(plane, row, column)`, one for each channel of each batch row; kernels are
 `(head, *table)` in float64 (see `Layout`).
 """
@@ -59,6 +59,59 @@ class Band:
     def _axes(self) -> list[tuple[int, int, int, int]]:
         rows, columns = zip(self.layout.queries, self.layout.keys, (self.box[:2], self.box[2:]), strict=True)
         return [(*rows[:2], *rows[2]), (*columns[:2], *columns[2])]
+
+
+class Slabs:
+    """All differences matter, of few tokens: every row of queries is one product of the values with a matrix.
+
+        y[q] = sum over key rows and columns k of x[k] S[k, q],    S[k, q] = kernel[q - k]
+
+    Rows of queries share their matrices: that of one row is the next one's, moved by a row of keys. So they all are
+    slabs of one tall matrix, which is as much smaller than the square of all pairs as there are rows; and it is made
+    from kernels, without an exponential for each pair.
+    """
+
+    def __init__(self, kernel: Tensor, layout: Layout, dtype: torch.dtype) -> None:
+        self.layout, self.heads, self.table = layout, len(kernel), kernel.shape[1:]
+        (_, columns), (_, across) = layout.queries, layout.keys
+        at = torch.arange(columns, device=kernel.device) - torch.arange(across, device=kernel.device)[:, None]
+        self.difference = at + across - 1  # (key column, query column)
+        # Turned upside down, since the difference of a row of queries falls while rows of keys rise.
+        matrix = kernel.to(dtype).flip(1)[:, :, self.difference]  # (head, table row, key column, query column)
+        self.matrix = matrix.permute(1, 2, 0, 3).flatten(2).flatten(0, 1).contiguous()
+        self.slopes = torch.zeros_like(self.matrix)
+
+    @property
+    def slope(self) -> Tensor:
+        """The gradient of the kernel, in float64: pairs of columns with the same difference are added up."""
+        (rows, wide), (across, columns) = self.table, self.difference.shape
+        found = self.slopes.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
+        whole = found.new_zeros(self.heads, rows, wide)
+        return whole.index_add_(2, self.difference.flatten(), found).flip(1)
+
+    def apply(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        (rows, columns), flat = self.layout.queries, x.flatten(1)
+        y = x.new_empty(rows, len(x), self.heads * columns)
+        for row in range(rows):
+            torch.mm(flat, self._slab(self.matrix, row), out=y[row])
+        for head, part in enumerate(y.unflatten(2, (self.heads, columns)).unbind(2)):
+            yield head, part.transpose(0, 1)
+
+    def back(self, x: Tensor, above: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+        rows, flat = self.layout.queries[0], x.flatten(1)
+        u = torch.stack([above(head) for head in range(self.heads)], dim=2).transpose(0, 1).flatten(2)  # a row first
+        found = torch.zeros_like(flat)
+        for row, part in zip(range(rows), u.contiguous(), strict=True):
+            found.addmm_(part, self._slab(self.matrix, row).T)
+            if to_kernel:
+                self._slab(self.slopes, row).addmm_(flat.T, part)
+        return found.view_as(x)
+
+    def _slab(self, matrix: Tensor, row: int) -> Tensor:
+        """What a row of queries sees: as many rows of the table as there are rows of keys."""
+        rows, across = self.layout.keys
+        first = (self.layout.queries[0] - 1 - row) * across
+        return matrix[first : first + rows * across]
 
 
 class Spectrum:

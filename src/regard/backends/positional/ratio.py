@@ -21,16 +21,17 @@ import torch
 from torch import Tensor
 
 from regard.backends.positional.layout import Layout, spread, windows
-from regard.backends.positional.products import Band, Box, Spectrum, transform_size
+from regard.backends.positional.products import Band, Box, Slabs, Spectrum, transform_size
 from regard.errors import BackendError
 from regard.folding import fold, one_by_one, unfold
 
 TRANSFORM_BUDGET = 1 << 17  # complex numbers of one transform of values
 ROWS_BUDGET = 1 << 20  # scores of one piece of direct rows
+SLABS_BUDGET = 1 << 22  # numbers of the matrix whose slabs rows of queries share
 SPARE = 2.0**-13  # of a head's whole mass, times eps: what a band may leave out
 SAFETY = 8.0  # errors of a transform, in units of eps and of the whole mass, stay below this: see `_least`
 # Nanoseconds of one core, measured with float32 values and 64 channels (benchmarks/positional.py)
-TAP, POINT, PAIR = 0.12, 10.0, 5.0
+TAP, POINT, PAIR, PRODUCT = 0.12, 10.0, 5.0, 0.04
 
 
 @dataclass(frozen=True)
@@ -124,21 +125,32 @@ class Ways:
         empty = windows((~hidden).double(), layout) == 0 if bool(hidden.any()) else None
         whole = self.kernel.sum((1, 2))
         box = _bounds(self.kernel, whole, torch.finfo(dtype).eps)
-        band, spectrum = _left_out(self.kernel, box, dtype), _least(whole, layout, dtype, torch.float64)
+        # Of a row that each way serves, the work (for a channel) and the least mass.
         area = (box[1] - box[0] + 1) * (box[3] - box[2] + 1)
-        queries, keys = math.prod(layout.queries), math.prod(layout.keys)
-        costs = [
-            work + PAIR * keys * int((~(self.mass >= least[:, None, None])).sum()) / len(table) / max(1, queries)
-            for work, least in ((TAP * area, band), (POINT * math.prod(transform_size(layout)) / queries, spectrum))
-        ]
-        self.banded = costs[0] <= costs[1]
-        least = band if self.banded else spectrum
+        queries, keys = max(1, math.prod(layout.queries)), math.prod(layout.keys)
+        ways = {
+            Band: (TAP * area, _left_out(self.kernel, box, dtype)),
+            Spectrum: (
+                POINT * math.prod(transform_size(layout)) / queries,
+                _least(whole, layout, dtype, torch.float64),
+            ),
+        }
+        if slabs_fit(layout, len(table)):
+            ways[Slabs] = (PRODUCT * keys, torch.full_like(whole, _tiny(dtype)))
+        costs = {
+            way: work + PAIR * keys * int((~(self.mass >= least[:, None, None])).sum()) / len(table) / queries
+            for way, (work, least) in ways.items()
+        }
+        way = min(costs, key=costs.__getitem__)
+        least = ways[way][1]
         # Written so that NaN is not good enough, and is found by the direct softmax.
         self.good = self.mass >= least[:, None, None]
         self.good &= self.mass > 0
         self.direct = ~self.good if empty is None else ~self.good & ~empty
-        if self.banded:
-            self.product: Band | Spectrum = Band(self.kernel, layout, box, dtype)
+        if way is Band:
+            self.product: Band | Slabs | Spectrum = Band(self.kernel, layout, box, dtype)
+        elif way is Slabs:
+            self.product = Slabs(self.kernel, layout, dtype)
         else:
             self.product = Spectrum(self.kernel, layout, self._precisions(whole, dtype))
 
@@ -165,7 +177,18 @@ class Ways:
         return torch.where(self.good, 1 / torch.where(self.good, self.mass, 1.0), 0.0)
 
     def precision(self, head: int, dtype: torch.dtype) -> torch.dtype:
-        return dtype if isinstance(self.product, Band) else self.product.dtypes[head] or dtype
+        return self.product.dtypes[head] or dtype if isinstance(self.product, Spectrum) else dtype
+
+    def planes(self) -> int:
+        """How many channels to take at once."""
+        if isinstance(self.product, Slabs):
+            return max(1, SLABS_BUDGET // (len(self.kernel) * math.prod(self.layout.queries)))
+        return max(1, TRANSFORM_BUDGET // (math.prod(transform_size(self.layout)) // 2 + 1))
+
+
+def slabs_fit(layout: Layout, heads: int) -> bool:
+    """Whether the matrix of slabs is small enough to be made."""
+    return heads * layout.table[0] * layout.keys[1] * layout.queries[1] <= SLABS_BUDGET
 
 
 def _bounds(kernel: Tensor, whole: Tensor, eps: float) -> Box:
@@ -181,8 +204,12 @@ def _left_out(kernel: Tensor, box: Box, dtype: torch.dtype) -> Tensor:
     top, bottom, left, right = box
     outside = kernel.clone()
     outside[:, top : bottom + 1, left : right + 1] = 0
-    tiny = 1e-25 if dtype == torch.float32 else 1e-250
-    return (4 / torch.finfo(dtype).eps * outside.sum((1, 2))).clamp(min=tiny)
+    return (4 / torch.finfo(dtype).eps * outside.sum((1, 2))).clamp(min=_tiny(dtype))
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    """The least mass of which no part that matters has underflowed."""
+    return 1e-25 if dtype == torch.float32 else 1e-250
 
 
 def _least(whole: Tensor, layout: Layout, dtype: torch.dtype, transform: torch.dtype) -> Tensor:
@@ -196,10 +223,8 @@ def _least(whole: Tensor, layout: Layout, dtype: torch.dtype, transform: torch.d
     return whole * (error / (torch.finfo(dtype).eps * (SAFETY + math.sqrt(math.prod(layout.keys)))))
 
 
-def _chunks(x: Tensor, layout: Layout) -> Iterator[tuple[slice, slice]]:
-    """Batch rows and channels, few enough that their transform fits the budget."""
-    points = math.prod(transform_size(layout)) // 2 + 1
-    planes = max(1, TRANSFORM_BUDGET // points)
+def _chunks(x: Tensor, planes: int) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and channels, so many that they are about `planes` together."""
     channels = x.shape[-1]
     rows, wide = max(1, planes // max(1, channels)), min(channels, planes)
     for row in range(0, len(x), rows):
@@ -223,7 +248,7 @@ def _average(x: Tensor, table: Tensor, layout: Layout, output: Tensor) -> None:
     ways = Ways(table, layout, x.dtype)
     if ways.works:
         inverse = ways.inverse()
-        for rows, channels in _chunks(x, layout):
+        for rows, channels in _chunks(x, ways.planes()):
             planes = _planes(x[rows, :, channels]).unflatten(1, layout.keys)
             for head, sums in ways.product.apply(planes):
                 mean = (sums * inverse[head].to(sums.dtype)).to(x.dtype)
@@ -239,7 +264,7 @@ def _differentiate(x, table, layout, output, gradient, dx: Tensor, dtable: Tenso
     ways = Ways(table, layout, x.dtype)
     if ways.works:
         inverse = ways.inverse()
-        for rows, channels in _chunks(x, layout):
+        for rows, channels in _chunks(x, ways.planes()):
 
             def divided(head: int, rows: slice = rows, channels: slice = channels) -> Tensor:
                 above = _planes(gradient[rows, head, :, channels]).unflatten(1, layout.queries)
