@@ -35,26 +35,39 @@ def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: 
     width, values, notes = _width(features, shape)
     if uniform:
         width, values, notes = sympy.Integer(1), {}, ()
-    pairwise = setting.backend == "reference" or not _shares(pattern)
+    pairwise = setting.backend == "reference" or not shares(pattern)
     made = _features(features, width, shape, setting, pairwise) if not uniform else []
     if pairwise:
         more = _pairwise(pattern, width, shape, setting)
     else:
-        causal = any(isinstance(each, Causal) for each in _joined(pattern))
-        fused = causal and isinstance(features, Elu1) and not uniform
-        more = _summed(width, shape, setting, causal, new_features=not fused)
+        causal, padded = holds(pattern, Causal), holds(pattern, Padding)
+        fused = causal and isinstance(features, Elu1) and not uniform and not padded
+        more = _summed(width, pattern, shape, setting, new_features=not fused)
         if uniform and not causal:  # ones have no gradient
             more = more._replace(parts=[_once_back(part) for part in more.parts])
         if fused:  # the kernel makes these features as it reads
             made = [dataclasses.replace(part, kept=ZERO) for part in made]
-        if any(isinstance(each, Padding) for each in _joined(pattern)):
-            notes = (*notes, "kept: without the marks of padded keys")
+        if padded:
+            hidden = shape.batch * shape.keys  # which keys are real
+            if isinstance(features, Relu):  # its results are kept for its derivative, and once more without the hidden
+                hidden += setting.wide * shape.batch * shape.kv_heads * shape.keys * width
+            made = [dataclasses.replace(part, kept=part.kept + hidden) for part in made]
+    if uniform:
+        kept = [*[ZERO] * (len(more.parts) - 1), kept_by_mean(pattern, shape, setting)]
+        more = more._replace(
+            parts=[dataclasses.replace(part, kept=each) for part, each in zip(more.parts, kept, strict=True)]
+        )
     return Made([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
 
 
-def _shares(pattern: Pattern) -> bool:
+def shares(pattern: Pattern | None) -> bool:
     """Whether queries can share their sums over keys."""
-    return all(isinstance(each, Full | Causal | Padding) for each in _joined(pattern))
+    return pattern is None or all(isinstance(each, Full | Causal | Padding) for each in _joined(pattern))
+
+
+def holds(pattern: Pattern | None, kind: type[Pattern]) -> bool:
+    """Whether a pattern is of this kind, or joins one of it with others."""
+    return pattern is not None and any(isinstance(each, kind) for each in _joined(pattern))
 
 
 def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
@@ -111,12 +124,12 @@ def _once_back(part: Part) -> Part:
     return dataclasses.replace(part, backward=dataclasses.replace(part.backward, macs=part.backward.macs * half))
 
 
-def _summed(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new_features: bool) -> Made:
+def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, setting: Setting, new_features: bool) -> Made:
     """The state, and how queries read it."""
-    item, columns = setting.item, shape.value_dim + 1
+    item, columns, causal = setting.item, shape.value_dim + 1, holds(pattern, Causal)
     decode = setting.step == "decode"
     new = sympy.Integer(1) if decode else shape.keys
-    met, asked = shape.batch * shape.kv_heads * new, shape.rows
+    met, asked = shape.batch * shape.kv_heads * new, _served(shape) if causal else shape.rows
     held = shape.batch * shape.kv_heads * width * columns
     grow, read, own = met * width * columns, asked * width * columns, ZERO
     notes: tuple[str, ...] = ()
@@ -143,7 +156,7 @@ def _summed(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new
             bytes=item * (2 * asked * width + 2 * held + asked * shape.value_dim),
             depth=depth.inner(columns, setting.serial) + 2,
         ),
-        kept=readout_kept,
+        kept=readout_kept + _marks(pattern, shape),
     )
     return Made([state, readout], {}, notes)
 
@@ -158,10 +171,10 @@ def _kept(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new: 
         key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
         key, query = (key, query) if new else (_read(key, shape, setting), _read(query, shape, setting))
         state = wide * (key + _read(shape.value, shape, setting)) + _early(width, shape, setting, new)
-        return state, wide * (query + shape.output + shape.rows)
+        return state, wide * (query + _served(shape) * columns)
     held = shape.batch * shape.kv_heads * width * columns
     state = wide * (keys * width + keys * columns + held)
-    return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows + 1
+    return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows
 
 
 def _read(numbers: sympy.Expr, shape: Shape, setting: Setting) -> sympy.Expr:
@@ -172,21 +185,53 @@ def _read(numbers: sympy.Expr, shape: Shape, setting: Setting) -> sympy.Expr:
 def kept_by_mean(pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr:
     """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
     wide, columns = setting.wide, shape.value_dim + 1
-    if not _shares(pattern):  # the reference: weights, and which values and outputs are finite
+    if not shares(pattern):  # the reference: weights, and which values and outputs are finite
         return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
-    ones = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows)
-    if any(isinstance(each, Causal) for each in _joined(pattern)):
-        same = shape.keys == shape.queries or shape.number(shape.keys - shape.queries) == 0
-        first = ZERO if same else shape.batch * shape.kv_heads * columns
-        return ones + wide * (_read(shape.value, shape, setting) + first + shape.output + shape.rows)
-    return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + 1
+    ones, marks = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows), _marks(pattern, shape)
+    if holds(pattern, Causal):
+        first = ZERO if _lead(shape) == 0 else shape.batch * shape.kv_heads * columns
+        return ones + wide * (_read(shape.value, shape, setting) + first + _served(shape) * columns) + marks
+    return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + marks
+
+
+def _marks(pattern: Pattern, shape: Shape) -> sympy.Expr:
+    """Bytes that say which queries see anything: one for all, or for each row; behind causal padding, each query."""
+    if holds(pattern, Padding):
+        return shape.batch * (shape.queries if holds(pattern, Causal) else 1)
+    return ZERO if holds(pattern, Causal) else sympy.Integer(1)
+
+
+def _lead(shape: Shape) -> sympy.Expr:
+    """Keys before the first query of a causal pattern, whose last query sits on the last key."""
+    if shape.keys == shape.queries:
+        return ZERO
+    known = shape.number(shape.keys - shape.queries)
+    if known is None:
+        return sympy.Max(0, shape.keys - shape.queries)
+    return shape.keys - shape.queries if known > 0 else ZERO
+
+
+def _seeing(shape: Shape) -> sympy.Expr:
+    """Queries of a causal pattern that see a key: the last ones, if there are more of them than of keys."""
+    if shape.keys == shape.queries:
+        return shape.queries
+    known = shape.number(shape.keys - shape.queries)
+    if known is None:
+        return sympy.Min(shape.queries, shape.keys)
+    return shape.keys if known < 0 else shape.queries
+
+
+def _served(shape: Shape) -> sympy.Expr:
+    """The same over all heads and rows of the batch."""
+    return shape.batch * shape.heads * _seeing(shape)
 
 
 def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> sympy.Expr:
     """Keys before the first query make a first state, in torch: their columns, that state, and elu1's own tensors."""
-    if shape.keys == shape.queries or shape.number(shape.keys - shape.queries) == 0:
+    lead = _lead(shape)
+    if lead == 0:
         return ZERO
-    early = shape.batch * shape.kv_heads * (shape.keys - shape.queries)
+    early = shape.batch * shape.kv_heads * lead
     columns = shape.value_dim + 1
     kept = setting.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
     return kept if new else kept + (3 * setting.wide + 1) * early * width
@@ -197,10 +242,10 @@ def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
     heads, kv_heads = shape.batch * shape.heads, shape.batch * shape.kv_heads
     lengths = shape.lengths
     short = lengths is not None and min(lengths) < CHUNK
-    size = shape.queries if short else sympy.Integer(CHUNK)
-    filled = shape.queries if short else CHUNK * sympy.ceiling(shape.queries / CHUNK)
-    early = shape.keys - shape.queries
-    grow = kv_heads * (filled + early) * width * columns
+    queries = _seeing(shape)
+    size = queries if short else sympy.Integer(CHUNK)
+    filled = queries if short else CHUNK * sympy.ceiling(queries / CHUNK)
+    grow = kv_heads * (filled + _lead(shape)) * width * columns
     own = heads * filled * size * (width + columns)
     notes = () if lengths is not None else (f"blocked: chunks of {CHUNK} tokens, for N >= {CHUNK}",)
     return grow, heads * filled * width * columns, own, notes
@@ -263,4 +308,4 @@ def _mask(pattern: Pattern, shape: Shape) -> sympy.Expr:
     return shape.queries * shape.keys * (pattern.rows or 1)
 
 
-__all__ = ["kept_by_mean", "linear_parts"]
+__all__ = ["holds", "kept_by_mean", "linear_parts", "shares"]

@@ -16,6 +16,7 @@ from regard.cost.letters import Values, letter
 from regard.cost.part import ZERO, Part, Work
 from regard.cost.rules import pieces
 from regard.cost.rules.attention import counted
+from regard.cost.rules.linear_attention import holds, shares
 from regard.cost.rules.pieces import Found
 from regard.cost.rules.reading import Numbers, Reading
 from regard.cost.rules.shape import Shape
@@ -26,7 +27,7 @@ from regard.features import feature_map as resolve_features
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.projections import Projections, Sizes
 from regard.layers.rotary import Rotary
-from regard.patterns import Causal
+from regard.patterns import Causal, Padding
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def multi_head_parts(
     )
     parts = []
     if layer.rotary is not None and makes_rotation:
-        parts.append(rotation_part(layer.rotary, setting, reading.tokens, layer.rotary.dim))
+        turn = rotation_part(layer.rotary, setting, reading.tokens, layer.rotary.dim)
+        parts.append(turn if _asks(layer.attention) else dataclasses.replace(turn, kept=ZERO))
     made = projections_part(layer.projections, setting, reading, looking, names, keeps=keeps)
     held = _held(layer, looking, shape) + _spread(layer, shape)
     parts.append(dataclasses.replace(made, kept=made.kept + setting.item * held))
@@ -176,6 +178,13 @@ def multi_head_parts(
     keeps = copied or not _keeps_output(layer.attention, shape)
     parts.append(pieces.linear("output", setting, reading.rows, joined, names.output, bias=bias, keeps=keeps))
     return Found(parts, {**names.numbers, **looking.values, **attended.values}, attended.notes)
+
+
+def _asks(attention: Attention) -> bool:
+    """Whether queries and keys are learned from: a plain mean reads neither, and a choice has no gradient."""
+    return attention.beta is None or not (
+        math.isinf(attention.beta) or (attention.beta == 0 and attention.bias is None)
+    )
 
 
 def _held(layer: MultiHeadAttention, looking: Looking, shape: Shape) -> Any:
@@ -207,9 +216,10 @@ def _kept_inputs(layer: MultiHeadAttention) -> str:
     """
     attention = layer.attention
     if attention.feature_map is not None:
-        if not isinstance(attention.pattern, Causal):
+        if not holds(attention.pattern, Causal):
             return ""
-        return "qkv" if type(resolve_features(attention.feature_map)) is Elu1 else "v"
+        fused = type(resolve_features(attention.feature_map)) is Elu1 and not holds(attention.pattern, Padding)
+        return "qkv" if fused and _asks(attention) else "v"
     if attention.beta == 0 and attention.bias is None:
         return ""
     hard = attention.beta is not None and math.isinf(attention.beta)
@@ -219,7 +229,8 @@ def _kept_inputs(layer: MultiHeadAttention) -> str:
 def _keeps_output(attention: Attention, shape: Shape) -> bool:
     """Whether what the attention keeps of its output is the tensor that leaves it: the kernels do so."""
     if attention.feature_map is not None:
-        return isinstance(attention.pattern, Causal) and shape.queries == shape.keys
+        plain = holds(attention.pattern, Causal) and not holds(attention.pattern, Padding)
+        return plain and shape.queries == shape.keys
     if attention.beta == 0 and attention.bias is None:
         return False
     return attention.beta is None or not math.isinf(attention.beta)
@@ -227,15 +238,18 @@ def _keeps_output(attention: Attention, shape: Shape) -> bool:
 
 def _spread(layer: MultiHeadAttention, shape: Shape) -> Any:
     """Numbers of relu's features that are kept twice over all keys: as relu made them, heads side by side in each
-    token, and as the product with the sums wants them, one head below the other."""
+    token, and as the product with the sums wants them, one head below the other. Padding counts keys twice already."""
     attention, sizes = layer.attention, layer.sizes
-    if attention.feature_map is None or layer.rotary is not None or isinstance(attention.pattern, Causal):
+    turned = layer.rotary is not None and sizes.key > 2  # copied already; two channels turn where they are
+    if attention.feature_map is None or turned or holds(attention.pattern, Causal):
         return ZERO
-    if type(resolve_features(attention.feature_map)) is not Relu:
+    if type(resolve_features(attention.feature_map)) is not Relu or not _asks(attention):
         return ZERO
     several = shape.number(shape.batch) != 1
     queries = shape.number(shape.queries) != 1 and (sizes.group > 1 or (several and sizes.heads > 1))
     keys = shape.number(shape.keys) != 1 and several and sizes.kv_heads > 1
+    # Pairs have their keys repeated for the heads that share them, which is a copy for everybody.
+    keys = keys and not holds(attention.pattern, Padding) and (sizes.group == 1 or shares(attention.pattern))
     return (shape.query if queries else ZERO) + (shape.key if keys else ZERO)
 
 
