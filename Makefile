@@ -26,8 +26,8 @@ demo: $(READY)  ## train, convert, check, price, and leave runs/demo/report.html
 
 test: check     ## check, then every test that is not slow
 	@echo "pytest (not slow)"
-	# A process for each core, of one thread each; the slow tests run in one process with all threads.
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m "not slow" -n auto --maxprocesses=4 --dist worksteal
+	# A process for each core, of one thread each (blocks of a document belong together); the slow tests run in one process with all threads.
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m "not slow" -n auto --maxprocesses=4 --dist loadfile
 
 check: $(READY) ## format, lint and types
 	@echo "ruff format, ruff check, pyright"

@@ -465,13 +465,6 @@ def test_what_is_kept_is_what_autograd_keeps_to_the_byte(name, kv_heads, keys):
     assert cost(attention, **sizes).activation_bytes == kept(attention, torch.float32, **{**sizes, "keys": keys})
 
 
-@pytest.mark.parametrize("tokens", [11, 200])
-def test_the_ones_of_a_mean_are_kept_once_for_all_heads(tokens):
-    """Several tiles of one shape times several heads: torch copies what it repeats, if it is asked to repeat."""
-    attention, sizes = Attention(beta=0.0, pattern=Causal()), {**SIZES, "tokens": tokens, "keys": tokens + 3}
-    assert cost(attention, **sizes).activation_bytes == kept(attention, torch.float32, **sizes)
-
-
 @needs_kernels
 def test_a_tensor_that_is_added_was_there_before():
     attention = Attention(bias=nn.Parameter(torch.randn(4, 11, 13)))
