@@ -91,7 +91,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_is_refused(tmp_path):
     with path.open("a") as file:
         file.write('{"epoch": 3, "lo')
     assert [line["epoch"] for line in history.read_lines(tmp_path)] == [0, 1, 2]
-    assert len(history.read_epochs(tmp_path, 9)) == 3
+    assert len(history.read_epochs(tmp_path, 2)) == 3
     with path.open("a") as file:
         file.write('\n{"epoch": 4}\n')
     with refused(CheckpointError, "Line 4"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,12 @@ class Position:
 
 def claim(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
     """Make the folder this recipe's; a folder of another recipe, other images or another beginning is refused."""
+    with atomic.locked(folder) as nobody_else:
+        atomic.sweep(folder, alone=nobody_else)
+        _claim(folder, recipe, digest, start)
+
+
+def _claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -> None:
     mine = {**recipe.to_json(), "digest": digest, "start": start}
     path = folder / RECIPE
     if path.exists():
@@ -61,6 +69,34 @@ def claim(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -
             instead="a new folder",
         )
     atomic.write_atomically(path, atomic.json_writer(mine))
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep every other process from training in this folder, which is claimed; where one does already, refuse.
+
+    The lock is on the recipe, which is written once and never replaced: nothing is left behind, and it ends with the
+    process however that ends.
+    """
+    descriptor = None if atomic.fcntl is None else os.open(folder / RECIPE, os.O_RDONLY)
+    try:
+        if atomic.fcntl is not None and descriptor is not None:
+            try:
+                atomic.fcntl.flock(descriptor, atomic.fcntl.LOCK_EX | atomic.fcntl.LOCK_NB)
+            except BlockingIOError as failure:
+                raise CheckpointError(
+                    f"Somebody trains in {folder} already.",
+                    asked=f"a run in {folder}",
+                    found="another process that holds it",
+                    because="two would write over each other's epochs",
+                    instead="wait until it is done or stop it, or another folder",
+                ) from failure
+            except OSError:  # some network file systems lock nothing
+                pass
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def read_claim(folder: Path) -> tuple[Recipe, str]:
@@ -91,8 +127,11 @@ def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
         return None
     state, notes = tensors.read_noted(path)
     try:
-        fields: dict[str, Any] = json.loads(notes["position"])
-        return Position(**fields), state
+        position = Position(**json.loads(notes["position"]))
+        whole = (position.epoch, position.step, position.images)
+        if not all(isinstance(count, int) and count >= 0 for count in whole):
+            raise ValueError(repr(position))
+        return position, state
     except (KeyError, TypeError, ValueError) as failure:
         raise CheckpointError(
             f"{CHECKPOINT} is of no run.",
@@ -122,6 +161,18 @@ def restore_model(folder: Path, model: nn.Module, state: dict[str, Tensor]) -> N
         ) from failure
 
 
+def _chance(folder: Path, state: dict[str, Tensor]) -> Tensor:
+    if CHANCE not in state:
+        raise CheckpointError(
+            f"{CHECKPOINT} lacks a part.",
+            asked=str(folder / CHECKPOINT),
+            found=f"no {CHANCE!r}",
+            because="a run that was stopped within an epoch goes on with the chance it had",
+            instead="the folder as the run left it, or a new one",
+        )
+    return state[CHANCE].clone()
+
+
 def restore(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, state: dict[str, Tensor]
 ) -> None:
@@ -129,4 +180,4 @@ def restore(
     restore_model(folder, model, state)
     restore_memory(optimizer, model, part(state, OPTIMIZER))
     if position.step:
-        torch.set_rng_state(state[CHANCE].clone())
+        torch.set_rng_state(_chance(folder, state))

@@ -20,6 +20,15 @@ from regard.train.run import Epoch
 
 HISTORY = "history.jsonl"
 HEADS = "heads"
+NUMBER = (int, float)
+FIELDS = {
+    "epoch": int,
+    "loss": (*NUMBER, type(None)),
+    "accuracy": NUMBER,
+    "seconds": NUMBER,
+    "rate": NUMBER,
+    "layers": dict,
+}
 MASSES = (0.5, 0.9)
 # Between the name of a layer and the name of a tensor; no module's name has it.
 SLASH = "/"
@@ -138,32 +147,48 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / HISTORY
     if not path.is_file():
         return []
-    rows = path.read_text(encoding="utf-8").split("\n")
+    rows = path.read_bytes().split(b"\n")
     lines = []
     for number, row in enumerate(rows):
         if not row:
             continue
         try:
-            lines.append(json.loads(row))
-        except ValueError as failure:
+            lines.append(_checked(json.loads(row)))
+        except (ValueError, KeyError) as failure:
             if number == len(rows) - 1:  # nothing ended it
                 break
             raise CheckpointError(
                 f"Line {number + 1} of {HISTORY} cannot be read.",
                 asked=str(path),
                 found=f"{type(failure).__name__}: {failure}",
-                because="every line is a JSON object, and only the last may be torn by a crash",
-                instead="remove that line, or begin the run anew in another folder",
+                because="every line is an epoch as a JSON object, and only the last may be torn by a crash",
+                instead="the file as the run left it, or begin the run anew in another folder",
             ) from failure
     return lines
 
 
+def _checked(line: Any) -> dict[str, Any]:
+    if not isinstance(line, dict):
+        raise ValueError(f"a {type(line).__name__}")
+    for name, kinds in FIELDS.items():
+        if not isinstance(line[name], kinds):
+            raise ValueError(f"{name} = {line[name]!r}")
+    return line
+
+
 def read_epochs(folder: Path, last: int) -> list[Epoch]:
-    """The epochs up to number `last`, with where their heads looked."""
-    epochs = []
-    for line in read_lines(folder):
-        if line["epoch"] > last:
-            break
+    """The epochs up to number `last`, with where their heads looked; a history that lacks one is refused."""
+    epochs, lines = [], [line for line in read_lines(folder) if line["epoch"] <= last]
+    numbers = [line["epoch"] for line in lines]
+    if numbers != list(range(last + 1)):
+        raise CheckpointError(
+            f"{HISTORY} does not tell of every epoch once.",
+            asked=f"epochs 0 to {last}, which the checkpoint says are done",
+            found=f"epochs {', '.join(map(str, numbers)) or 'of no number'} in {folder / HISTORY}",
+            because="lines were lost or doubled after they were written",
+            instead="the file as the run left it, or begin the run anew in another folder",
+        )
+    for line in lines:
         path = heads_file(folder, line["epoch"])
         seen = read_heads(path) if line["layers"] else {}
         loss = math.nan if line["loss"] is None else line["loss"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from regard.models.config import Config
 from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialHeads
 from regard.train.progress import bar
+from regard.train.recipe import check_seed
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TeacherRecipe(Config):
 
     def __post_init__(self) -> None:
         check_sizes(self, "kernel", "channels", "heads", "steps", "batch", "every")
+        check_seed(self.seed)
         because = ""
         if self.kernel % 2 == 0:
             because = "an even kernel has no pixel in its middle"
@@ -52,8 +55,8 @@ class TeacherRecipe(Config):
             because = "a convolution looks by position"
         elif min(self.canvas) < 1 or self.margin < 0:
             because = "there are pixels, and no fewer than no margin"
-        elif not self.rate > 0:
-            because = "a rate of zero teaches nothing"
+        elif not 0 < self.rate < math.inf:
+            because = "a rate of zero teaches nothing, and an endless one ends in no numbers"
         if because:
             raise ConfigError(
                 "There is no such teacher.",

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from regard.errors import CheckpointError, InputError
 from regard.layers.gaze import Gaze
-from regard.models.files import atomic
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
 from regard.train.board import Board
@@ -63,7 +62,7 @@ def train(
         >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].gazes)
         ([0, 1], ['blocks.0.attention'])
     """
-    images = load(recipe.data, held=recipe.held) if data is None else data
+    images = _images(recipe, data)
     if recipe.batch > len(images.train):
         raise InputError(
             "The batch is larger than the data.",
@@ -72,8 +71,11 @@ def train(
             because="an epoch is made of whole batches",
             instead=f"batch={len(images.train)} or less",
         )
-    place = None if folder is None else Path(folder).expanduser()
-    if place is not None:
+    if folder is None:
+        with torch.random.fork_rng(devices=[]):
+            return Training(recipe, images, None, start).run(progress)
+    place = Path(folder).expanduser()
+    try:
         place.mkdir(parents=True, exist_ok=True)
         if not resume and (place / checkpoint.RECIPE).exists():
             raise CheckpointError(
@@ -83,8 +85,22 @@ def train(
                 instead="resume=True, which goes on with it, or another folder",
             )
         checkpoint.claim(place, recipe, images.digest, None if start is None else digest_of(start))
-    with torch.random.fork_rng(devices=[]):
-        return Training(recipe, images, place, start).run(progress)
+        with checkpoint.alone(place), torch.random.fork_rng(devices=[]):
+            return Training(recipe, images, place, start).run(progress)
+    except OSError as failure:
+        raise CheckpointError(
+            f"The run cannot be kept in {place}.",
+            asked=f"a run in {place}",
+            found=f"{type(failure).__name__}: {failure}",
+            because="the system does not let it be written there",
+            instead="another folder, or make room there: the same call goes on from the last epoch that was kept",
+        ) from failure
+
+
+def _images(recipe: Recipe, data: Images | None) -> Images:
+    """What the recipe learns from and is tested on: its data set or the one that is given, held back if it says so."""
+    images = load(recipe.data) if data is None else data
+    return images.held() if recipe.held and not images.is_held else images
 
 
 def digest_of(model: Pretrained) -> str:
@@ -124,14 +140,15 @@ class Training:
 
     def _resume(self) -> None:
         found = None if self.folder is None else checkpoint.read(self.folder)
-        if self.folder is None or found is None:
+        if self.folder is None:
+            return
+        if found is None:  # what is there was written before the first checkpoint
+            history.cut(self.folder, -1)
             return
         self.position, state = found
         checkpoint.restore(self.folder, self.model, self.optimizer, self.position, state)
-        with atomic.locked(self.folder) as alone:
-            atomic.sweep(self.folder, alone=alone)
-        history.cut(self.folder, self.position.epoch)
         self.epochs = history.read_epochs(self.folder, self.position.epoch)
+        history.cut(self.folder, self.position.epoch)
 
     def run(self, progress: bool) -> Run:
         total = self.steps * self.recipe.epochs
@@ -269,7 +286,7 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
             because="there is nothing to read before the first checkpoint",
             instead="train(recipe, folder)",
         )
-    images = load(recipe.data, held=recipe.held) if data is None else data
+    images = _images(recipe, data)
     if images.digest != digest:
         raise CheckpointError(
             "These are not the images of this run.",

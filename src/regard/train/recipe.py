@@ -21,11 +21,23 @@ from regard.train.data.images import Images
 # Numbers from 0 to less than 1, and numbers from 0.
 SHARES = ("momentum", "warmup", "smoothing", "stretch")
 AMOUNTS = ("rate", "look_rate", "weight_decay", "shift", "turn", "initial")
+LARGEST_SEED = 2**32 - 1
 # What larger images and more of them ask for, beside the defaults, which are for the digits.
 FOR_DATA: dict[str, dict[str, Any]] = {
     "mnist": {"patch": 4, "epochs": 1, "batch": 64, "shift": 0, "turn": 0, "stretch": 0},
     "cifar10": {"patch": 4, "epochs": 10, "batch": 64, "shift": 4, "turn": 0, "stretch": 0, "flip": True},
 }
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that no generator takes; those of epochs are some millions of times as large."""
+    if abs(seed) > LARGEST_SEED:
+        raise ConfigError(
+            f"A recipe cannot have seed={seed}.",
+            asked=f"seed={seed}",
+            because=f"seeds are whole numbers of at most {LARGEST_SEED:,}, either way",
+            instead=f"seed={seed % (LARGEST_SEED + 1)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         check_sizes(self, "epochs", "batch")
+        check_seed(self.seed)
         for field in dataclasses.fields(self):
             value, most = getattr(self, field.name), 1.0 if field.name in SHARES else math.inf
             if field.name in (*SHARES, *AMOUNTS) and not 0 <= value < most:
@@ -180,8 +193,10 @@ class SpatialRecipe(Recipe):
 class ViTRecipe(Recipe):
     """Train a small `ViT`; the defaults are for the digits.
 
-    initial: the deviation of its matrices' first numbers. A ViT's own 0.02 is meant for 768 channels; as many times
-        fewer need the root of that more, `0.02 sqrt(768 / 64) = 0.07`, for activations of the same size.
+    initial: the deviation of the first numbers of feed-forwards and outputs. A ViT's own 0.02 is meant for 768
+        channels; as many times fewer need the root of that more, `0.02 sqrt(768 / 64) = 0.07`, for activations of the
+        same size.
+        Queries, keys, values and patches begin as in every attention (Xavier), the classes with zeros.
     """
 
     kind: ClassVar[str] = "vit"
@@ -199,6 +214,13 @@ class ViTRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.initial > 0:
+            raise ConfigError(
+                f"A recipe cannot have initial={self.initial}.",
+                asked=f"{type(self).__name__}(initial={self.initial})",
+                because="numbers that are all zero learn nothing",
+                instead="initial=0.07",
+            )
         self.config((self.patch, self.patch), 1, 1)
 
     def config(self, image: tuple[int, int], channels: int, classes: int) -> ViTConfig:

@@ -36,6 +36,14 @@ class Part:
                 because="pixels are (image, channel, row, column) of uint8, and every image has one label, an int64",
                 instead="(images * 255).round().to(torch.uint8), labels.long()",
             )
+        if not 0 < self.white <= 255 or int(self.pixels.max()) > self.white:
+            raise InputError(
+                "These pixels are brighter than white.",
+                asked=f"white={self.white}",
+                found=f"a pixel of {int(self.pixels.max())}",
+                because="white is the largest value a pixel may have, 1 to 255",
+                instead=f"white={max(int(self.pixels.max()), 1)}",
+            )
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -64,6 +72,7 @@ class Images:
     train: Part
     test: Part
     names: tuple[str, ...]
+    is_held: bool = False  # whether the test part is a part of other images' training part
 
     def __post_init__(self) -> None:
         labels = torch.cat((self.train.labels, self.test.labels))
@@ -128,8 +137,16 @@ class Images:
             Images('digits, held', 1157 to learn from, 285 for the test, 1 x 8 x 8 pixels, 10 classes)
         """
         held = last_of_five(self.train.labels)
+        if not bool(held.any()):
+            raise InputError(
+                "There are too few images to hold some back.",
+                asked=f"{self!r}.held()",
+                found=f"{int(self.train.labels.bincount().max())} images of the class that has most",
+                because="of every five images of a class one is held back",
+                instead="more images, or held=False",
+            )
         parts = (Part(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
-        return Images(f"{self.name}, held", *parts, names=self.names)
+        return Images(f"{self.name}, held", *parts, names=self.names, is_held=True)
 
     @cached_property
     def digest(self) -> str:
