@@ -12,12 +12,14 @@ interrupted (Ctrl-C) goes on where it was. The report is runs/demo/report.html, 
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +30,7 @@ from demo_parts import convolution, costs, laws, story
 
 from regard import RegardError
 from regard.show import Picture, animate_heads, kernels, moving_heads, show
-from regard.train import Images, Part, Run, SpatialRecipe, ViTRecipe, train
+from regard.train import Images, Part, Run, SpatialRecipe, ViTRecipe, checkpoint, train
 from regard.train.data import digits
 
 # Every pixel is a token, and heads learn where to look ten times faster than the rest learns: they travel.
@@ -36,6 +38,7 @@ SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden=64, look_rate=10.0)
 VIT = ViTRecipe(epochs=40)
 QUICK = {"epochs": 3, "layers": 2}
 FILM = 40  # states of the GIF
+PATIENCE = 20  # seconds that the other process has to end a step and write down what it has
 
 
 def main() -> int:
@@ -44,18 +47,24 @@ def main() -> int:
     words.add_argument("--fresh", action="store_true", help="forget what is there and begin anew")
     words.add_argument("--quick", action="store_true", help="a few epochs only, in a folder of its own")
     words.add_argument("--only", choices=("spatial", "vit"), help="train this one, and no page")
+    words.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # stop when the input ends
     asked = words.parse_args()
     folder = asked.out / "quick" if asked.quick else asked.out
-    if asked.fresh:
-        forget(folder)
     try:
+        if asked.fresh:
+            forget(folder)
         with one_thread():
+            if asked.beside:
+                stop_with_input()
             if asked.only:
                 learn(asked.only, folder, asked.quick)
                 return 0
             page = run(folder, quick=asked.quick)
     except RegardError as refusal:
         print(f"{refusal}\n\n`--fresh` begins anew.", file=sys.stderr)
+        return 2
+    except OSError as failure:
+        print(f"{folder} cannot be written to: {failure}\n\n`--out` names another folder.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nInterrupted. The same command goes on from here.", file=sys.stderr)
@@ -79,7 +88,8 @@ def forget(folder: Path) -> None:
     """Remove what an earlier run has trained, and nothing else."""
     for recipe in (SPATIAL, VIT):
         if (folder / recipe.kind / "recipe.json").is_file():
-            shutil.rmtree(folder / recipe.kind)
+            with checkpoint.alone(folder / recipe.kind):  # not under somebody who trains there
+                shutil.rmtree(folder / recipe.kind)
     (folder / "cnn.safetensors").unlink(missing_ok=True)
 
 
@@ -95,19 +105,41 @@ def learn(kind: str, folder: Path, quick: bool = False) -> Run:
 
 @contextmanager
 def beside(kind: str, folder: Path) -> Iterator[None]:
-    """Meanwhile a process of its own trains the other, if there is a second core. What it did lies in the folder."""
+    """Meanwhile a process of its own trains the other, if there is a second core. What it did lies in the folder.
+
+    It hears no Ctrl-C. It stops at the end of a step, and keeps what it has, when its input ends: because we were
+    interrupted, or because we are gone, whatever happened to us.
+    """
     if (os.cpu_count() or 1) < 2 or (folder / kind / "model").is_dir():
         yield
         return
     print("(A second core trains a vision transformer meanwhile.)", flush=True)
-    command = [sys.executable, __file__, "--only", kind, "--out", str(folder)]
-    other = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, __file__, "--beside", "--only", kind, "--out", str(folder)]
+    quiet = subprocess.DEVNULL
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         yield
+        if other.poll() is None:
+            print("Waiting for the vision transformer", flush=True)
         other.wait()  # what went wrong there is tried again here, aloud
     finally:
-        other.terminate()
-        other.wait()
+        assert other.stdin is not None
+        other.stdin.close()
+        try:
+            other.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            other.kill()
+            other.wait()
+
+
+def stop_with_input() -> None:
+    """Interrupt this process, as Ctrl-C would, when its input ends."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        _thread.interrupt_main()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def run(folder: Path, quick: bool = False) -> Path:

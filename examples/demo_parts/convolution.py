@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -101,16 +102,21 @@ def learned(data: Images, file: Path, epochs: int) -> tuple[nn.Sequential, float
         torch.manual_seed(0)
         network = cnn(len(data.names))
         if file.is_file():
-            state = load_file(file)
-            if int(state.pop("epochs")) == epochs:
-                seconds = float(state.pop("seconds"))
-                network.load_state_dict(state)
-                return network.eval(), seconds
+            try:
+                state = load_file(file)
+                if int(state.pop("epochs")) == epochs:
+                    seconds = float(state.pop("seconds"))
+                    network.load_state_dict(state)
+                    return network.eval(), seconds
+            except (SafetensorError, KeyError, RuntimeError):
+                print(f"  {file.name} is damaged, or of another network: it is trained anew", flush=True)
         start = time.perf_counter()
         _learn(network, data.normalise(data.train.images), data.train.labels, epochs)
         seconds = time.perf_counter() - start
     extra = {"epochs": torch.tensor(epochs), "seconds": torch.tensor(seconds)}
-    save_file({**network.state_dict(), **extra}, file)
+    half = file.with_suffix(".half")
+    save_file({**network.state_dict(), **extra}, half)
+    half.replace(file)  # a run that is killed leaves no half of a file under its name
     return network.eval(), seconds
 
 

@@ -80,7 +80,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         (percent(results.vit.accuracy), "by a small vision transformer, whose heads look by content"),
         (f"{converted.agreed} of {converted.images}", "answers of a CNN that stayed the same when it became attention"),
         (f"{held} of {judged}", "laws claimed by the models hold, searched for counterexamples"),
-        (duration(sum(results.seconds.values())), "for everything on this page, training included"),
+        (duration(sum(results.seconds.values())), "of computing for everything on this page, training included"),
     ]
 
 
