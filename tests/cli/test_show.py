@@ -6,7 +6,8 @@ import pytest
 
 from regard.cli import main
 from regard.models import ViT, ViTConfig
-from regard.train import SpatialRecipe, ViTRecipe, train
+from regard.train import Images, Part, SpatialRecipe, ViTRecipe, train
+from regard.train.data import digits
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +81,32 @@ def test_what_cannot_be_drawn_is_refused(runs, tmp_path, monkeypatch, capsys, wo
     monkeypatch.chdir(tmp_path)
     assert main(["show", str(runs / "spatial"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
+    whole = digits()
+    parts = (Part(part.pixels[:70], part.labels[:70], part.white) for part in (whole.train, whole.test))
+    few = Images("mine", *parts, names=whole.names)
+    train(SpatialRecipe(epochs=1, layers=1, dim=8, hidden=8, heads=2), tmp_path / "run", data=few, progress=False)
+    assert main(["show", str(tmp_path / "run"), "-o", str(tmp_path / "heads.svg")]) == 0
+    assert "2 states" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "run"), "--digit", "7"]) == 2
+    assert "not the images of this run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head", "1"], "no head to choose"),
+        (["--pixel", "3,4"], "no query to choose"),
+        (["--ids", "1,2"], "reads no text"),
+        (["--layer", "0", "-o", "heads.gif"], "no layer to choose"),
+        (["--head", "0", "-o", "heads.gif"], "no head to choose"),
+        (["--digit", "7", "--data-folder", "."], "digits need no folder"),
+    ],
+)
+def test_words_that_would_not_be_heard_are_refused(runs, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", str(runs / "spatial"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

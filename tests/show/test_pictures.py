@@ -93,7 +93,7 @@ def test_layers_and_heads_are_chosen_or_refused(spatial):
     for words, message in (
         ({"layer": 2}, "no such layer"),
         ({"head": 3}, "no such head"),
-        ({"head": []}, "no such head"),
+        ({"head": []}, "have numbers"),
     ):
         with pytest.raises(RegardError, match=message):
             show(spatial, image, **words)

@@ -52,6 +52,7 @@ def add(commands: Any) -> None:
     read.add_argument("--digit", metavar="N", type=int, help="the first test image of this digit")
     read.add_argument("--ids", metavar="N,N,...", type=_numbers, help="the tokens of a text, as numbers")
     read.add_argument("--tokens", metavar="N", type=int, help="so many tokens, for a pattern")
+    said.add_argument("--data-folder", metavar="FOLDER", help="of a run: your own files, where it learned from such")
     who = said.add_argument_group("who looks").add_mutually_exclusive_group()
     who.add_argument("--pixel", metavar="ROW,COLUMN", type=_numbers, help="a pixel of the image, counted from 0")
     who.add_argument("--token", metavar="N", type=int, help="a token of the text")
@@ -74,7 +75,7 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def drawn(asked: argparse.Namespace) -> Picture | Animation:
-    from regard.show import animate_heads, moving_heads, show
+    from regard.show import animate_heads, show
 
     query = _pixel(asked.pixel) if asked.pixel is not None else asked.token
     choice: dict[str, Any] = {"layer": asked.layer, "head": asked.head, "query": query}
@@ -84,15 +85,33 @@ def drawn(asked: argparse.Namespace) -> Picture | Animation:
         return show(read_pattern(asked.target), asked.tokens, query=query)
     folder = Path(asked.target)
     if (folder / "recipe.json").is_file():
-        from regard.train import read_run
+        from regard.train import read_history, read_run
+        from regard.train.checkpoint import read_claim
+        from regard.train.data import load
 
-        found = read_run(folder)
+        if asked.ids is not None:
+            raise InputError(
+                "A run of images reads no text.",
+                asked=f"--ids for {folder}",
+                because="it was trained on images",
+                instead="--digit 7 or --image FILE, or neither for the way of its heads",
+            )
         if asked.image is None and asked.digit is None:
-            epochs = [epoch.gazes for epoch in found.epochs]
-            labels = [f"epoch {epoch.number}, {epoch.accuracy:.1%}" for epoch in found.epochs]
-            if asked.out.suffix.lower() == ".gif":
-                return animate_heads(epochs, labels)
-            return moving_heads(epochs) if asked.layer is None else show(epochs, layer=asked.layer)
+            history = read_history(folder)  # which needs no images
+            epochs = [epoch.gazes for epoch in history]
+            if asked.out.suffix.lower() != ".gif":
+                return show(epochs, **choice)
+            for name in ("layer", "head", "query"):
+                if choice[name] is not None:
+                    raise InputError(
+                        f"A film has no {name} to choose.",
+                        asked=f"{name} {choice[name]} and {asked.out.name}",
+                        because="it shows all heads of all layers on their way",
+                        instead="-o heads.svg, or the film without it",
+                    )
+            return animate_heads(epochs, [f"epoch {epoch.number}, {epoch.accuracy:.1%}" for epoch in history])
+        own = None if asked.data_folder is None else load(read_claim(folder)[0].data, asked.data_folder)
+        found = read_run(folder, own)
         return show(found.model, found.data.normalise(_image(asked, found.data.shape))[None], **choice)
     from regard.cli.targets import find
 
@@ -100,7 +119,7 @@ def drawn(asked: argparse.Namespace) -> Picture | Animation:
     if asked.ids is not None:
         return show(model, torch.tensor(asked.ids)[None], **choice)
     if asked.image is None and asked.digit is None:
-        return show(model, layer=asked.layer)
+        return show(model, **choice)
     return show(model, _image(asked, _wanted(model))[None], **choice)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.errors import InputError
 from regard.layers.gaze import Gaze
 from regard.show.colours import head_colour
 from regard.show.contours import contours
@@ -140,6 +141,14 @@ def animate_heads(
     """
     read_course(epochs)  # which refuses what cannot be drawn
     labels = [f"epoch {number}" for number in range(len(epochs))] if labels is None else list(labels)
+    if len(labels) != len(epochs):
+        raise InputError(
+            "The labels do not fit the epochs.",
+            asked=f"{len(labels)} labels",
+            found=f"{len(epochs)} epochs",
+            because="every epoch has one",
+            instead="no labels, which counts them",
+        )
     kept = list(range(len(epochs)))
     if most is not None and most < len(epochs):
         kept = torch.linspace(0, len(epochs) - 1, max(most, 2)).round().long().tolist()

@@ -87,6 +87,14 @@ def read_course(epochs: Sequence[Mapping[str, Gaze]]) -> dict[str, list[Gaze]]:
     course = {}
     for name, last in epochs[-1].items():
         steps = [epoch[name] for epoch in epochs if name in epoch]
+        if any(bool(gaze.scores.isnan().any()) for gaze in steps):
+            raise InputError(
+                "Some heads look nowhere.",
+                asked=f"the heads of {name or 'the layer'}",
+                found="scores that are no numbers (nan)",
+                because="the training came apart, or the model was damaged",
+                instead="a model from before that, or a smaller learning rate",
+            )
         cut = max((index for index, gaze in enumerate(steps) if gaze.heads != last.heads), default=-1)
         course[name] = steps[cut + 1 :]
     return course

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 
 from regard.biases import Bias
@@ -21,6 +23,14 @@ def mask(pattern: Pattern, tokens: int, query: int | None = None) -> Picture:
             asked=f"show({pattern!r}, {tokens})",
             because=f"beyond {MOST_TOKENS} tokens a pair is smaller than a dot",
             instead=f"show({pattern!r}, 64); plan(pattern, {tokens}) for what is computed",
+        )
+    if query is not None and (not isinstance(query, Integral) or not 0 <= query < tokens):
+        raise InputError(
+            "There is no such token.",
+            asked=f"query={query!r}",
+            found=f"{tokens} tokens",
+            because="tokens are counted from 0",
+            instead=f"query={tokens - 1}, the last",
         )
     found = pattern.matrix(tokens)
     found = (found if found.ndim == 2 else found[0]).cpu()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -23,6 +24,17 @@ class Places:
 
     def token(self, query: tuple[int, int], image: tuple[int, int]) -> int:
         """The token that holds a pixel (row, column) of an image of so many rows and columns."""
+        if (
+            not isinstance(query, tuple | list)
+            or len(query) != 2
+            or not all(isinstance(each, Integral) for each in query)
+        ):
+            raise InputError(
+                "A pixel has a row and a column.",
+                asked=f"query={query!r}",
+                because="two whole numbers say where it is in the image",
+                instead=f"query=({image[0] // 2}, {image[1] // 2})",
+            )
         row, column = query
         if not (0 <= row < image[0] and 0 <= column < image[1]):
             raise InputError(

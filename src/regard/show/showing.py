@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from regard.patterns import Pattern
 from regard.show.heads import heads as draw_heads
 from regard.show.heads import moving_heads
 from regard.show.lines import bias_lines, mask
-from regard.show.looking import Look, looks, seen
+from regard.show.looking import Look, check_alone, looks, seen
 from regard.show.maps import maps
 from regard.show.picture import Picture
 from regard.show.places import Places, find_places
@@ -73,6 +74,8 @@ def show(
 
 
 def _drawn(target: Any, input: Any, query: Any, layers: Any, heads: Any, words: Any) -> Picture:
+    if input is None and not isinstance(target, Pattern):
+        _refuse_unread(query, heads)
     if isinstance(target, Pattern):
         return mask(target, _length(target, input), query)
     if isinstance(target, Sequence) and target and all(isinstance(epoch, Mapping) for epoch in target):
@@ -104,14 +107,49 @@ def _drawn(target: Any, input: Any, query: Any, layers: Any, heads: Any, words: 
     return _looked(target, input, query, layers, heads, words)
 
 
+def _refuse_unread(query: Any, heads: Any) -> None:
+    """Heads by position are drawn all together, from the query in the middle: a choice would not be heard."""
+    for name, value in (("query", query), ("head", heads)):
+        if value is not None:
+            raise InputError(
+                f"Without an input there is no {name} to choose.",
+                asked=f"{name}={value!r}",
+                because="all heads of a layer are drawn in one picture, around whoever asks",
+                instead="show(model, image, query=..., head=...), or layer=... alone",
+            )
+
+
+def _read_input(input: Any) -> Tensor:
+    try:
+        found = torch.as_tensor(input)
+    except (TypeError, ValueError, RuntimeError) as failure:
+        raise InputError(
+            "This is nothing that heads could look at.",
+            asked=f"a {type(input).__name__}",
+            found=f"{type(failure).__name__}: {failure}",
+            because="an input is a tensor, an array, or a dict of them",
+            instead="an image (channel, row, column), or tokens; `regard show --image FILE` reads files",
+        ) from failure
+    if found.is_floating_point() and not bool(found.isfinite().all()):
+        raise InputError(
+            "The input holds what is no number.",
+            asked=f"an input {tuple(found.shape)}",
+            found=f"{int((~found.isfinite()).sum())} of {found.numel()} numbers are nan or infinite",
+            because="what heads see of it would be no number either",
+            instead="torch.nan_to_num(input), or the image as it was before",
+        )
+    return found
+
+
 def _looked(model: nn.Module, input: Any, query: Any, layers: Any, heads: Any, words: Any) -> Picture:
     """Run the model on the input, and draw what its heads looked at."""
     if isinstance(input, Mapping):
         found = looks(model, **input)
         first = next((value for value in input.values() if isinstance(value, Tensor)), None)
     else:
-        input = torch.as_tensor(input)
-        first = input = _as_batch(model, input)
+        first = input = _as_batch(model, _read_input(input))
+        if first.ndim == 4 and first.is_floating_point():
+            check_alone(first)
         found = looks(model, input)
     found = _layers(found, layers)
     if first is not None and first.is_floating_point() and first.ndim == 4 and not _pairs(query):
@@ -174,7 +212,15 @@ def _reads_tokens(model: nn.Module) -> bool:
 
 
 def _several(index: Index) -> list[int] | None:
-    return None if index is None else [index] if isinstance(index, int) else list(index)
+    found = None if index is None else [index] if isinstance(index, int | Integral) else list(index)
+    if found is not None and (not found or not all(isinstance(each, Integral) for each in found)):
+        raise InputError(
+            "Layers and heads have numbers.",
+            asked=repr(index),
+            because="they are counted from 0, and at least one is drawn",
+            instead="layer=0, head=[0, 2], or None for all",
+        )
+    return None if found is None else [int(each) for each in found]
 
 
 def _layers(found: list[Look], layers: list[int] | None) -> list[Look]:

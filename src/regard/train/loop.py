@@ -277,15 +277,7 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
     """
     place = Path(folder).expanduser()
     recipe, digest = checkpoint.read_claim(place)
-    found = checkpoint.read(place)
-    if found is None:
-        raise CheckpointError(
-            f"The run in {place} has not begun.",
-            asked=str(place),
-            found="a recipe and no checkpoint",
-            because="there is nothing to read before the first checkpoint",
-            instead="train(recipe, folder)",
-        )
+    position, state = _begun(place)
     images = _images(recipe, data)
     if images.digest != digest:
         raise CheckpointError(
@@ -295,8 +287,27 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
             because="the run was trained and tested on others",
             instead="read_run(folder, data=...) with the images that train was given",
         )
-    position, state = found
     with torch.random.fork_rng(devices=[]):
         model = recipe.model(images)
     checkpoint.restore_model(place, model, state)
     return Run(recipe, model.eval(), history.read_epochs(place, position.epoch), images, place)
+
+
+def read_history(folder: str | os.PathLike[str]) -> list[Epoch]:
+    """The epochs of a run, done or not, from its folder alone: the images it learned from need not be here."""
+    place = Path(folder).expanduser()
+    checkpoint.read_claim(place)
+    return history.read_epochs(place, _begun(place)[0].epoch)
+
+
+def _begun(place: Path) -> tuple[checkpoint.Position, dict[str, Tensor]]:
+    found = checkpoint.read(place)
+    if found is None:
+        raise CheckpointError(
+            f"The run in {place} has not begun.",
+            asked=str(place),
+            found="a recipe and no checkpoint",
+            because="there is nothing to read before the first checkpoint",
+            instead="train(recipe, folder)",
+        )
+    return found
