@@ -98,6 +98,7 @@ def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
     ("words", "message"),
     [
         (["--head", "1"], "no head to choose"),
+        (["--layer", "one"], "'one' is no list of whole numbers"),
         (["--pixel", "3,4"], "no query to choose"),
         (["--ids", "1,2"], "reads no text"),
         (["--layer", "0", "-o", "heads.gif"], "no layer to choose"),

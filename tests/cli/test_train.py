@@ -154,3 +154,18 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     assert err.strip().endswith("--resume")
     assert "Traceback" not in err
     assert not read_run(tmp_path / "long").done
+
+
+def test_what_could_not_be_written_is_refused_before_anything_is_learned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("a letter")
+    for words, message in (
+        (["spatial", "--json", "nowhere/summary.json"], "no folder nowhere"),
+        (["spatial", "--json", "."], "a folder"),
+        (["teacher", "--json", "nowhere/summary.json"], "no folder nowhere"),
+        (["teacher", "--folder", "file/lesson"], "cannot be made"),
+        (["spatial", "--folder", "file"], "cannot be kept"),
+    ):
+        assert main(["train", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -185,7 +185,10 @@ def _wanted(model: Any) -> tuple[int, int, int]:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as failure:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 0,2 is") from failure
 
 
 def _pixel(numbers: list[int]) -> tuple[int, int]:

@@ -87,10 +87,11 @@ def _add_common(words: argparse.ArgumentParser) -> None:
 
 def run(words: argparse.Namespace) -> int:
     """Train, print where the heads look, and leave pictures."""
-    from regard.cli.train_words import heads_table, summary, write_json
+    from regard.cli.train_words import check_json, heads_table, summary, write_json
     from regard.train import Interrupted, train
 
     recipe = _recipe(words)
+    check_json(words.json)
     data = _data(recipe, words.data_folder)
     folder = Path(words.folder) if words.folder else Path("runs") / _name(recipe)
     if not words.resume and (folder / "recipe.json").exists():
@@ -190,7 +191,7 @@ def _pictures(folder: Path, done: Run) -> list[Path]:
 
 def run_teacher(words: argparse.Namespace) -> int:
     """Teach, and print what was learned."""
-    from regard.cli.train_words import lesson_summary, lesson_table, write_json
+    from regard.cli.train_words import check_json, lesson_summary, lesson_table, make_folder, write_json
     from regard.train import TeacherRecipe, teacher
 
     given = dict(read_option(text) for text in words.option)
@@ -198,13 +199,15 @@ def run_teacher(words: argparse.Namespace) -> int:
         if getattr(words, name) is not None:
             given[name] = getattr(words, name)
     recipe = TeacherRecipe.from_dict(given)
+    if words.folder is not None:
+        make_folder(Path(words.folder))
+    check_json(words.json)
     print(recipe, file=sys.stderr)
     lesson = teacher(recipe)
     lesson_table(lesson)
     pictures = []
     if words.folder is not None:
         folder = Path(words.folder)
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "lesson.json", lesson_summary(lesson))
         if importlib.util.find_spec("matplotlib") is not None:
             from regard.show import kernels, moving_heads

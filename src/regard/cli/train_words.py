@@ -102,10 +102,35 @@ def write_json(file: str | Path, value: dict[str, Any]) -> None:
     try:
         Path(file).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     except OSError as failure:
+        raise _refused(file, f"{type(failure).__name__}: {failure}") from failure
+    print(f"wrote {file}", file=sys.stderr)
+
+
+def check_json(file: str | None) -> None:
+    """Refuse a summary that could not be written, before anything is learned."""
+    if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
+        raise _refused(file, "a folder" if Path(file).is_dir() else f"no folder {Path(file).parent}")
+
+
+def make_folder(folder: Path) -> None:
+    """A folder to write to, or why there is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
         raise InputError(
-            f"{file} cannot be written.",
+            f"{folder} cannot be made.",
+            asked=f"--folder {folder}",
             found=f"{type(failure).__name__}: {failure}",
             because="the system refuses",
-            instead="the name of a file in a folder that exists",
+            instead="another folder",
         ) from failure
-    print(f"wrote {file}", file=sys.stderr)
+
+
+def _refused(file: str | Path, found: str) -> InputError:
+    return InputError(
+        f"{file} cannot be written.",
+        asked=str(file),
+        found=found,
+        because="the system refuses",
+        instead="the name of a file in a folder that exists",
+    )
