@@ -185,6 +185,11 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
     [
         ([], ["no target was given", "because", "instead"]),
         (["nowhere"], ["'nowhere' is no target", "instead"]),
+        (
+            ["atention", "--tokens", "7"],
+            ["'atention' is no target", "no word", "instead  regard cost attention --help"],
+        ),
+        (["gpt2", "--tokens", "7"], ["'gpt2' is no target", "published model", "instead  regard cost model gpt2"]),
         (["Full()", "--tokens", "many"], ["'many' is no size: sizes are whole numbers of at least 1"]),
         (["Full()", "--tokens", "0"], ["'0' is no size"]),
         (["Full()", "--image", "2by3"], ["'2by3' is no image: rows by columns, such as 224x160, or 224"]),

@@ -74,6 +74,12 @@ class Case:
         """What is asked about: a description, where the module only runs it."""
         return self.module if self.described is None else self.described
 
+    @property
+    def any_batch(self) -> bool:
+        """Whether a batch may have other rows: padding says how long each of its own is."""
+        attention = self.described or getattr(self.module, "attention", None)
+        return not isinstance(attention, Attention) or attention.pattern is None or attention.pattern.rows is None
+
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # what hypothesis prints
         printer.text(repr(self))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
 import sys
 import textwrap
@@ -86,10 +87,29 @@ def run(words: argparse.Namespace) -> int:
         if rest[0] == "curve":
             asked = curve_parser().parse_args(rest[1:])
             return draw(asked)
+        check_word(rest[0])
         asked = parser().parse_args(rest)
     except SystemExit as end:  # help, or words that make no sense
         return int(end.code or 0)
     return answer(asked)
+
+
+def check_word(word: str) -> None:
+    """A word that is almost one of ours, or the name of a published model without the word before it."""
+    from regard.cli import cost_words
+    from regard.cli.published import MODELS
+
+    close = difflib.get_close_matches(word, [*cost_words.WORDS, "curve"], 1, 0.7)
+    if (word not in MODELS and not close) or word in FEATURE_MAPS or Path(word).exists():
+        return
+    raise InputError(
+        f"{word!r} is no target.",
+        asked=f"regard cost {word}",
+        because="it is a published model, whose name comes after the word model"
+        if word in MODELS
+        else "it names nothing in a module, and no word for a table is written so",
+        instead=f"regard cost model {word}" if word in MODELS else f"regard cost {close[0]} --help",
+    )
 
 
 class _Help(argparse.Action):

@@ -11,6 +11,7 @@ from twins import library, timm
 
 from regard import cost
 from regard.cost.letters import letter
+from regard.errors import CostError
 
 B = letter("B")
 IMAGES = {"vit": (32, 32), "swin": (32, 32), "davit": (32, 32), "convnext": (64, 96)}
@@ -35,7 +36,7 @@ def built(kind: str) -> Any:
     if kind == "davit":
         make = library("timm.models.davit").DaVit
         return make(depths=(1, 1), embed_dims=(12, 24), num_heads=(2, 2), num_classes=5)
-    return models.ConvNeXt(depths=(1, 2, 1, 1), dims=(8, 12, 12, 16), num_classes=5)
+    return models.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 12, 12, 16), num_classes=5)
 
 
 def counted(model: Any, x: torch.Tensor) -> int:
@@ -69,7 +70,17 @@ def test_an_image_has_letters_where_it_may_have_any_size() -> None:
     found = cost(model, image=(64, 96))
     assert {str(symbol) for symbol in found.macs.formula.free_symbols} == {"B", "R", "W"}
     other = found.macs.at({letter("R"): 160, letter("W"): 32, B: 3})
-    assert other == cost(model, image=(160, 32), batch=3).macs
+    assert other == counted(model, torch.zeros(3, 3, 160, 32))
+
+
+def test_sizes_that_nothing_has_are_refused() -> None:
+    with pytest.raises(CostError, match=r"reads nothing that has tokens(.|\n)*\(B, 3, R, W\)(.|\n)*image=\.\.\."):
+        cost(built("vit"), tokens=7)
+    encoder = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with pytest.raises(CostError, match=r"reads nothing that has an image(.|\n)*\(B, N, 8\)(.|\n)*tokens=\.\.\."):
+        cost(encoder, image=(3, 5))
+    with pytest.raises(CostError, match=r"nothing that has context_tokens"):
+        cost(torch.nn.Conv2d(3, 5, 3), context_tokens=7)
 
 
 def test_an_image_of_a_fixed_size_stays_a_number_and_says_why() -> None:

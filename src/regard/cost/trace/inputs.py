@@ -107,7 +107,26 @@ def feed(subject: Subject, asked: Asked) -> Fed:
             instead='cost(..., inputs=(1, 128, 512)), or with letters: inputs=("B", "N", 512), tokens=128; '
             "from a shell --input 1,128,512, once for each input",
         )
+    _check_read(subject, asked, fed)
     return fed
+
+
+def _check_read(subject: Subject, asked: Asked, fed: Fed) -> None:
+    """Refuses a size that nothing it reads has."""
+    for size, letters in {"image": "RW", "tokens": "N", "keys": "M", "context_tokens": "T"}.items():
+        if getattr(asked, size) is None or set(letters) & set(fed.letters):
+            continue
+        read = " and ".join(f"({', '.join(map(str, shape.axes))})" for shape in fed.shapes())
+        others = [
+            name for name in ("tokens", "image") if name != size and {"tokens": "N", "image": "R"}[name] in fed.letters
+        ]
+        raise CostError(
+            f"{subject.name} reads nothing that has {'an image' if size == 'image' else size}.",
+            asked=f"cost({subject.name}, {size}={getattr(asked, size)})",
+            found=f"inputs {read}",
+            because=f"it would cost the same with any other {size}",
+            instead=f"{others[0]}=..., or inputs=..." if others else f"the question without {size}, or inputs=...",
+        )
 
 
 # Given by the caller
