@@ -78,3 +78,17 @@ def test_what_it_cannot_run_or_nobody_can_count_is_refused(attention, because: s
 def test_without_tokens_nobody_knows_who_runs() -> None:
     with pytest.raises(CostError, match="nobody says it"):
         _ = cost(Attention(beta=0.0, bias=Quadratic(4, grid=(5, 7))), backend="positional", keys=35)
+
+
+def test_bytes_and_depth_by_hand() -> None:
+    """Two heads of seven channels on 3 by 5 tokens: 2 (9 + 25) weights, three tensors of 210 numbers and a half-sum."""
+    hill = Attention(beta=0.0, bias=Quadratic(2, grid=(3, 5)))
+    sizes = {"tokens": 15, "heads": 2, "dim": 7, "backend": "positional"}
+    forward = cost(hill, **sizes).by_part()
+    assert (forward["weights"].exponentials, forward["weights"].bytes) == (68, 2 * 4 * 68)
+    assert forward["weights"].depth == 1 + (3 + 1 + 1 + 3 + 1)  # scores; largest of 5, minus, exp, sum of 5, divided
+    assert forward["values"].bytes == 4 * (210 + 2 * 210 + 210 + 68)
+    assert forward["values"].depth == (1 + 2) + (1 + 3)
+    back = cost(hill, step="backward", **sizes).by_part()
+    assert (back["weights"].bytes, back["values"].bytes) == (3 * 4 * 68, 2 * 4 * (4 * 210 + 68))
+    assert (back["weights"].depth, back["values"].depth) == (1 + 3 + 2, 7)

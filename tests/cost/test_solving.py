@@ -13,6 +13,7 @@ from regard.cost.depth import Log2Up
 from regard.cost.letters import letter, letters
 from regard.cost.part import Part, Work
 from regard.cost.quantity import Quantity
+from regard.cost.solving import _changes
 from regard.errors import CostError
 
 N, D, C, P = letters("N D C P")
@@ -157,3 +158,9 @@ def test_what_cannot_be_solved_is_said():
     counted = cost(Attention(pattern=Causal() & Random(2, 5)), tokens=64, dim=8).macs
     with pytest.raises(CostError, match="one number of tokens only"):
         softmax.solve("tokens", counted)
+
+
+@pytest.mark.parametrize("alone", [1, 2, 7, 63, 64])
+def test_a_search_sees_every_short_length(alone: int) -> None:
+    """Both cost the same for one number only."""
+    assert list(_changes(lambda number: int(number != alone), 1 << 10)) == [alone]
