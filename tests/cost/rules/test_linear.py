@@ -90,3 +90,13 @@ def test_a_layer_keeps_what_its_formula_says(pattern: Pattern | None, beta: floa
             layer = MultiHeadAttention(sizes, attention=attention, bias=bias, rotary=rotary)
             kept = kept_bytes(layer, torch.randn(2, 7, 12))
             assert cost(layer, batch=2, tokens=7).activation_bytes == kept, (features, sizes)
+
+
+def test_bytes_and_depth_of_sums_by_hand() -> None:
+    """Seven keys of three features and five values make a state of 3 by 6 numbers, which seven queries read."""
+    linear = Attention(feature_map="elu1")
+    parts = cost(linear, tokens=7, dim=3, value_dim=5).by_part()
+    assert parts["state"].bytes == 4 * (7 * (3 + 5) + 18)
+    assert parts["readout"].bytes == 4 * (7 * 3 + 18 + 7 * 5)
+    assert (parts["state"].depth, parts["readout"].depth) == (1 + 3, 1 + 2 + 1)
+    assert cost(linear, step="decode", tokens=7, dim=3, value_dim=5).by_part()["state"].depth == 2
