@@ -201,7 +201,7 @@ class ViTRecipe(Recipe):
 
     kind: ClassVar[str] = "vit"
 
-    epochs: int = 60
+    epochs: int = 100
     rate: float = 2e-3
     patch: int = 2
     dim: int = 64
