@@ -200,7 +200,8 @@ class TestHook:
     def test_a_prediction_that_forgets_to_free_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The twin that proves the tests above can fail."""
         model, inputs, sizes = CASES["gpt small"]()
-        monkeypatch.setattr(Ledger, "_strike", lambda self, address: None)
+        # Forgotten but for its address, which may be the next one's.
+        monkeypatch.setattr(Ledger, "_strike", lambda self, address: self._sizes.pop(address, None))
         assert int(cost(model, **sizes).memory.peak_forward) > 1.1 * forward_peak(model, inputs)
 
     def test_a_prediction_by_the_long_way_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def looks(model: nn.Module, *inputs: Any, **words: Any) -> list[Look]:
         >>> from regard.show.looking import looks
         >>> model = GPT(GPTConfig(vocabulary=11, context=16, dim=8, layers=2, heads=2))
         >>> first, second = looks(model, torch.tensor([[1, 2, 3, 4]]))
-        >>> first.name, first.rows([2])[0].sum().item(), second.keys
+        >>> first.name, round(first.rows([2])[0].sum().item(), 5), second.keys
         ('blocks.0.attention', 1.0, 4)
 
     The model runs once, as it is but for training: hooks see what reaches each attention. Modules of Regard, of torch
