@@ -24,8 +24,8 @@ def assert_caught(exhibit: Exhibit, law: str, seed: int = 0) -> None:
     assert verdict.outcome == "broken", f"seed {seed}: {verdict}"
 
 
-def assert_acquitted(exhibit: Exhibit, seed: int = 0) -> None:
-    report = report_on(exhibit, "twin", exhibit.claims, seed)
+def assert_acquitted(exhibit: Exhibit, claims: tuple[str, ...], seed: int = 0) -> None:
+    report = report_on(exhibit, "twin", claims, seed)
     assert report.ok, f"seed {seed}: {'; '.join(map(str, report.failed))}"
     for law in exhibit.law:  # the law that catches the fault has something to say about the twin as well
         assert report.verdicts[law].outcome == "holds", f"seed {seed}: {report.verdicts[law]}"
@@ -38,8 +38,8 @@ def test_a_fault_is_caught_by_its_law(exhibit: Exhibit):
 
 
 @every_twin
-def test_a_corrected_twin_keeps_what_it_claims(exhibit: Exhibit):
-    assert_acquitted(exhibit)
+def test_a_corrected_twin_keeps_the_law_that_its_fault_breaks(exhibit: Exhibit):
+    assert_acquitted(exhibit, exhibit.law)
 
 
 def test_no_two_exhibits_have_one_name():
@@ -61,6 +61,6 @@ def test_a_fault_is_caught_at_other_seeds(exhibit: Exhibit):
 
 @pytest.mark.slow
 @every_twin
-def test_a_corrected_twin_keeps_what_it_claims_at_other_seeds(exhibit: Exhibit):
-    for seed in SEEDS:
-        assert_acquitted(exhibit, seed)
+def test_a_corrected_twin_keeps_all_that_it_claims(exhibit: Exhibit):
+    for seed in (0, *SEEDS):
+        assert_acquitted(exhibit, exhibit.claims, seed)
