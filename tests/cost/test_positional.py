@@ -65,7 +65,7 @@ def test_a_head_that_looks_at_one_place_copies() -> None:
         (lambda: Attention(), "no bias says where"),
         (lambda: Attention(bias=Alibi(4)), "content is in the scores"),
         (lambda: Attention(beta=0.0, bias=torch.zeros(4, 35, 35)), "a tensor has a score for each pair"),
-        (lambda: Attention(beta=0.0, bias=Alibi(4), pattern=Window(2, 0)), "Fourier transforms"),
+        (lambda: Attention(beta=0.0, bias=Alibi(4), pattern=Window(2, 0)), "ratio of convolutions"),
         (lambda: Attention(bias=Gaussian(4, grid=(5, 7))), "features of positions"),
         (lambda: Attention(feature_map="relu"), "no feature maps"),
     ],

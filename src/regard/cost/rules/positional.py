@@ -4,8 +4,8 @@ On a grid of R by W tokens weights that are a product over rows and columns need
 
     B H R W (R + W) e  instead of  B H (R W)^2 e
 
-multiply-adds, and `H (R^2 + W^2)` exponentials. A head that looks at one place copies. Its other two ways, Fourier
-transforms and features of positions, are no such products; `attend(..., explain=True)` tells what they take.
+multiply-adds, and `H (R^2 + W^2)` exponentials. A head that looks at one place copies. Its other two ways, a ratio of
+convolutions and features of positions, have no one formula; `explain` tells what they take.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, setti
     if request is not None:
         because = find("positional").refuse(request)
         if because is None and way(request) in ("ratio", "features"):
-            because = "it takes Fourier transforms or features of positions here, which are no products of these sizes"
+            because = (
+                "it takes a ratio of convolutions or features of positions here: who multiplies depends on the heads"
+            )
     if because is not None or request is None:
         raise CostError(
             "The work of 'positional' cannot be counted for this attention.",
