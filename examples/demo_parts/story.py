@@ -258,7 +258,7 @@ def closing(results: Results) -> list[str]:
             "less on digits nobody has looked at, and read nothing into a difference of a few images."
         ),
         paragraph(
-            f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
+            f"torch {torch.__version__}, Python {platform.python_version()}, one thread for each model, "
             f"{platform.machine()}. This page is one file and asks nobody for anything."
         ),
     ]
