@@ -8,6 +8,7 @@ in the kernel. Values are planes `(plane, row, column)`, one for each channel of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,13 +80,17 @@ class Slabs:
         # Turned upside down, since the difference of a row of queries falls while rows of keys rise.
         matrix = kernel.to(dtype).flip(1)[:, :, self.difference]  # (head, table row, key column, query column)
         self.matrix = matrix.permute(1, 2, 0, 3).flatten(2).flatten(0, 1).contiguous()
-        self.slopes = torch.zeros_like(self.matrix)
+
+    @cached_property
+    def _slopes(self) -> Tensor:
+        """The gradient of the matrix, which only the way back makes."""
+        return torch.zeros_like(self.matrix)
 
     @property
     def slope(self) -> Tensor:
         """The gradient of the kernel, in float64: pairs of columns with the same difference are added up."""
         (rows, wide), (across, columns) = self.table, self.difference.shape
-        found = self.slopes.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
+        found = self._slopes.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
         whole = found.new_zeros(self.heads, rows, wide)
         return whole.index_add_(2, self.difference.flatten(), found).flip(1)
 
@@ -104,7 +109,7 @@ class Slabs:
         for row, part in zip(range(rows), u.contiguous(), strict=True):
             found.addmm_(part, self._slab(self.matrix, row).T)
             if to_kernel:
-                self._slab(self.slopes, row).addmm_(flat.T, part)
+                self._slab(self._slopes, row).addmm_(flat.T, part)
         return found.view_as(x)
 
     def _slab(self, matrix: Tensor, row: int) -> Tensor:
