@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 LOG := $(VENV)/setup.log
+# Makes torchvision, and with it timm and transformers, importable beside a CPU build of torch.
+MEND := tools/mend_torchvision.py
 # What the sanitized build is run through; compiling torch graphs under a sanitizer takes forever and shows nothing.
 SANITIZED := tests/kernels tests/backends/test_agreement.py tests/backends/test_gradients.py \
 	-m "not slow" -k "not compile and not export and not graph and (kernels or native)"
@@ -26,7 +28,7 @@ demo: $(READY)  ## train, convert, check, price, and leave runs/demo/report.html
 
 test: check     ## check, then every test that is not slow
 	@echo "pytest (not slow)"
-	# A process for each core, of one thread each (blocks of a document belong together); the slow tests run in one process with all threads.
+	# A process for each core, of one thread each; the blocks of a document belong together.
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m "not slow" -n auto --maxprocesses=4 --dist loadfile
 
 check: $(READY) ## format, lint and types
@@ -35,10 +37,10 @@ check: $(READY) ## format, lint and types
 	$(RUN) -m ruff check --quiet .
 	$(RUN) -m pyright
 
-slow: $(READY)  ## the slow tests
+slow: $(READY)  ## the slow tests (SLOW: more words for pytest)
 	@echo "pytest (slow)"
 	# 5 is pytest's word for "no test is marked slow", which is no failure
-	$(RUN) -m pytest -q -m slow || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m slow -n auto --maxprocesses=4 --dist worksteal $(SLOW) || [ $$? -eq 5 ]
 
 browser:        ## a browser for the tests of pages, by the system's package manager, if there is none
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then exit 0; fi
@@ -71,7 +73,7 @@ clean:          ## remove .venv, builds and caches
 
 # The stamp is younger than everything that shapes the installation. Python files are not listed:
 # the installation is editable, they are read where they are.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(MEND) $(wildcard csrc/*)
 	@[ -x $(RUN) ] || $(PYTHON) -m venv $(VENV)
 	echo "setting up $(VENV) (the first time downloads PyTorch; progress in $(LOG))"
 	# The variables carry the pins into pip's separate build environment; old pips read the first, new ones the second.
@@ -82,6 +84,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	|| { tail -n 30 $(LOG); exit 1; }
 	# pip hides what the build says; this line tells whether the native backend was built, and if not why
 	sed -n 's/.*-- regard: /regard: /p' $(LOG) | sort -u
+	$(RUN) $(MEND) | tee -a $(LOG)
 	# Real weights, for tests and examples; what cannot be had is said in one line and skipped.
-	$(RUN) -m regard.models.files.fetch | tee -a $(LOG) || true
+	$(RUN) -m regard.downloads | tee -a $(LOG) || true
 	touch $@

@@ -65,7 +65,7 @@ class Case:
         if self.feature_map is None:
             return attend(query, key, value, pattern=self.pattern, backend=backend)
         named = backend if backend == "reference" else "linear"
-        return attend(query, key, value, pattern=self.pattern, feature_map=self.feature_map, beta=1.0, backend=named)
+        return attend(query, key, value, pattern=self.pattern, feature_map=self.feature_map, scale=1.0, backend=named)
 
     @property
     def about(self) -> str:

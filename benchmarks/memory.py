@@ -2,10 +2,11 @@
 
 python -m benchmarks.memory [--only TEXT] [--system]
 
-Predictions run nothing. Measured is what torch's CPU allocator reports to the profiler (tests/cost/allocator.py), or,
-with --system, what the kernel says a process of its own came to hold (VmHWM), less what it held before the run: that
-also counts scratch of matrix libraries, packed weights and tiles of our kernels, and what the C library does not give
-back. A case that is off by more than 10 % of the allocator's number is marked, and the exit status tells.
+Predictions run nothing. Measured is what torch's CPU allocator reports to the profiler
+(tests/cost_model/allocator.py), or, with --system, what the kernel says a process of its own came to hold (VmHWM),
+less what it held before the run: that also counts scratch of matrix libraries, packed weights and tiles of our
+kernels, and what the C library does not give back. A case that is off by more than 10 % of the allocator's number is
+marked, and the exit status tells.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def cases() -> dict[str, Callable[[], Case]]:
     def images(model: Callable[[], nn.Module], batch: int, *image: int) -> Callable[[], Case]:
         return lambda: (model(), (torch.randn(batch, 3, *image),), {"batch": batch, "image": image})
 
-    sizes = {"vocabulary": 997, "context": 1024}
-    grown = {"vocabulary": 50257, "context": 1024}
+    sizes = {"vocab_size": 997, "context_length": 1024}
+    grown = {"vocab_size": 50257, "context_length": 1024}
     return {
         "GPT 4 x 256": text(lambda: GPT(GPTConfig(**sizes, dim=256, layers=4, heads=4)), 4, 509),
         "GPT-2 small": text(lambda: GPT(GPTConfig(**grown)), 1, 509),
@@ -64,7 +65,10 @@ def cases() -> dict[str, Callable[[], Case]]:
         "Bert mini": text(lambda: Bert(BertConfig.bert("mini")), 4, 251),
         "Bert medium": text(lambda: Bert(BertConfig.bert("medium")), 4, 383),
         "Transformer 3 x 256": texts(
-            lambda: Transformer(TransformerConfig(vocabulary=997, dim=256, layers=3, heads=4, hidden=1024)), 4, 257, 383
+            lambda: Transformer(TransformerConfig(vocab_size=997, dim=256, layers=3, heads=4, hidden_dim=1024)),
+            4,
+            257,
+            383,
         ),
         "Transformer base": texts(lambda: Transformer(TransformerConfig.base()), 2, 131, 197),
         "ViT Ti/16": images(lambda: ViT(ViTConfig.vit("Ti/16")), 4, 224, 224),
@@ -77,7 +81,7 @@ def cases() -> dict[str, Callable[[], Case]]:
 
 
 def predicted(case: Case, step: str) -> int:
-    from regard.cost import cost
+    from regard.cost_model import cost
 
     model, _, sizes = case
     return int(cost(model, **sizes).memory.peak(step))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Run
-from regard.layers.linear import settle
+from regard import downloads
+from regard.layers.linear import use_huge_pages
 from regard.models import GPT, Bert, DaViT, ViT
-from regard.models.files import packages
 
 
 @dataclass
@@ -74,7 +74,7 @@ def gpt2() -> ModelCase:
     torch.manual_seed(0)
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
     ours = GPT.from_foreign(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
-    settle(ours)
+    use_huge_pages(ours)
     prompt = torch.randint(0, 50257, (1, 128), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(prompt)
     words = {"max_new_tokens": 128, "min_new_tokens": 128, "do_sample": False, "pad_token_id": 0}
@@ -87,11 +87,11 @@ def gpt2() -> ModelCase:
 
     # The output matrix is the embedding, so every parameter but the positions is read once for a token.
     read = 4 * (sum(p.numel() for p in ours.parameters()) - 1024 * 768)
-    same = torch.tensor(ours.generate(prompt, max_new=128).tokens[0]) == theirs()[0, 128:]
+    same = torch.tensor(ours.generate(prompt, max_new_tokens=128).tokens[0]) == theirs()[0, 128:]
     return ModelCase(
         "GPT-2 124M, 128 read + 128 written",
         "batch 1, greedy, with cache; random weights",
-        lambda: torch.tensor(ours.generate(prompt, max_new=128).tokens[0]),
+        lambda: torch.tensor(ours.generate(prompt, max_new_tokens=128).tokens[0]),
         {"transformers generate": theirs},
         2.0,
         error,
@@ -114,7 +114,7 @@ def sentences(count: int = 256, seed: int = 0) -> list[list[int]]:
 
 def minilm() -> ModelCase:
     transformers = library("transformers")
-    folder = packages.find("minilm")
+    folder = downloads.find("minilm")
     if folder is None:
         torch.manual_seed(0)
         sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}

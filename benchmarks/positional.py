@@ -72,7 +72,7 @@ def runners(kind: str, side: int, way: str) -> tuple[Callable[[], object], Calla
     def output():
         if way == "2020":
             return all_pairs(value)
-        return attend(nothing, nothing[:, :1], value, beta=0, bias=bias, backend=way)
+        return attend(nothing, nothing[:, :1], value, scale=0, bias=bias, backend=way)
 
     def forward():
         with torch.no_grad():

@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.machine import Watch, describe
 from regard import Attention, Causal, Window
-from regard.cost.machine import this_machine
-from regard.cost.measuring import Beside, beside
-from regard.cost.roofline import duration
+from regard.cost_model.machine import this_machine
+from regard.cost_model.measuring import Beside, beside
+from regard.cost_model.roofline import duration
 from regard.models import GPT, GPTConfig, ViT, ViTConfig
 
 HEADS, DIM = 8, 64

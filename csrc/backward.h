@@ -135,7 +135,8 @@ struct Backward {
       T* slopes = all.slopes + at;
       Vec<T> unused[V];
       for (int v = 0; v < V; ++v) unused[v] = Vec<T>{};
-      score_strip<T, N, W>(all.keys, strip, bias, task.dim, all.packed, scale, all.weights, unused);
+      Vec<T> least = Vec<T>{};  // the forward pass has looked at it
+      score_strip<T, N, W>(all.keys, strip, bias, task.dim, all.packed, scale, all.weights, unused, least);
       row_product<T, N, W>(all.keys.value + strip.first, strip.count, task.value_dim, all.packed_slope + strip.low * L,
                            T(1), slopes, unused);
       for (int64_t j = 0; j < strip.count; ++j)

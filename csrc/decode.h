@@ -168,6 +168,9 @@ class Piece {
     return true;
   }
 
+  // Whether a visible score is minus infinity.
+  bool infinite() const { return infinite_; }
+
  private:
   // A key's place, counted from the first of the piece.
   int64_t clamped(int64_t key) const { return key < first_ ? 0 : key > first_ + kPiece ? kPiece : key - first_; }
@@ -187,6 +190,7 @@ class Piece {
     constexpr int L = kLanes<T>;
     IntVec<T> lane;
     for (int n = 0; n < L; ++n) lane[n] = n;
+    Vec<T> least = Vec<T>{};
     for (int64_t at = lowest_ / L * L; at < highest_; at += L) {
       const char* row[L];
       for (int n = 0; n < L; ++n) {
@@ -198,18 +202,23 @@ class Piece {
         const Vec<T> found = dots<T, kKind>(queries_ + n * wide_, row, task_.dim);
         const auto from = static_cast<typename Kind<T>::Whole>(low_[n] - at);
         const auto to = static_cast<typename Kind<T>::Whole>(high_[n] - at);
-        store<T>(scores_ + n * kPiece + at, choose<T>((lane >= from) & (lane < to), found, infinity<T>(-1)));
+        const IntVec<T> shown = (lane >= from) & (lane < to);
+        least = smaller<T>(least, choose<T>(shown, found, Vec<T>{}));
+        store<T>(scores_ + n * kPiece + at, choose<T>(shown, found, infinity<T>(-1)));
       }
     }
+    // A visible score of minus infinity has no weight and would pass unseen.
+    for (int n = 0; n < L; ++n) infinite_ |= least[n] == -std::numeric_limits<T>::infinity();
   }
 
-  // Scores become weights.
+  // Scores become weights. Where all of them are minus infinity, so are the weights zero.
   static void weigh(T* scores, int64_t low, int64_t high, const Partial<T>& partial) {
     constexpr int L = kLanes<T>;
     Vec<T> top = infinity<T>(-1);
     for (int64_t at = low / L * L; at < high; at += L) top = larger<T>(top, load<T>(scores + at));
     *partial.largest = largest_of<T>(top);
-    const Vec<T> shift = splat<T>(*partial.largest);
+    const T none = -std::numeric_limits<T>::infinity();
+    const Vec<T> shift = splat<T>(*partial.largest == none ? T(0) : *partial.largest);
     Vec<T> sum{};
     for (int64_t at = low / L * L; at < high; at += L) {
       const Vec<T> weight = exp2<T>(load<T>(scores + at) - shift);
@@ -233,6 +242,7 @@ class Piece {
     }
   }
 
+  bool infinite_ = false;
   const Decode& task_;
   const int64_t batch_, kv_head_, first_, group_, sharers_, wide_;
   const Rows<T> key_, value_;
@@ -299,6 +309,7 @@ int32_t run(const Decode& task) {
     const int64_t head = item / pieces;
     Piece<T, kKind> piece(task, head / task.kv_heads, head % task.kv_heads, begin + item % pieces * kPiece);
     if (!piece.run(partials + item * sharers * size, size)) raise(hungry);
+    if (piece.infinite()) raise(broken);
   };
   // A thread is worth waking for what takes longer to read than the waking.
   const double numbers = static_cast<double>(task.batch * task.kv_heads * (end - begin)) * (task.dim + task.value_dim);

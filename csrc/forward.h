@@ -82,9 +82,10 @@ struct Forward {
     const TileBias<T>* bias;
     T scale;
     Vec<T>* top;
+    Vec<T>& least;
     template <int N>
     REGARD_INLINE void run(const Strip& strip) {
-      score_strip<T, N, V * kLanes<T>>(all.keys, strip, bias, all.task.dim, all.packed, scale, all.scores, top);
+      score_strip<T, N, V * kLanes<T>>(all.keys, strip, bias, all.task.dim, all.packed, scale, all.scores, top, least);
     }
   };
 
@@ -92,25 +93,34 @@ struct Forward {
   template <int V>
   struct Weighing {
     const Forward& all;
+    const TileBias<T>* bias;
     const Vec<T>* shift;
     Vec<T>* sum;
+    Vec<T>& least;
     template <int N>
     REGARD_INLINE void run(const Strip& strip) {
       constexpr int L = kLanes<T>, W = V * L;
       T* first = all.scores + strip.first * W + strip.low * L;
-      Vec<T> total[N], less[N];
+      Vec<T> total[N], less[N], small = Vec<T>{};
 #pragma GCC unroll 3
       for (int n = 0; n < N; ++n) {
         total[n] = sum[strip.low + n];
         less[n] = shift[strip.low + n];
       }
-      for (int64_t j = 0; j < strip.count; ++j)
+      // A visible score of minus infinity has no weight and would pass unseen: it is told by the smallest.
+      for (int64_t j = 0; j < strip.count; ++j) {
+        Vec<T> lowest = load<T>(first + j * W);
 #pragma GCC unroll 3
         for (int n = 0; n < N; ++n) {
-          const Vec<T> weight = exp2<T>(load<T>(first + j * W + n * L) - less[n]);
+          const Vec<T> score = load<T>(first + j * W + n * L);
+          const Vec<T> weight = exp2<T>(score - less[n]);
+          if (n) lowest = smaller<T>(lowest, score);
           total[n] += weight;
           store<T>(first + j * W + n * L, weight);
         }
+        small = smaller<T>(small, lowest);
+      }
+      if (is_plain(all.keys, strip, bias)) least = smaller<T>(least, small);
 #pragma GCC unroll 3
       for (int n = 0; n < N; ++n) sum[strip.low + n] = total[n];
       column_product<T, N, W>(all.keys.value + strip.first, strip.count, all.task.value_dim, first,
@@ -122,11 +132,12 @@ struct Forward {
   REGARD_INLINE void blocks(const TileBias<T>* bias, T scale, Vec<T> (&top)[V], Vec<T> (&sum)[V]) {
     constexpr int L = kLanes<T>, W = V * L;
     bool fresh = !resumes;
+    Vec<T> least = Vec<T>{};
     for (Walk walk(tile, kForwardKeys); walk.more(); fresh = false) {
       walk.next(head, task.masks, keys);
       Vec<T> best[V], shift[V];
       for (int v = 0; v < V; ++v) best[v] = top[v];
-      Scoring<V> scoring{*this, bias, scale, best};
+      Scoring<V> scoring{*this, bias, scale, best, least};
       each_strip<V>(keys, scoring);
       for (int v = 0; v < V; ++v) shift[v] = choose<T>(best[v] == infinity<T>(-1), Vec<T>{}, best[v]);
       if (!fresh) {
@@ -143,9 +154,10 @@ struct Forward {
           }
       }
       for (int v = 0; v < V; ++v) top[v] = best[v];
-      Weighing<V> weighing{*this, shift, sum};
+      Weighing<V> weighing{*this, bias, shift, sum, least};
       each_strip<V>(keys, weighing);
     }
+    for (int lane = 0; lane < L; ++lane) finite &= least[lane] != -std::numeric_limits<T>::infinity();
   }
 
   template <int V>
@@ -166,7 +178,7 @@ struct Forward {
       const Vec<T> x = load<T>(output + n);
       check += x - x;  // zero, unless x is infinite or NaN
     }
-    finite = sum_of<T>(check) == T(0);
+    finite &= sum_of<T>(check) == T(0);
     T* rows[W];
     for (int q = 0; q < W && q < tile.queries; ++q) {
       rows[q] = head.output + tile.query[q] * task.value_dim;

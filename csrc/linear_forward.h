@@ -75,8 +75,8 @@ struct Forward {
       read_rows(values, tokens, value, bad);
       sums.meet(key);
       for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        Vec<T> unseen{};  // a query that is not finite spoils its own output, or is the user's business
-        read_rows(Source<T>(task.query, batch, h, dim, task.map, task.query_scale), tokens, query, unseen);
+        // A query of minus infinity has features of zero, which its output would not show.
+        read_rows(Source<T>(task.query, batch, h, dim, task.map, task.query_scale), tokens, query, bad);
         sums.read(query, value, tokens.count);
         write(h, tokens, query, norm, sums);
       }

@@ -28,14 +28,20 @@ std::vector<double> row_of(const Tensor4& tensor, Number kind, int64_t b, int64_
   return std::vector<double>(numbers.begin(), numbers.end());
 }
 
-// The score of one pair.
+// What query and key make of the score of one pair.
 template <class T>
-double score(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t key) {
+double content(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t key) {
   const auto q = row_of<T>(task.query, task.kind, b, h, query, task.dim);
   const auto k = row_of<T>(task.key, task.kind, b, h / (task.heads / task.kv_heads), key, task.dim);
   double sum = 0;
   for (int64_t d = 0; d < task.dim; ++d) sum += q[d] * k[d];
-  sum *= task.beta;
+  return sum * task.beta;
+}
+
+// The score of one pair.
+template <class T>
+double score(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t key) {
+  double sum = 0;
   if (task.table) {
     const int64_t entry = int64_t(task.query_code[query]) - task.key_code[key];
     if (entry >= 0 && entry < task.table_size) sum += static_cast<const T*>(task.table)[h * task.table_head + entry];
@@ -43,7 +49,8 @@ double score(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t
   if (task.bias)
     sum += static_cast<const T*>(
         task.bias)[b * task.bias_batch + h * task.bias_head + query * task.bias_query + key * task.bias_key];
-  return sum;
+  // Minus infinity hides a pair, whatever its content.
+  return sum == -kInfinity ? sum : sum + content<T>(task, b, h, query, key);
 }
 
 // Calls visit(b, h, query, key) for every pair that the program allows.
@@ -72,8 +79,10 @@ int32_t forward(const Attention& task) {
   const int64_t rows = task.batch * task.heads * task.queries;
   std::vector<double> top(rows, -kInfinity), sum(rows, 0), output(rows * task.value_dim, 0);
   auto place = [&](int64_t b, int64_t h, int64_t query) { return (b * task.heads + h) * task.queries + query; };
+  bool finite = true;  // a visible score of minus infinity has no weight, and is reported all the same
   every_pair(task, [&](int64_t b, int64_t h, int64_t query, int64_t key) {
     const double s = score<T>(task, b, h, query, key);
+    finite &= content<T>(task, b, h, query, key) != -kInfinity;
     double& best = top[place(b, h, query)];
     if (!(s <= best)) best = s;
   });
@@ -85,7 +94,6 @@ int32_t forward(const Attention& task) {
     sum[at] += weight;
     for (int64_t d = 0; d < task.value_dim; ++d) output[at * task.value_dim + d] += weight * value[d];
   });
-  bool finite = true;
   for (int64_t at = 0; at < rows; ++at) {
     static_cast<T*>(task.sums)[at] = static_cast<T>(sum[at] == 0 ? -kInfinity : top[at] + std::log(sum[at]));
     for (int64_t d = 0; d < task.value_dim; ++d) {

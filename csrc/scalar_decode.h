@@ -39,20 +39,21 @@ int32_t decode_as(const Decode& task) {
                number_at(task.key, task.kind, batch, kv_head, key, d);
       score.push_back(task.beta * sum);
       largest = score.back() > largest ? score.back() : largest;
+      finite = finite && score.back() != nothing;
     }
     for (int64_t key = start; key < stop; ++key) {
-      const double weight = std::exp(score[key - start] - largest);
+      const double weight = largest == nothing ? 0 : std::exp(score[key - start] - largest);
       total += weight;
       for (int64_t d = 0; d < task.value_dim; ++d)
         output[d] += weight * number_at(task.value, task.kind, batch, kv_head, key, d);
     }
     for (int64_t d = 0; d < task.value_dim; ++d) {
-      const T mean = static_cast<T>(start < stop ? output[d] / total : 0.0);
+      const T mean = static_cast<T>(total != 0 ? output[d] / total : 0.0);
       static_cast<T*>(task.output)[row * task.value_dim + d] = mean;
       finite = finite && std::isfinite(mean);
     }
     if (task.sums)
-      static_cast<T*>(task.sums)[row] = static_cast<T>(start < stop ? largest + std::log(total) : nothing);
+      static_cast<T*>(task.sums)[row] = static_cast<T>(total != 0 ? largest + std::log(total) : nothing);
   }
   return finite ? kFine : kNotFinite;
 }

@@ -53,7 +53,7 @@ int32_t linear_as(const Linear& task) {
     const int64_t held = batch * task.kv_heads + kv_head;
     const Features query(task, task.query, batch, head, task.query_scale);
     const Features key(task, task.key, batch, kv_head, task.key_scale);
-    finite = finite && key.finite;
+    finite = finite && key.finite && query.finite;
     for (int64_t i = 0; i < task.tokens; ++i) {
       const double* q = query.phi.data() + i * dim;
       std::vector<double> sum(value_dim, 0.0);

@@ -213,9 +213,11 @@ struct TileBias {
 };
 
 // Adds the bias (in powers of two, as all scores here) and hides what the pattern hides, for N vectors of queries from
-// vector `low` on; `top` becomes the largest of each lane.
+// vector `low` on; `top` becomes the largest of each lane. `least` becomes the smallest content score that the pattern
+// shows: once the bias is added, minus infinity would no longer tell a hidden pair from a key that is infinite.
 template <class T, int N, int W>
-REGARD_INLINE void dress(const Keys<T>& keys, const Strip& strip, const TileBias<T>* bias, T* scores, Vec<T>* top) {
+REGARD_INLINE void dress(const Keys<T>& keys, const Strip& strip, const TileBias<T>* bias, T* scores, Vec<T>* top,
+                         Vec<T>& least) {
   constexpr int L = kLanes<T>;
   const Vec<T> hidden = infinity<T>(-1);
   const bool ragged = strip.first >= keys.whole;
@@ -224,25 +226,42 @@ REGARD_INLINE void dress(const Keys<T>& keys, const Strip& strip, const TileBias
     for (int n = 0; n < N; ++n) {
       const int first = (strip.low + n) * L;
       Vec<T> score = load<T>(scores + j * W + first);
-      if (bias) score += bias->of(keys.token[j], first) * splat<T>(kLog2E<T>);
-      if (ragged) score = choose<T>(spread<T>(keys.word[j] >> first), score, hidden);
+      Vec<T> content = score;
+      if (bias) {
+        // Minus infinity hides a pair, even if its content is infinite: their sum would be NaN.
+        const Vec<T> extra = bias->of(keys.token[j], first);
+        score = choose<T>(extra == hidden, hidden, score + extra * splat<T>(kLog2E<T>));
+      }
+      if (ragged) {
+        const IntVec<T> shown = spread<T>(keys.word[j] >> first);
+        content = choose<T>(shown, content, Vec<T>{});
+        score = choose<T>(shown, score, hidden);
+      }
+      least = smaller<T>(least, content);
       store<T>(scores + j * W + first, score);
       top[n] = larger<T>(top[n], score);
     }
   }
 }
 
-// The scores of one strip, dressed; `top` (of all vectors) rises to the largest.
+// Whether content is all there is to the scores of a strip.
+template <class T>
+REGARD_INLINE bool is_plain(const Keys<T>& keys, const Strip& strip, const TileBias<T>* bias) {
+  return !bias && strip.first < keys.whole;
+}
+
+// The scores of one strip, dressed; `top` (of all vectors) rises to the largest, `least` falls to the smallest content
+// score of those that are not plain: without bias and pattern it can be read from the scores themselves.
 template <class T, int N, int W>
 REGARD_INLINE void score_strip(const Keys<T>& keys, const Strip& strip, const TileBias<T>* bias, int64_t dim, const T* packed,
-                               T scale, T* scores, Vec<T>* top) {
+                               T scale, T* scores, Vec<T>* top, Vec<T>& least) {
   constexpr int L = kLanes<T>;
-  const bool plain = !bias && strip.first < keys.whole;
+  const bool plain = is_plain(keys, strip, bias);
   Vec<T> best[N], unused[N];
   for (int n = 0; n < N; ++n) best[n] = unused[n] = top[strip.low + n];
   row_product<T, N, W>(keys.key + strip.first, strip.count, dim, packed + strip.low * L, scale,
                        scores + strip.first * W + strip.low * L, plain ? best : unused);
-  if (!plain) dress<T, N, W>(keys, strip, bias, scores, best);
+  if (!plain) dress<T, N, W>(keys, strip, bias, scores, best, least);
   for (int n = 0; n < N; ++n) top[strip.low + n] = best[n];
 }
 

@@ -73,6 +73,12 @@ REGARD_INLINE Vec<T> choose(IntVec<T> mask, Vec<T> x, Vec<T> y) {
   return mask ? x : y;
 }
 
+// The smaller; a NaN in `y` is passed over.
+template <class T>
+REGARD_INLINE Vec<T> smaller(Vec<T> x, Vec<T> y) {
+  return choose<T>(y < x, y, x);
+}
+
 // The larger; a NaN in `x` is kept, so that it is not lost in a maximum.
 template <class T>
 REGARD_INLINE Vec<T> larger(Vec<T> x, Vec<T> y) {

@@ -29,12 +29,12 @@ import torch
 from demo_parts import convolution, costs, laws, story
 
 from regard import RegardError
-from regard.show import Picture, animate_heads, kernels, moving_heads, show
 from regard.train import Images, Part, Run, SpatialRecipe, ViTRecipe, checkpoint, train
 from regard.train.data import digits
+from regard.visualize import Picture, animate_heads, draw_head_paths, draw_kernels, show
 
 # Every pixel is a token, and heads learn where to look ten times faster than the rest learns: they travel.
-SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden=64, look_rate=10.0)
+SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden_dim=64, look_rate=10.0)
 VIT = ViTRecipe(epochs=40)
 QUICK = {"epochs": 3, "layers": 2}
 FILM = 40  # states of the GIF
@@ -175,7 +175,7 @@ def run(folder: Path, quick: bool = False) -> Path:
         for name, picture in pictures(spatial, vit, converted).items():
             picture.save(folder / name)
         labels = [f"epoch {epoch.number} · {epoch.accuracy:.1%}" for epoch in spatial.epochs]
-        animate_heads([epoch.gazes for epoch in spatial.epochs], labels, most=FILM).save(folder / "heads.gif")
+        animate_heads([epoch.head_profiles for epoch in spatial.epochs], labels, most=FILM).save(folder / "heads.gif")
         results = story.Results(spatial, vit, converted, reports, mistake, prices, mixing, seconds)
         page = story.report(results).save(folder / "report.html")
     return page
@@ -197,10 +197,10 @@ def pictures(spatial: Run, vit: Run, converted: convolution.Converted) -> dict[s
     three = int((data.test.labels == 3).nonzero()[0])
     image = data.normalise(data.test.images[three : three + 1])
     return {
-        "heads.svg": moving_heads([epoch.gazes for epoch in spatial.epochs]),
+        "heads.svg": draw_head_paths([epoch.head_profiles for epoch in spatial.epochs]),
         "spatial_map.svg": show(spatial.model, image, query=(3, 4)),
         "vit_map.svg": show(vit.model, image, query=(3, 4)),
-        "kernels.svg": kernels({"CNN": converted.network[0], "attention": converted.attentive[0]}),
+        "kernels.svg": draw_kernels({"CNN": converted.network[0], "attention": converted.attentive[0]}),
     }
 
 

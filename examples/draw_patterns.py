@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from regard import (
@@ -20,6 +21,7 @@ from regard import (
     Full,
     GridStride,
     GridWindow,
+    Mask,
     Neighborhood,
     Padding,
     Pattern,
@@ -56,6 +58,7 @@ SEQUENCES: list[tuple[Pattern, str]] = [
     (Selected([5, 14]), "chosen global tokens"),
     (Blocks(6), "its own block"),
     (Random(3, 0), "three drawn per query"),
+    (Mask(torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(0)) < 0.3), "any boolean tensor"),
     (Where(butterfly), "any predicate"),
     (Segments(DOCUMENTS), "three packed documents"),
     (Padding([17, 24]), "batch row 0: 17 real keys"),

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+from regard.downloads import Unavailable, fetch
 from regard.errors import RegardError
 from regard.models import Bert
-from regard.models.files.fetch import Unavailable, fetch
 
 SENTENCES = """
 Leaves turn light, water and air into sugar.
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{folder / 'tokenizer.json'} cannot be read: {reason}", file=sys.stderr)
         return 1
     tokenizer.no_padding()
-    tokenizer.enable_truncation(model.config.context)
+    tokenizer.enable_truncation(model.config.context_length)
     texts = [encoded.ids for encoded in tokenizer.encode_batch([asked.query, *sentences])]
     begin = time.perf_counter()
     vectors = model.embed(texts)

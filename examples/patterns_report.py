@@ -9,7 +9,6 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import torch
@@ -32,14 +31,17 @@ from regard import (
     explain,
     layers_to_connect,
 )
+from regard.render.markup import Markup
+from regard.render.page import Page, code, code_block, figure, paragraph
+from regard.render.table import Column, Table
 
 TOKENS, HEADS, DIM = 32_768, 4, 64
 LOCAL = Window(128, 128)
 SMALL, IMAGE = 256, (16, 16)
 
 LAYERS = (
-    "Layers: how many it takes until every token has heard of every other.",
-    "Never: the classes of a dilated window do not meet, and the past does not hear of the future.",
+    "Layers: how many it takes until the receptive field covers the sequence.",
+    "Never: the classes of a dilated window do not meet, and causal attention never sees later tokens.",
 )
 
 # Patterns side by side; a row with two of them alternates from layer to layer.
@@ -68,7 +70,7 @@ def main() -> None:
 
     heading(f"What they cost on {SMALL} tokens (or an image of {IMAGE[0]} x {IMAGE[1]})")
     rows = comparison()
-    print(as_text(rows))
+    print(indent(str(rows)))
     print("\n" + indent("\n".join(LAYERS)))
 
     heading(f"A long sequence: {LOCAL} over {TOKENS:,} tokens, {HEADS} heads of {DIM}, float32")
@@ -79,8 +81,7 @@ def main() -> None:
     heading("Why it ran where it ran: explain(...)")
     print(indent(run.explanation))
 
-    report = out / "report.html"
-    report.write_text(page(picture, rows, run), encoding="utf-8")
+    report = page(picture, rows, run).save(out / "report.html")
     heading("Look at")
     print(f"  {report.resolve()}\n  {(out / 'patterns.svg').resolve()}")
 
@@ -144,33 +145,15 @@ def size(count: float) -> str:
 # The table
 
 
-def comparison() -> list[tuple[str, ...]]:
-    rows = [("name", "pattern", "pairs", "density", "layers")]
+def comparison() -> Table:
+    rows = []
     for name, layers in COMPARED:
         pairs = sum(pattern.pairs(SMALL) for pattern in layers) // len(layers)
         depth = layers_to_connect(*layers, tokens=SMALL)
-        patterns = ", then ".join(map(repr, layers))
-        rows.append(
-            (
-                name,
-                patterns,
-                f"{pairs:,}",
-                f"{pairs / SMALL**2:.1%}",
-                "never" if depth is None else str(depth),
-            )
-        )
-    return rows
-
-
-def as_text(rows: list[tuple[str, ...]]) -> str:
-    """The table for a terminal; the pattern comes last because it is the widest."""
-    turned = [(row[0], *row[2:], row[1]) for row in rows]
-    widths = [max(len(row[place]) for row in turned) for place in range(5)]
-    signs = "<>>><"
-    return "\n".join(
-        "  " + "  ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=True)).rstrip()
-        for row in turned
-    )
+        numbers = (f"{pairs:,}", f"{pairs / SMALL**2:.1%}", "never" if depth is None else str(depth))
+        rows.append((name, *numbers, ", then ".join(map(repr, layers))))
+    numbers = (Column(name, "right") for name in ("pairs", "density", "layers"))
+    return Table([Column("name"), *numbers, Column("pattern", "left", "wrap")], rows)
 
 
 def heading(text: str) -> None:
@@ -183,47 +166,25 @@ def indent(text: str) -> str:
 
 # The report
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; }
-body { max-width: 62rem; margin: 3rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; vertical-align: top; }
-th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid #e6e0d4; }
-th { color: #6b6459; font-weight: normal; } td.number, th.number { text-align: right; white-space: nowrap; }
-code, pre { font: .85rem/1.45 ui-monospace, Menlo, Consolas, monospace; }
-pre { background: #f6f3ec; padding: 1rem; overflow-x: auto; } svg { max-width: 100%; height: auto; }
-"""
 
-
-def page(picture: str, rows: list[tuple[str, ...]], run: Run) -> str:
-    facts = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in run.numbers)
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Regard: patterns of attention</title><style>{STYLE}</style>
-<h1>Patterns of attention</h1>
-<p>Regard {escape(__version__)}, torch {escape(torch.__version__)}, {torch.get_num_threads()} threads.</p>
-<h2>A long sequence</h2>
-<p><code>{escape(repr(LOCAL))}</code> over {TOKENS:,} tokens, {HEADS} heads of {DIM}, float32,
-forward and backward.</p>
-<table>{facts}</table>
-<pre>{escape(run.explanation)}</pre>
-<h2>What patterns cost on {SMALL} tokens</h2>
-<p>Pairs are those of one layer, on average. {escape(" ".join(LAYERS))}</p>
-{as_html(rows)}
-<h2>Every pattern</h2>
-{picture}</html>
-"""
-
-
-def as_html(rows: list[tuple[str, ...]]) -> str:
-    lines = []
-    for number, (name, pattern, *figures) in enumerate(rows):
-        tag = "td" if number else "th"
-        shown = f"<code>{escape(pattern)}</code>" if number else escape(pattern)
-        cells = "".join(f'<{tag} class="number">{escape(figure)}</{tag}>' for figure in figures)
-        lines.append(f"<tr><{tag}>{escape(name)}</{tag}><{tag}>{shown}</{tag}>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def page(picture: str, compared: Table, run: Run) -> Page:
+    lead = f"Regard {__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads."
+    report = Page("Patterns of attention", title="Regard: patterns of attention", lead=lead)
+    report.add(
+        "A long sequence",
+        paragraph(
+            code(repr(LOCAL)), f" over {TOKENS:,} tokens, {HEADS} heads of {DIM}, float32, forward and backward."
+        ),
+        Table([Column("measured"), Column()], run.numbers).to_html(),
+        code_block(run.explanation),
+    )
+    report.add(
+        f"What patterns cost on {SMALL} tokens",
+        paragraph(f"Pairs are those of one layer, on average. {' '.join(LAYERS)}"),
+        compared.to_html(),
+    )
+    report.add("Every pattern", figure(Markup(picture), "Rows are queries, columns are keys.", kind="picture"))
+    return report
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ import codecs
 import sys
 import time
 
+from regard.downloads import Unavailable, fetch
 from regard.errors import RegardError
 from regard.models import GPT, stream
-from regard.models.files.fetch import Unavailable, fetch
 from regard.models.files.llama2c import read_tokenizer
 from regard.models.files.scored_tokenizer import BEGIN, END
 
@@ -42,14 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
         file = fetch("stories15m")
         model, tokenizer = GPT.from_pretrained(file), read_tokenizer(file)
         prompt = tokenizer.encode(asked.prompt)
-        room = model.context - len(prompt)
+        room = model.context_length - len(prompt)
         choices = {"temperature": asked.temperature, "seed": asked.seed}
         if asked.temperature:
             choices["top_p"] = asked.top_p
         # a prompt that leaves no room is refused by the model, which says how much there is
         most = asked.tokens if room < 1 else min(asked.tokens, room)
         begin = time.perf_counter()
-        for _, token in stream(model, [prompt], max_new=most, stop=(BEGIN, END), **choices):
+        for _, token in stream(model, [prompt], max_new_tokens=most, stop_tokens=(BEGIN, END), **choices):
             if not written:
                 print(tokenizer.decode(prompt), end="", flush=True)
             if token in (BEGIN, END):

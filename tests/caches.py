@@ -154,8 +154,8 @@ class Inside(Core):
 
     def __init__(self, **words: object) -> None:
         super().__init__(**words)  # type: ignore[arg-type]
-        self.register_buffer("keys", torch.zeros(8, 3, 256, 4), persistent=False)
-        self.register_buffer("values", torch.zeros(8, 3, 256, 4), persistent=False)
+        self.register_buffer("keys", torch.zeros(12, 3, 1100, 4), persistent=False)
+        self.register_buffer("values", torch.zeros(12, 3, 1100, 4), persistent=False)
 
     def forward(self, x: Tensor, start_pos: int = 0) -> Tensor:
         query, key, value = self.parts(x, start_pos)

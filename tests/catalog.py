@@ -16,6 +16,7 @@ from regard import (
     Gaussian,
     GridStride,
     GridWindow,
+    Mask,
     Neighborhood,
     Padding,
     PatternError,
@@ -46,6 +47,13 @@ def _odd_sum(i, j):
     return (i + j) % 3 != 1
 
 
+def _random_mask(*shape):
+    """A mask whose third row, where it has several, hides everything."""
+    mask = torch.rand(shape, generator=_generator) < 0.6
+    mask[..., 2 : shape[-2], :] &= torch.arange(2, max(shape[-2], 2))[:, None] > 2
+    return mask
+
+
 LEAVES = [
     Full(),
     Causal(),
@@ -72,6 +80,8 @@ LEAVES = [
     GridStride(GRID, (2, 3)),
     Axial(GRID),
     Neighborhood((4, 8), 1, start=3),
+    Mask(_random_mask(TOKENS, TOKENS)),
+    Mask(_random_mask(ROWS, 1, 1, TOKENS)),
     Where(_odd_sum),
 ]
 EXPRESSIONS = [
@@ -100,6 +110,18 @@ def fits(pattern, lengths):
     return True
 
 
+def share_grids(pair):
+    """Whether two patterns may be joined: one that lays the same tokens on another grid is refused."""
+    left, right = pair
+    try:
+        left & right
+    except PatternError as error:
+        if "disagree about the grid" not in str(error):
+            raise
+        return False
+    return True
+
+
 def as_of(pattern, tokens):
     """The pattern when only the first `tokens` of all `TOKENS` had arrived: facts about rows grow with the tokens."""
     if isinstance(pattern, And):
@@ -110,6 +132,8 @@ def as_of(pattern, tokens):
         return ~as_of(pattern.pattern, tokens)
     if isinstance(pattern, Segments):
         return Segments(pattern.ids[:, :tokens])
+    if isinstance(pattern, Mask):
+        return Mask(torch.from_numpy(pattern._bits[..., :tokens, :tokens].copy()))
     if isinstance(pattern, Padding) and pattern.side == "left":
         return Padding([max(count - (TOKENS - tokens), 0) for count in pattern.counts], side="left")
     if isinstance(pattern, Padding):
@@ -158,7 +182,7 @@ def results(attend, query, key, value, **words):
     return [output, *(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True))]
 
 
-def bounds(query, key, value, beta, dtype, extra_scores=8.0):
+def bounds(query, key, value, scale, dtype, extra_scores=8.0):
     """How far rounding can move the output and the gradients, for upstream gradients up to 1.
 
     A score is a sum of `dim` products: it moves by at most `eps (dim + 2) |score|`, with `|score|` bounded by the
@@ -169,13 +193,13 @@ def bounds(query, key, value, beta, dtype, extra_scores=8.0):
     """
     eps = torch.finfo(dtype).eps
     dim, keys, queries = query.shape[-1], key.shape[-2], query.shape[-2] * max(1, query.shape[1] // key.shape[1])
-    beta = dim**-0.5 if beta is None else (1.0 if math.isinf(beta) else abs(beta))
+    scale = dim**-0.5 if scale is None else (1.0 if math.isinf(scale) else abs(scale))
     q, k, v = (float(tensor.detach().abs().max()) if tensor.numel() else 1.0 for tensor in (query, key, value))
-    score = beta * dim * q * k + extra_scores
+    score = scale * dim * q * k + extra_scores
     relative = eps * (2 * (dim + 2) * score + keys + 8)
     reach = 2 * value.shape[-1] * v
     slope = 4 * relative * reach
-    content = 1 + beta  # a bias that reads content adds terms of the size of the content score
+    content = 1 + scale  # a bias that reads content adds terms of the size of the content score
     return {
         "output": relative * v,
         "query": slope * content * k,

@@ -43,7 +43,7 @@ class Layer(nn.Module):
     def weights(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         scores = query @ key.mT / query.shape[-1] ** 0.5
         if mask is not None:
-            scores = scores.masked_fill(~mask[:, None, None, :], -1e30)
+            scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
         return self.dropout(scores.softmax(-1))
 
     def merge(self, mixed: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.models.files import packages
+from regard import downloads
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -44,8 +44,8 @@ def run(program: Path, folder: Path, seconds: float) -> None:
 def as_parameter(program: Path):
     marks = [pytest.mark.slow] if is_slow(program.read_text()) else []
     name = weights_of(program.read_text())
-    if name is not None and packages.find(name) is None:
-        reason = f"{name} is not installed: python -m regard.models.files.fetch {name}"
+    if name is not None and downloads.find(name) is None:
+        reason = f"{name} is not installed: python -m regard.downloads {name}"
         marks.append(pytest.mark.skip(reason=reason))
     return pytest.param(program, id=program.name, marks=marks)
 

@@ -128,7 +128,7 @@ def test_favor_plus_depends_on_its_seed_and_not_on_torch():
     state = torch.get_rng_state()
     first = FavorPlus(5, seed=1009).projection(3, torch.float64, "cpu")
     assert (torch.get_rng_state() == state).all()
-    regard.features._directions.clear()
+    regard.clear_cache()
     torch.manual_seed(99)
     assert (FavorPlus(5, seed=1009).projection(3, torch.float64, "cpu") == first).all()
     assert (FavorPlus(5, seed=1013).projection(3, torch.float64, "cpu") != first).any()

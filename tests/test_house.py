@@ -19,14 +19,17 @@ PACKAGE = ROOT / "src" / "regard"
 FLOORS: dict[str, set[str]] = {
     "street": {"__main__"},
     "doors": {"cli", "lab"},
-    "work": {"laws", "cost", "show", "convert", "train"},
+    "work": {"laws", "cost_model", "visualize", "convert", "train"},
+    "adapters": {"adapters"},
+    "downloads": {"downloads"},
     "models": {"models"},
     "layers": {"layers"},
     "operator": {"attention"},
     "backends": {"backends"},
     "kernels": {"kernels"},
-    "words": {"patterns", "biases", "plan", "calculus", "features"},
-    "ground": {"errors", "finite", "folding", "precision"},
+    "words": {"patterns", "biases", "planner", "calculus", "features"},
+    "ground": {"autocast", "batching", "caching", "nonfinite", "render"},
+    "errors": {"errors"},
 }
 # Floors whose rooms may use each other.
 OPEN_FLOORS = {"words"}
@@ -204,13 +207,13 @@ def test_an_unknown_room_is_caught_with_the_table_to_extend():
 def test_an_arrow_up_is_caught():
     (message,) = wrong_arrows([Arrow("regard.patterns.base", "regard.attention")])
     assert "points up" in message
-    assert len(wrong_arrows([Arrow("regard.errors", "regard.plan.blocks")])) == 1
+    assert len(wrong_arrows([Arrow("regard.errors", "regard.planner.blocks")])) == 1
 
 
 def test_an_arrow_across_is_caught_except_between_words():
-    (message,) = wrong_arrows([Arrow("regard.cost.count", "regard.show")])
+    (message,) = wrong_arrows([Arrow("regard.cost_model.count", "regard.visualize")])
     assert "on the floor work" in message
-    assert wrong_arrows([Arrow("regard.plan.blocks", "regard.patterns.base")]) == []
+    assert wrong_arrows([Arrow("regard.planner.blocks", "regard.patterns.base")]) == []
 
 
 def test_an_arrow_to_the_public_face_is_caught():
@@ -252,28 +255,28 @@ def test_every_way_to_write_an_import_is_seen(tmp_path):
     house = tmp_path / "regard"
     files = {
         "__init__.py": "from .attention import attend",
-        "attention.py": "from regard.biases import Alibi\ndef attend():\n    import regard.plan.blocks",
+        "attention.py": "from regard.biases import Alibi\ndef attend():\n    import regard.planner.blocks",
         "errors.py": "",
-        "plan/__init__.py": "from . import blocks\nfrom ..errors import RegardError",
-        "plan/blocks.py": "from regard import errors, attend\nfrom .. import plan",
+        "planner/__init__.py": "from . import blocks\nfrom ..errors import RegardError",
+        "planner/blocks.py": "from regard import errors, attend\nfrom .. import planner",
     }
     for name, source in files.items():
         (house / name).parent.mkdir(exist_ok=True)
         (house / name).write_text(source)
     assert {tuple(arrow) for arrow in arrows_of(house)} == {
         ("regard", "regard.attention"),
-        ("regard.attention", "regard.plan.blocks"),
+        ("regard.attention", "regard.planner.blocks"),
         ("regard.attention", "regard.biases"),
-        ("regard.plan", "regard.plan.blocks"),
-        ("regard.plan", "regard.errors"),
-        ("regard.plan.blocks", "regard.errors"),
-        ("regard.plan.blocks", "regard"),
-        ("regard.plan.blocks", "regard.plan"),
+        ("regard.planner", "regard.planner.blocks"),
+        ("regard.planner", "regard.errors"),
+        ("regard.planner.blocks", "regard.errors"),
+        ("regard.planner.blocks", "regard"),
+        ("regard.planner.blocks", "regard.planner"),
     }
     assert picture(modules_of(house), arrows_of(house)).splitlines() == [
-        "operator   attention  -> biases plan",
-        "words      plan       -> errors",
-        "ground     errors",
+        "operator   attention  -> biases planner",
+        "words      planner    -> errors",
+        "errors     errors",
     ]
 
 

@@ -12,14 +12,14 @@ from types import ModuleType
 
 import pytest
 
-from regard.laws.subjects.quiet_import import quietly
+from regard.adapters.third_party_imports import import_quietly
 
 
 @cache
 def _quietly(name: str) -> ModuleType | str:
     """The module, or why it cannot be imported."""
     try:
-        return quietly(name)
+        return import_quietly(name)
     except Exception as failure:  # an import may fail with anything, and every reason is a reason to skip
         return f"{name} cannot be imported: {type(failure).__name__}: {failure}"
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from regard.laws import check
 
 
-def scores_of(q: Tensor, k: Tensor, mask: Tensor | None, beta: float | None = None) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if beta is None else beta)
+def scores_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
 

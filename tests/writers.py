@@ -28,11 +28,11 @@ class Toy:
 
     SIZE = 7919
 
-    def __init__(self, vocabulary=11, *, context=None, prompts_count=True, seed=0, spread=1.0, dtype=torch.float64):
+    def __init__(self, vocab_size=11, *, context=None, prompts_count=True, seed=0, spread=1.0, dtype=torch.float64):
         generator = torch.Generator().manual_seed(seed)
-        self.table = (torch.randn(self.SIZE, vocabulary, generator=generator, dtype=torch.float64) * spread).to(dtype)
-        self.vocabulary = vocabulary
-        self.context = context
+        self.table = (torch.randn(self.SIZE, vocab_size, generator=generator, dtype=torch.float64) * spread).to(dtype)
+        self.vocab_size = vocab_size
+        self.context_length = context
         self.prompts_count = prompts_count
         self.reads: list[int] = []
         self.grads: list[bool] = []
@@ -53,7 +53,7 @@ class Toy:
             state = self._read(state, torch.tensor(token))
         return self.table[state]
 
-    def start(self, prompts: Tensor, lengths: Tensor | None, room: int):
+    def start(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
         batch, longest = prompts.shape
         state = torch.zeros(batch, dtype=torch.int64)
         real = torch.full((batch,), longest) if lengths is None else lengths
@@ -92,10 +92,10 @@ class Hugging:
 
     def __init__(self, model) -> None:
         self.model = model
-        self.vocabulary = model.config.vocab_size
-        self.context = model.config.n_positions
+        self.vocab_size = model.config.vocab_size
+        self.context_length = model.config.n_positions
 
-    def start(self, prompts: Tensor, lengths: Tensor | None, room: int):
+    def start(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
         batch, longest = prompts.shape
         real = torch.full((batch,), longest) if lengths is None else lengths
         mask = (torch.arange(longest) >= longest - real[:, None]).long()
@@ -116,10 +116,10 @@ class Hugging:
         return out.logits[:, -1]
 
 
-def tiny_gpt2(hugging, vocabulary=23, context=31):
+def tiny_gpt2(hugging, vocab_size=23, context=31):
     """A random GPT-2 in float64, whose weights are large enough that its texts differ."""
     config = hugging.GPT2Config(
-        vocab_size=vocabulary,
+        vocab_size=vocab_size,
         n_positions=context,
         n_embd=12,
         n_layer=2,

@@ -11,13 +11,16 @@ from demo_parts.convolution import Converted
 from demo_parts.costs import Mixing, Price
 from regard import __version__
 from regard.laws import Report
-from regard.layers import gaze
-from regard.show import Page, Seer, explorer, player
-from regard.show.kernels import effective, strongest
-from regard.show.page import Bar, Html, Mark, block, chart, code, kernel_rows, paragraph, table, tiles
+from regard.layers import head_profile
+from regard.render.chart import share_chart
+from regard.render.markup import Markup
+from regard.render.page import Page, code, code_block, paragraph, tiles
+from regard.render.table import Bar, Cell, Column, Table
 from regard.train import Images, Run
+from regard.visualize import ExplorerModel, make_explorer, make_player
+from regard.visualize.kernels import effective_kernels, find_strongest_pairs, kernel_figure
 
-WORDS = {"holds": "holds", "broken": "broken", "flaky": "flaky", "not applicable": "–"}
+WORDS = {"holds": "holds", "broken": "broken", "flaky": "flaky", "undecided": "undecided", "not applicable": "–"}
 KERNELS = 8
 WIDE = 3  # standard deviations of a wide head, in pixels
 CNN_REACH, LEARNED_REACH = 2, 4  # pixels around the one that asks
@@ -45,7 +48,7 @@ def report(results: Results) -> Page:
         title="Regard: attention that learned where to look",
         kicker=f"Regard {__version__} · {spatial.data.name} · {len(spatial.data.train):,} images to learn from, "
         f"{len(spatial.data.test)} for the test",
-        lead=Html(
+        lead=Markup(
             "A transformer without a single convolution read handwritten digits. Its heads look at fixed places around "
             "each pixel, they chose these places themselves, and <b>you can watch them do it</b>. Then a real "
             "convolution became attention, and not one answer changed."
@@ -68,7 +71,7 @@ def headline(results: Results) -> str:
 
 
 def sum_of_heads(run: Run) -> int:
-    return sum(each.heads for each in run.epochs[-1].gazes.values())
+    return sum(each.heads for each in run.epochs[-1].head_profiles.values())
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
@@ -85,10 +88,10 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def heads(run: Run) -> list[str]:
-    epochs = [epoch.gazes for epoch in run.epochs]
+    epochs = [epoch.head_profiles for epoch in run.epochs]
     labels = [f"epoch {epoch.number} of {run.recipe.epochs} · {percent(epoch.accuracy)}" for epoch in run.epochs]
-    last = run.epochs[-1].gazes
-    moved = [float((last[name].mean - run.epochs[0].gazes[name].mean).norm(dim=-1).mean()) for name in last]
+    last = run.epochs[-1].head_profiles
+    moved = [float((last[name].mean - run.epochs[0].head_profiles[name].mean).norm(dim=-1).mean()) for name in last]
     narrow = sum(int((each.weights.flatten(1).amax(-1) > 0.5).sum()) for each in last.values())
     wide = sum(int((each.width > WIDE).sum()) for each in last.values())
     how = ", ".join(f"{far:.1f}" for far in moved)
@@ -100,10 +103,10 @@ def heads(run: Run) -> list[str]:
             "that more than half of their weight lies on one pixel, as a convolution's tap does; "
             f"{wide} became wider than {WIDE} pixels, and see much of the image at once.",
         ),
-        player(
+        make_player(
             epochs,
             labels,
-            "One panel for each layer, one colour and number for each head. The dot is the centre of mass of what the "
+            "One panel for each layer, one color and number for each head. The dot is the centre of mass of what the "
             "head sees; half of its weight lies in the filled shape, nine tenths within the line. Drag the slider, or "
             "press play; hover over a head to see it alone.",
             eager=True,
@@ -117,9 +120,9 @@ def pixels(spatial: Run, vit: Run) -> list[str]:
     images = data.test.images[chosen]
     shown = data.normalise(images)
     names = [f"a {data.names[label]}" for label in data.test.labels[chosen].tolist()]
-    seers = [
-        Seer("Spatial transformer", spatial.model, shown, said(spatial, shown)),
-        Seer("Vision transformer", vit.model, shown, said(vit, shown)),
+    models = [
+        ExplorerModel("Spatial transformer", spatial.model, shown, said(spatial, shown)),
+        ExplorerModel("Vision transformer", vit.model, shown, said(vit, shown)),
     ]
     return [
         paragraph(
@@ -127,8 +130,8 @@ def pixels(spatial: Run, vit: Run) -> list[str]:
             "pixel you point at. The spatial transformer sees every image from the same places. The vision "
             "transformer looks at what is there, so its maps change from digit to digit."
         ),
-        explorer(
-            seers,
+        make_explorer(
+            models,
             images,
             names,
             "Test images, which neither model has learned from. The number is the largest weight of a head; each map "
@@ -144,20 +147,20 @@ def learning(spatial: Run, vit: Run) -> list[str]:
     }
     seconds = f"{duration(spatial.seconds)} and {duration(vit.seconds)}"
     words = f"Test images that were read correctly, from before the first epoch to the last; learning took {seconds}."
-    return [chart(series, words, ("untrained", "last epoch"), 0.0, 1.0)]
+    return [share_chart(series, words, ("untrained", "last epoch"), 0.0, 1.0)]
 
 
 def convolutions(converted: Converted, spatial: Run) -> list[str]:
     conv, layer = converted.network[0], converted.attentive[0]
-    pairs = strongest(conv, KERNELS)
-    layer_gaze = next(iter(spatial.epochs[-1].gazes.values()))
+    pairs = find_strongest_pairs(conv, KERNELS)
+    first_layer = next(iter(spatial.epochs[-1].head_profiles.values()))
     rows = {
-        "Kernels that a CNN learned": effective(conv, pairs, CNN_REACH),
-        "The same layer as attention: the sum of its heads": effective(gaze(layer), pairs, CNN_REACH),
+        "Kernels that a CNN learned": effective_kernels(conv, pairs, CNN_REACH),
+        "The same layer as attention: the sum of its heads": effective_kernels(head_profile(layer), pairs, CNN_REACH),
     }
     learned = {
-        "What the heads of the spatial transformer add up to, in its first layer": effective(
-            layer_gaze, strongest(layer_gaze, KERNELS), LEARNED_REACH
+        "What the heads of the spatial transformer add up to, in its first layer": effective_kernels(
+            first_layer, find_strongest_pairs(first_layer, KERNELS), LEARNED_REACH
         )
     }
     cases = [(case.name, str(case.heads), power(case.error)) for case in converted.cases]
@@ -170,17 +173,17 @@ def convolutions(converted: Converted, spatial: Run) -> list[str]:
             f"differ by {power(converted.error)} at most, in float32, and {converted.agreed} of {converted.images} "
             "answers are the same.",
         ),
-        kernel_rows(
+        kernel_figure(
             rows,
             "Each square is a kernel around the pixel that asks, on one scale: red adds, blue takes away, white is "
             "nothing. The first two rows are equal, as they should be.",
         ),
-        kernel_rows(
+        kernel_figure(
             learned,
             "Heads that were free to look anywhere add up to kernels, too: soft, and as large as they like.",
             shared=False,
         ),
-        table(("Convolution", "Heads", "Largest difference, float64"), cases, numbers=(1, 2)),
+        html_table(["Convolution", "Heads", "Largest difference, float64"], cases),
     ]
 
 
@@ -194,10 +197,10 @@ def laws(reports: dict[str, Report], mistake: str) -> list[str]:
         for report in reports.values():
             found = next((v for v in report.verdicts if v.slug == slug), None)
             if found is None or found.outcome == "not applicable":
-                cells.append(Mark("silent", "not claimed" if found is None else "–"))
+                cells.append(Cell("not claimed" if found is None else "–", "silent"))
             else:
-                kind = found.outcome
-                cells.append(Mark(kind, f"{WORDS[kind]} · {found.cases} cases"))
+                kind = "flaky" if found.outcome == "undecided" else found.outcome
+                cells.append(Cell(f"{WORDS[found.outcome]} · {found.tried} cases", kind))
         rows.append((f"{number} {slug}", *cells))
     return [
         paragraph(
@@ -205,9 +208,9 @@ def laws(reports: dict[str, Report], mistake: str) -> list[str]:
             code("check(model)"),
             " searches for the smallest case in which a model breaks a law that it claims. The trained models:",
         ),
-        table(("Law", *reports), rows),
+        Table([Column("Law"), *map(Column, reports)], rows).to_html(),
         paragraph("And this is how it looks when something is wrong, here a causal mask that is off by one:"),
-        block(mistake),
+        code_block(mistake),
     ]
 
 
@@ -238,13 +241,13 @@ def costs(prices: list[Price], mixing: list[Mixing]) -> list[str]:
             "Counted by formula, to the unit, for one image of 8 × 8 pixels; the time is measured, in batches of the "
             "whole test set."
         ),
-        table(("Model", "Parameters", "Multiply-adds", "Kept for backward", "Measured"), rows, numbers=(1, 2, 3, 4)),
+        html_table(["Model", "Parameters", "Multiply-adds", "Kept for backward", "Measured"], rows),
         paragraph(
             "A head whose score is a sum over rows and columns has a softmax that is a product. Regard averages one "
             "axis after the other instead of all pairs of pixels, with the same result. The saving grows with the "
             "image (multiply-adds of the whole model):"
         ),
-        table(("Image", "All pairs", "Axis by axis", "Saved", ""), ratios, numbers=(1, 2, 3)),
+        html_table(["Image", "All pairs", "Axis by axis", "Saved", ""], ratios),
     ]
 
 
@@ -265,6 +268,11 @@ def closing(results: Results) -> list[str]:
 
 
 # Words
+
+
+def html_table(names: list[str], rows: list[tuple]) -> Markup:
+    """A table of numbers under their names, the first column says of what."""
+    return Table([Column(names[0]), *(Column(name, "right") for name in names[1:])], rows).to_html()
 
 
 def one_of_each(data: Images) -> list[int]:

@@ -9,8 +9,9 @@
 Each law is a test of its own: `pytest -k causality` runs that one, and a broken law fails with its smallest
 counterexample.
 The first argument of the mark is what `regard.check` takes, or a function without arguments that makes it, or the text
-`"mypackage.attention:Attention"`; without `claims` its kind decides what it claims. Everything else is passed on to
-`check`; `fast=False` searches for longer.
+`"mypackage.attention:Attention"`; without `claims` its kind decides what it claims, and the header of the run names
+the laws that are left out, which `also=["causality"]` adds. Everything else is passed on to `check`; `fast=False`
+searches for longer, and `reference=` compares values with another implementation.
 
 The function may do nothing, or take `verdict` or `law`. Its body runs first, so that it may excuse a law in words:
 
@@ -39,34 +40,40 @@ import pytest
 # Nothing of Regard is imported before it is used: the plugin is loaded by every run of pytest beside it.
 
 MARK = (
-    "laws(target, claims=None, kind=None, seed=0, fast=True, **options): one test for each law that the target claims"
+    "laws(target, claims=None, kind=None, seed=0, fast=True, *, also=(), reference=None, **options): "
+    "one test for each law that the target claims"
 )
 HIDDEN = "_claim_of_regard"
+# The laws that are not checked, for each test whose claims were guessed.
+NOTES = pytest.StashKey[dict[str, list[str]]]()
 
 
 class Claimant:
     """The target of one mark: made when it is first needed, and then shared by the tests of its laws."""
 
     def __init__(
-        self, target: Any, claims: Any = None, kind: str | None = None, seed: int = 0, fast: bool = True, **options: Any
+        self,
+        target: Any,
+        claims: Any = None,
+        kind: str | None = None,
+        seed: int = 0,
+        fast: bool = True,
+        *,
+        also: Any = (),
+        reference: Any = None,
+        **options: Any,
     ) -> None:
-        self.target, self.claims, self.kind, self.seed, self.fast, self.options = (
-            target,
-            claims,
-            kind,
-            seed,
-            fast,
-            options,
-        )
+        self.target, self.claims, self.also, self.reference = target, claims, also, reference
+        self.kind, self.seed, self.fast, self.options = kind, seed, fast, options
         self._subject: Any = None
 
     @property
     def subject(self) -> Any:
         if self._subject is None:
+            from regard.adapters import adapt
             from regard.cli.targets import made
-            from regard.laws.subjects import read
 
-            self._subject = read(made(self.target, self.seed), self.kind, **self.options)
+            self._subject = adapt(made(self.target, self.seed), self.kind, **self.options)
         return self._subject
 
     def laws(self) -> list[str]:
@@ -74,13 +81,45 @@ class Claimant:
         from regard.laws.checking import find_laws
         from regard.laws.claims import infer
 
-        return [law.slug for law in find_laws(infer(self.subject) if self.claims is None else self.claims)]
+        claims = find_laws(infer(self.subject) if self.claims is None else self.claims)
+        claims += find_laws(self.also) if self.also else []
+        slugs = list(dict.fromkeys(law.slug for law in claims))
+        return slugs if self.reference is None else [*slugs, "reference"]
+
+    def unchecked(self) -> list[str]:
+        """The laws that apply and are left out, where they were guessed: without claims, nothing says so otherwise."""
+        if self.claims is not None:
+            return []
+        from regard.laws.checking import find_laws
+        from regard.laws.unchecked import list_unchecked
+
+        laws = find_laws([slug for slug in self.laws() if slug != "reference"])
+        left_out = list_unchecked(self.subject, laws, False, True)
+        return [left.slug for left in left_out if left.argument]
+
+    def beside(self) -> Any:
+        """The reference, read as the target is; None if there is none."""
+        if self.reference is None:
+            return None
+        from regard.cli.targets import made
+        from regard.laws.reference import read_reference
+
+        reference = made(self.reference, self.seed)
+        return read_reference(reference, self.subject, self.kind, dict(self.options)).subject
 
     def verdict(self, slug: str) -> Any:
         """The verdict on one law, and the violation if it is broken."""
         from regard.laws import check
 
-        report = check(self.subject, claims=self.claims, only=[slug], seed=self.seed, fast=self.fast)
+        report = check(
+            self.subject,
+            claims=self.claims,
+            also=self.also,
+            reference=self.beside(),
+            only=[slug],
+            seed=self.seed,
+            fast=self.fast,
+        )
         report.asked |= {"kind": self.kind, **self.options}  # what the subject was made with, for the replay
         return report.verdicts[slug], next(iter(report.violations), None)
 
@@ -100,12 +139,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             laws = claimant.laws()
         except Exception as failure:  # a mark that cannot be read is an error of the test's author, told in words
             pytest.fail(f"{metafunc.definition.name}: {type(failure).__name__}: {failure}", pytrace=False)
+        if left_out := claimant.unchecked():
+            notes = metafunc.config.stash.setdefault(NOTES, {})
+            notes[metafunc.definition.name] = left_out
         for slug in laws:
             claims.append((claimant, slug))
             names.append(slug if len(marks) == 1 else f"{number}-{slug}")
     wanted = [HIDDEN, *(name for name in ("verdict", "law") if name in metafunc.fixturenames)]
     metafunc.fixturenames.append(HIDDEN)
     metafunc.parametrize(wanted, [(claim,) * len(wanted) for claim in claims], ids=names)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return [
+        f"laws: {name} does not check {', '.join(slugs)}; also=[...] in its mark does"
+        for name, slugs in config.stash.get(NOTES, {}).items()
+    ]
 
 
 @pytest.hookimpl(wrapper=True)

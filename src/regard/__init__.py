@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from regard.attention import Attention, Explanation, attend, explain, weights
-from regard.backends.linear import LinearState, step
+from regard.backends.linear_attention import LinearState, step
 from regard.biases import Alibi, Bias, Gaussian, Quadratic, RelativeTable, RowColumn, Shift, TransformerXL
-from regard.convert import attention_to_conv, conv_to_attention
-from regard.cost import Cost, cost
+from regard.caching import clear_cache, set_cache_limit
 from regard.errors import (
     BackendError,
     BiasError,
     CalculusError,
     CostError,
     LawViolation,
+    MaskWarning,
     PatternError,
     RegardError,
     ShapeError,
 )
-from regard.laws import assert_laws, check, probe
 from regard.patterns import (
     Axial,
     Blocks,
@@ -26,6 +28,7 @@ from regard.patterns import (
     Full,
     GridStride,
     GridWindow,
+    Mask,
     Neighborhood,
     Padding,
     Pattern,
@@ -39,8 +42,13 @@ from regard.patterns import (
     layers_to_connect,
     read_pattern,
 )
-from regard.plan import Plan, plan
-from regard.show import show
+from regard.planner import Plan, plan
+
+if TYPE_CHECKING:
+    from regard.convert import attention_to_conv, conv_to_attention
+    from regard.cost_model import Cost, cost
+    from regard.laws import assert_laws, check, probe
+    from regard.visualize import show
 
 __version__ = "0.1.0"
 
@@ -64,6 +72,8 @@ __all__ = [
     "GridWindow",
     "LawViolation",
     "LinearState",
+    "Mask",
+    "MaskWarning",
     "Neighborhood",
     "Padding",
     "Pattern",
@@ -86,6 +96,7 @@ __all__ = [
     "attend",
     "attention_to_conv",
     "check",
+    "clear_cache",
     "conv_to_attention",
     "cost",
     "explain",
@@ -94,7 +105,31 @@ __all__ = [
     "plan",
     "probe",
     "read_pattern",
+    "set_cache_limit",
     "show",
     "step",
     "weights",
 ]
+
+# `import regard` loads what `attend` needs; these are imported when they are first used.
+_LAZY = {
+    "Cost": "regard.cost_model",
+    "assert_laws": "regard.laws",
+    "attention_to_conv": "regard.convert",
+    "check": "regard.laws",
+    "conv_to_attention": "regard.convert",
+    "cost": "regard.cost_model",
+    "probe": "regard.laws",
+    "show": "regard.visualize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ class RegardError(Exception):
     The message has one headline and up to four labelled parts:
 
         BackendError: 'sdpa' cannot run this attention.
-          asked    pattern Window(3, 0) | beta inf
+          asked    pattern Window(3, 0) | scale inf
           found    query (2, 3, 5, 7)  key (2, 3, 11, 7)
           because  torch's SDPA has no hard limit
           instead  backend="reference", or leave backend="auto"
@@ -41,6 +41,10 @@ class PatternError(RegardError, ValueError):
 
 class BiasError(RegardError, ValueError):
     """A bias that cannot exist, or that does not fit the attention it is added to."""
+
+
+class MaskWarning(UserWarning):
+    """A bias that looks like a mask of zeros and ones: added to the scores, it hides nothing."""
 
 
 class ShapeError(RegardError, ValueError):
@@ -80,13 +84,15 @@ class LawViolation(RegardError, AssertionError):
 
         LawViolation: causality - a later token changed an earlier output.
           subject  SelfAttention(dim=7, heads=1)
-          smallest batch=1, tokens=2, kept=1                  # batch: any size fails
+          smallest batch=1, tokens=2, prefix=1
+                   # batch: fails at every size tried: 1, 2, 3
+          meaning  batch: batch size, tokens: sequence length, prefix: tokens before those that are replaced
           changed  input[:, 1]  ->  output[0, 0] moved by 3.1e-02, bound 1.2e-06
           replay   regard check mymodule:attention --law causality --seed 7
 
     Attributes:
         law: its slug.
-        parts: what is printed after each label: subject, smallest, changed, because, replay.
+        parts: what is printed after each label: subject, smallest, meaning, changed, because, likely, replay.
         others: the violations beside this one, if several laws are broken; the message has them all.
     """
 

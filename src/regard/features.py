@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from regard.caching import constant_under_compile, lru_cache_bytes
 from regard.errors import CalculusError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FeatureMap:
     Learning, problem 12.10.
 
     Attributes:
-        approximates_exp: whether `phi(q) . phi(k)` approximates `exp(q . k)`, so that beta has its usual
+        approximates_exp: whether `phi(q) . phi(k)` approximates `exp(q . k)`, so that scale has its usual
         meaning.
     """
 
@@ -140,7 +140,7 @@ class FavorPlus(FeatureMap):
     Source: Choromanski et al., Rethinking Attention with Performers (2021), lemma 1.
 
     Where we differ: no maximum is subtracted, so the estimate stays unbiased; the exponent is at most |w|^2 /
-    2, which bounds the features. Long vectors make all of them underflow: scale by sqrt(beta) first. The
+    2, which bounds the features. Long vectors make all of them underflow: multiply by the root of the scale first. The
     directions depend on `features`, `seed` and the dim only, never on torch's random state; they are the same
     on every machine, to the rounding of its logarithm and cosine.
 
@@ -228,35 +228,25 @@ def feature_map(spec: str | FeatureMap | type[FeatureMap] | Callable[[Tensor], T
     )
 
 
-def scaled_features(features: FeatureMap, beta: float, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of queries and keys whose product sees beta: each gets its root, the query also its sign.
+def scaled_features(features: FeatureMap, scale: float, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Features of queries and keys whose product sees scale: each gets its root, the query also its sign.
 
-        phi(sign(beta) sqrt|beta| q) . phi(sqrt|beta| k)
+        phi(sign(scale) sqrt|scale| q) . phi(sqrt|scale| k)
 
-    For a map that approximates exp this is about exp(beta q . k).
+    For a map that approximates exp this is about exp(scale q . k).
 
     >>> [x.tolist() for x in scaled_features(Relu(), 4.0, torch.tensor([3.0]), torch.tensor([5.0]))]
     [[6.0], [10.0]]
     """
-    root = abs(beta) ** 0.5
-    return features(query * (root if beta >= 0 else -root)), features(key * root)
+    root = abs(scale) ** 0.5
+    return features(query * (root if scale >= 0 else -root)), features(key * root)
 
 
-_directions: dict[tuple[int, int, int, torch.dtype, torch.device], Tensor] = {}
-
-
-@torch.compiler.assume_constant_result
+@constant_under_compile
+@lru_cache_bytes(lambda directions: directions.nbytes)
 def _projection(features: int, seed: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    wanted = (features, seed, dim, dtype, device)
-    if wanted not in _directions:
-        # A fresh thread has no inference mode, fake tensors, default device or functional transform: none of
-        # them may leak into a tensor that is kept and shared.
-        with ThreadPoolExecutor(1) as worker:
-            made = worker.submit(lambda: _orthogonal_gaussian(features, seed, dim).to(device, dtype))
-            if len(_directions) >= 256:
-                _directions.pop(next(iter(_directions)))
-            _directions[wanted] = made.result()
-    return _directions[wanted]
+    with torch.autocast("cpu", enabled=False):
+        return _orthogonal_gaussian(features, seed, dim).to(device, dtype)
 
 
 def _orthogonal_gaussian(features: int, seed: int, dim: int) -> Tensor:

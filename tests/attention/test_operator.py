@@ -41,7 +41,7 @@ def random(*shape, seed=0):
 
 def test_weights_are_a_probability_distribution_in_every_row():
     x = random(1, 64, 32)
-    weight = weights(x, x, beta=1.0)
+    weight = weights(x, x, scale=1.0)
     assert float(weight.min()) >= 0
     assert float((weight.sum(-1) - 1).abs().max()) <= 4e-16 * 64
 
@@ -52,7 +52,7 @@ def test_huge_scores_neither_overflow_nor_vanish(backend, dtype):
     query = torch.tensor([[[1.0]]], dtype=dtype)
     key = torch.tensor([[[1000.0], [0.0], [-1000.0]]], dtype=dtype)
     value = torch.eye(3, dtype=dtype)[None]
-    assert attend(query, key, value, beta=1.0, backend=backend).tolist() == [[[1.0, 0.0, 0.0]]]
+    assert attend(query, key, value, scale=1.0, backend=backend).tolist() == [[[1.0, 0.0, 0.0]]]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -69,9 +69,9 @@ def test_weights_are_positive_exactly_where_the_pattern_allows(pattern):
 @pytest.mark.parametrize("backend", ["reference", *TILED])
 def test_beta_zero_is_the_mean_over_the_visible_keys(backend):
     query, key, value = random(1, 5, 3), random(1, 7, 3, seed=1), random(1, 7, 4, seed=2)
-    output = attend(query, key, value, beta=0, backend=backend)
+    output = attend(query, key, value, scale=0, backend=backend)
     assert float((output - value.mean(-2, keepdim=True)).abs().max()) <= 1e-15
-    causal = attend(key, key, value, beta=0, pattern=Causal(), backend=backend)
+    causal = attend(key, key, value, scale=0, pattern=Causal(), backend=backend)
     expected = value.cumsum(-2) / torch.arange(1, 8, dtype=F64)[:, None]
     assert float((causal - expected).abs().max()) <= 1e-15
 
@@ -81,22 +81,22 @@ def test_beta_infinity_is_a_gather_bit_by_bit(backend):
     query, key, value = random(2, 5, 3), random(2, 7, 3, seed=1), random(2, 7, 4, seed=2)
     best = (query @ key.transpose(-1, -2)).argmax(-1)
     expected = torch.stack([value[head, best[head]] for head in range(2)])
-    assert torch.equal(attend(query, key, value, beta=math.inf, backend=backend), expected)
+    assert torch.equal(attend(query, key, value, scale=math.inf, backend=backend), expected)
     worst = (query @ key.transpose(-1, -2)).argmin(-1)
     expected = torch.stack([value[head, worst[head]] for head in range(2)])
-    assert torch.equal(attend(query, key, value, beta=-math.inf, backend=backend), expected)
+    assert torch.equal(attend(query, key, value, scale=-math.inf, backend=backend), expected)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_ties_share_equally_and_a_bias_decides_between_them(backend):
     query, key = torch.ones(1, 1, 1, dtype=F64), torch.tensor([[[2.0], [1.0], [2.0]]], dtype=F64)
     value = torch.eye(3, dtype=F64)[None]
-    assert attend(query, key, value, beta=math.inf, backend=backend)[0, 0].tolist() == [0.5, 0, 0.5]
-    # The limit of softmax(beta s + b): mass on the tied maxima, in the proportions exp(b).
+    assert attend(query, key, value, scale=math.inf, backend=backend)[0, 0].tolist() == [0.5, 0, 0.5]
+    # The limit of softmax(scale s + b): mass on the tied maxima, in the proportions exp(b).
     bias = torch.tensor([[0.0, 50.0, math.log(3)]], dtype=F64)
-    found = attend(query, key, value, beta=math.inf, bias=bias, backend=backend)[0, 0]
+    found = attend(query, key, value, scale=math.inf, bias=bias, backend=backend)[0, 0]
     assert found.tolist() == pytest.approx([0.25, 0, 0.75])
-    near = attend(query, key, value, beta=1e6, bias=bias, backend=backend)[0, 0]
+    near = attend(query, key, value, scale=1e6, bias=bias, backend=backend)[0, 0]
     assert near.tolist() == pytest.approx([0.25, 0, 0.75])
 
 
@@ -104,15 +104,15 @@ def test_soft_attention_approaches_the_hard_one_at_the_promised_rate():
     query, key, value = random(1, 1, 3), random(1, 7, 3, seed=1), random(1, 7, 4, seed=2)
     scores = (query @ key.transpose(-1, -2)).flatten().sort(descending=True).values
     gap, diameter = float(scores[0] - scores[1]), float(torch.cdist(value, value).max())
-    hard = attend(query, key, value, beta=math.inf)
-    for beta in (3.0, 10.0, 40.0):
-        leak = 6 * math.exp(-beta * gap)
-        assert float((attend(query, key, value, beta=beta) - hard).norm()) <= leak * diameter + 1e-15
+    hard = attend(query, key, value, scale=math.inf)
+    for scale in (3.0, 10.0, 40.0):
+        leak = 6 * math.exp(-scale * gap)
+        assert float((attend(query, key, value, scale=scale) - hard).norm()) <= leak * diameter + 1e-15
 
 
 def test_a_temperature_on_the_query_is_a_temperature():
     query, key, value = random(2, 5, 3), random(2, 7, 3, seed=1), random(2, 7, 4, seed=2)
-    assert torch.allclose(attend(3 * query, key, value, beta=0.2), attend(query, key, value, beta=0.6), atol=EXACT)
+    assert torch.allclose(attend(3 * query, key, value, scale=0.2), attend(query, key, value, scale=0.6), atol=EXACT)
 
 
 # Layouts and index notation
@@ -120,10 +120,10 @@ def test_a_temperature_on_the_query_is_a_temperature():
 
 def test_the_column_layout_is_the_transpose_of_the_row_layout():
     query, key, value = random(2, 5, 3), random(2, 7, 3, seed=1), random(2, 7, 4, seed=2)
-    rows = attend(query, key, value, beta=0.7)
-    columns = attend(query.mT, key.mT, value.mT, beta=0.7, layout="columns")
+    rows = attend(query, key, value, scale=0.7)
+    columns = attend(query.mT, key.mT, value.mT, scale=0.7, layout="columns")
     assert torch.equal(columns, rows.mT)
-    weight = weights(query.mT, key.mT, beta=0.7, layout="columns")
+    weight = weights(query.mT, key.mT, scale=0.7, layout="columns")
     assert weight.shape == (2, 7, 5)
     assert torch.allclose(weight.sum(-2), torch.ones(2, 5, dtype=F64))
 
@@ -137,7 +137,7 @@ def test_attention_in_index_notation_gives_the_same(backend):
     score = torch.einsum("ktu,ksu->kts", query, key).exp()
     alpha = score / score.sum(-1, keepdim=True)
     expected = torch.einsum("kts,ksi->kti", alpha, value)
-    assert float((attend(query, key, value, beta=1.0, backend=backend) - expected).abs().max()) <= EXACT
+    assert float((attend(query, key, value, scale=1.0, backend=backend) - expected).abs().max()) <= EXACT
 
 
 def test_without_positions_permuting_keys_and_values_changes_nothing():
@@ -171,12 +171,12 @@ def test_grouped_heads_repeat_group_wise():
 
 
 @pytest.mark.parametrize("backend", ["reference", *TILED])
-@pytest.mark.parametrize("beta", [None, 0.0, math.inf])
-def test_a_query_that_sees_nothing_yields_zeros_and_zero_gradient(backend, beta):
+@pytest.mark.parametrize("scale", [None, 0.0, math.inf])
+def test_a_query_that_sees_nothing_yields_zeros_and_zero_gradient(backend, scale):
     query, key, value = tensors((TOKENS, TOKENS))
-    beta = -2.1 if backend == "native" and beta == math.inf else beta
+    scale = -2.1 if backend == "native" and scale == math.inf else scale
     pattern = Padding([0, 20]) & Causal()
-    output = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
+    output = attend(query, key, value, pattern=pattern, scale=scale, backend=backend)
     assert not output[0].any()
     output.sum().backward()
     for tensor in (query, key, value):
@@ -189,10 +189,10 @@ BAD = [math.nan, math.inf, -math.inf, 1e300]
 
 
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("beta", [None, 0.0, 1.5, math.inf])
+@pytest.mark.parametrize("scale", [None, 0.0, 1.5, math.inf])
 @pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 @pytest.mark.parametrize("place", ["key", "value"])
-def test_what_is_hidden_never_touches_the_output_nor_a_gradient(backend, beta, bad, place):
+def test_what_is_hidden_never_touches_the_output_nor_a_gradient(backend, scale, bad, place):
     hidden = 20
     for pattern in (Causal(), Window(3, 3), Window(2, 2, step=3), Padding([hidden, hidden])):
         inputs = tensors((TOKENS, TOKENS))
@@ -200,10 +200,10 @@ def test_what_is_hidden_never_touches_the_output_nor_a_gradient(backend, beta, b
         with torch.no_grad():
             (inputs[1] if place == "key" else inputs[2])[:, :, hidden:] = bad
         try:
-            output = attend(*inputs, pattern=pattern, beta=beta, backend=backend)
+            output = attend(*inputs, pattern=pattern, scale=scale, backend=backend)
         except BackendError:
             continue
-        expected = attend(*clean, pattern=pattern, beta=beta, backend=backend)
+        expected = attend(*clean, pattern=pattern, scale=scale, backend=backend)
         mask = pattern.matrix(TOKENS)
         mask = mask if mask.ndim == 3 else mask[None].expand(ROWS, -1, -1)
         blind = ~mask[:, :, hidden:].any(-1)[:, None, :].expand(-1, 3, -1)
@@ -237,7 +237,7 @@ def test_hard_attention_does_not_read_the_values_of_losers():
     loser = next(number for number in range(5) if number not in best)
     value[0, loser] = math.nan
     for backend in ("reference", "blocked"):
-        assert torch.isfinite(attend(query, key, value, beta=math.inf, backend=backend)).all()
+        assert torch.isfinite(attend(query, key, value, scale=math.inf, backend=backend)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -249,34 +249,34 @@ def test_equal_keys_are_ties_whatever_the_rounding_of_their_products(pattern, dt
     mask = pattern.matrix(300).to(F64)
     expected = mask @ value.double() / mask.sum(-1, keepdim=True)
     for backend in ("reference", "blocked"):
-        for beta in (math.inf, -math.inf):
-            found = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
+        for scale in (math.inf, -math.inf):
+            found = attend(query, key, value, pattern=pattern, scale=scale, backend=backend)
             assert float((found - expected).abs().max()) <= 300 * torch.finfo(dtype).eps * float(value.abs().max())
 
 
 @pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
-@pytest.mark.parametrize("beta", [None, math.inf])
-def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, beta):
+@pytest.mark.parametrize("scale", [None, math.inf])
+def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, scale):
     query, key, value = random(2, 5, 3), random(2, 5, 3, seed=1), random(2, 5, 3, seed=2)
     query[0, 2] = math.nan
     for pattern in (Full(), Causal()):
         try:
-            output = attend(query, key, value, pattern=pattern, beta=beta, backend=backend)
+            output = attend(query, key, value, pattern=pattern, scale=scale, backend=backend)
         except BackendError:
-            assert backend == "sdpa" or beta == math.inf
+            assert backend == "sdpa" or scale == math.inf
             continue
         assert torch.isnan(output[0, 2]).all()
         assert torch.isfinite(output[0, [0, 1, 3, 4]]).all()
         assert torch.isfinite(output[1]).all()
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0])
+@pytest.mark.parametrize("scale", [0.0, -1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
-def test_no_kernel_is_chosen_that_cannot_bear_a_beta_of_zero_or_less(beta, dtype):
+def test_no_kernel_is_chosen_that_cannot_bear_a_beta_of_zero_or_less(scale, dtype):
     query, key, value = (random(2, 9, 4, seed=seed).to(dtype) for seed in range(3))
     for pattern in (Full(), Causal()):
-        output = attend(query, key, value, pattern=pattern, beta=beta)
-        truth = attend(query.double(), key.double(), value.double(), pattern=pattern, beta=beta, backend="reference")
+        output = attend(query, key, value, pattern=pattern, scale=scale)
+        truth = attend(query.double(), key.double(), value.double(), pattern=pattern, scale=scale, backend="reference")
         assert float((output.double() - truth).abs().max()) <= 8 * torch.finfo(dtype).eps * float(truth.abs().max())
 
 
@@ -290,11 +290,11 @@ def test_a_bias_wider_than_the_tensors_is_not_rounded_to_them():
 
 
 @pytest.mark.parametrize(
-    ("backend", "beta"), [(tiled, beta) for tiled in TILED for beta in (None, 0.0)] + [("blocked", math.inf)]
+    ("backend", "scale"), [(tiled, scale) for tiled in TILED for scale in (None, 0.0)] + [("blocked", math.inf)]
 )
-def test_what_is_remembered_from_inference_can_be_trained_with(backend, beta):
+def test_what_is_remembered_from_inference_can_be_trained_with(backend, scale):
     pattern = Window(5, 11) & Padding([29, 31])
-    words = dict(pattern=pattern, beta=beta, backend=backend)
+    words = dict(pattern=pattern, scale=scale, backend=backend)
     with torch.inference_mode():
         attend(*(tensor.detach() for tensor in tensors((31, 31))), **words)
     inputs = tensors((31, 31))
@@ -346,12 +346,12 @@ def test_any_number_of_batch_axes_and_broadcasting_between_them():
 
 
 def test_a_description_is_a_value_and_keywords_override_it():
-    described = Attention(pattern=Causal(), beta=0.5)
+    described = Attention(pattern=Causal(), scale=0.5)
     query, key, value = random(2, 5, 3), random(2, 5, 3, seed=1), random(2, 5, 4, seed=2)
-    assert described == Attention(pattern=Causal(), beta=0.5)
-    assert torch.equal(attend(query, key, value, described), attend(query, key, value, pattern=Causal(), beta=0.5))
+    assert described == Attention(pattern=Causal(), scale=0.5)
+    assert torch.equal(attend(query, key, value, described), attend(query, key, value, pattern=Causal(), scale=0.5))
     assert torch.equal(
-        attend(query, key, value, described, beta=2.0), attend(query, key, value, pattern=Causal(), beta=2.0)
+        attend(query, key, value, described, scale=2.0), attend(query, key, value, pattern=Causal(), scale=2.0)
     )
 
 
@@ -370,7 +370,7 @@ def test_explain_names_the_backend_the_reasons_the_plan_and_the_cost():
     assert f"{Window(3, 0).pairs(TOKENS):,} pairs allowed" in str(said)
     assert explain(query, key, value).backend == ("native" if "native" in TILED else "sdpa")
     assert explain(query, key, value, feature_map="elu1").backend == "linear"
-    assert explain(query, key, value, beta=math.inf).backend == "blocked"
+    assert explain(query, key, value, scale=math.inf).backend == "blocked"
     assert explain(query, key, value, feature_map="elu1", pattern=Window(1, 1)).backend == "reference"
 
 
@@ -385,11 +385,11 @@ def test_explain_names_the_backend_the_reasons_the_plan_and_the_cost():
         (ShapeError, lambda q, k, v: attend(q.long(), k.long(), v.long())),
         (ShapeError, lambda q, k, v: attend(q, k[:1].expand(3, -1, -1, -1), v)),
         (ShapeError, lambda q, k, v: attend(q, k, v, pattern=Padding([1, 2, 3]))),
-        (ShapeError, lambda q, k, v: attend(q, k, v, beta=math.nan)),
+        (ShapeError, lambda q, k, v: attend(q, k, v, scale=math.nan)),
         (ShapeError, lambda q, k, v: attend(q, k, v, layout="diagonal")),
         (ShapeError, lambda q, k, v: attend(q, k, v, Causal())),
-        (ShapeError, lambda q, k, v: attend(q, k, v, beta="1")),
-        (ShapeError, lambda q, k, v: attend(q, k, v, beta=torch.ones(2))),
+        (ShapeError, lambda q, k, v: attend(q, k, v, scale="1")),
+        (ShapeError, lambda q, k, v: attend(q, k, v, scale=torch.ones(2))),
         (ShapeError, lambda q, k, v: attend(q.tolist(), k, v)),
         (ShapeError, lambda q, k, v: attend(q[:, :0], k, v)),
         (PatternError, lambda q, k, v: attend(q, k, v, pattern="Causal()")),
@@ -402,11 +402,11 @@ def test_explain_names_the_backend_the_reasons_the_plan_and_the_cost():
         (BiasError, lambda q, k, v: attend(q, k, v, bias=Alibi(8))),
         (BackendError, lambda q, k, v: attend(q, k, v, backend="cuda")),
         (BackendError, lambda q, k, v: attend(q, k, v, backend="sdpa", pattern=Window(3, 0))),
-        (BackendError, lambda q, k, v: attend(q, k, v, backend="sdpa", beta=math.inf)),
+        (BackendError, lambda q, k, v: attend(q, k, v, backend="sdpa", scale=math.inf)),
         (BackendError, lambda q, k, v: attend(q, k, v, backend="blocked", feature_map="relu")),
         (BackendError, lambda q, k, v: attend(q, k, v, backend="linear")),
         (BackendError, lambda q, k, v: attend(q, k, v, feature_map="relu", bias=Alibi(3))),
-        (BackendError, lambda q, k, v: attend(q, k, v, feature_map="relu", beta=math.inf)),
+        (BackendError, lambda q, k, v: attend(q, k, v, feature_map="relu", scale=math.inf)),
         (RegardError, lambda q, k, v: attend(q, k, v, feature_map="gelu")),
     ],
 )

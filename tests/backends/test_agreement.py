@@ -9,15 +9,15 @@ from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TILED, TOKENS, assert_agree,
 from regard import Causal, First, Full, Padding, Window, attend
 from regard.backends import BACKENDS, find
 from regard.backends.base import Request
-from regard.backends.tiles import program
+from regard.backends.tiles import group_tiles
 
 OTHERS = [backend.name for backend in BACKENDS if backend.name not in ("reference", "linear", "flex")]
 
 
-def accepts(backend, pattern, *, lengths=(TOKENS, TOKENS), beta=None, bias="none"):
+def accepts(backend, pattern, *, lengths=(TOKENS, TOKENS), scale=None, bias="none"):
     """Whether a backend takes a cell on at all; its refusals are tested where its reasons are."""
     query, key, value = tensors(lengths)
-    request = Request(query, key, value, pattern, 0.4 if beta is None else beta, biases(3, 5)[bias])
+    request = Request(query, key, value, pattern, 0.4 if scale is None else scale, biases(3, 5)[bias])
     return find(backend).refuse(request) is None
 
 
@@ -26,7 +26,7 @@ def assert_cell_agrees(
     pattern,
     *,
     lengths=(TOKENS, TOKENS),
-    beta=None,
+    scale=None,
     bias="none",
     kv_heads=3,
     dtype=torch.float64,
@@ -39,31 +39,31 @@ def assert_cell_agrees(
     truth_inputs = tensors(lengths, **shape)
     inputs = tensors(lengths, dtype=dtype, **shape)
     truth_bias, mine_bias = biases(heads, 5)[bias], biases(heads, 5, dtype)[bias]
-    words = dict(pattern=pattern, beta=beta)
+    words = dict(pattern=pattern, scale=scale)
     found = results(attend, *inputs, bias=mine_bias, backend=backend, **words)
     expected = results(attend, *truth_inputs, bias=truth_bias, backend="reference", **words)
-    assert_agree(found, expected, bounds(*truth_inputs, beta, dtype))
+    assert_agree(found, expected, bounds(*truth_inputs, scale, dtype))
 
 
 CELLS = [
-    (backend, pattern, lengths, beta)
+    (backend, pattern, lengths, scale)
     for pattern in PATTERNS
     for lengths in LENGTHS
     if fits(pattern, lengths)
-    for beta in BETAS
+    for scale in BETAS
     for backend in OTHERS
-    if accepts(backend, pattern, lengths=lengths, beta=beta)
+    if accepts(backend, pattern, lengths=lengths, scale=scale)
 ]
 
 
-@pytest.mark.parametrize(("backend", "pattern", "lengths", "beta"), CELLS, ids=str)
-def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, lengths, beta):
-    number = CELLS.index((backend, pattern, lengths, beta))
+@pytest.mark.parametrize(("backend", "pattern", "lengths", "scale"), CELLS, ids=str)
+def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, lengths, scale):
+    number = CELLS.index((backend, pattern, lengths, scale))
     assert_cell_agrees(
         backend,
         pattern,
         lengths=lengths,
-        beta=beta,
+        scale=scale,
         kv_heads=(3, 1)[number % 2],
         value_dim=(5, 7)[number // 4 % 2],
         dtype=(torch.float64, torch.float32)[number // 2 % 2],
@@ -76,16 +76,16 @@ def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, 
 def test_every_bias_on_every_pattern_agrees(pattern, bias, number, backend):
     lengths = LENGTHS[number % len(LENGTHS)]
     lengths = lengths if fits(pattern, lengths) else (TOKENS, TOKENS)
-    beta = BETAS[number % len(BETAS)]
-    if not accepts(backend, pattern, lengths=lengths, beta=beta, bias=bias):
+    scale = BETAS[number % len(BETAS)]
+    if not accepts(backend, pattern, lengths=lengths, scale=scale, bias=bias):
         # native leaves the hard limit, and biases that read content, to blocked
-        assert bias == "transformer-xl" or math.isinf(beta)
-        beta, bias = -1.9, "table" if bias == "transformer-xl" else bias
+        assert bias == "transformer-xl" or math.isinf(scale)
+        scale, bias = -1.9, "table" if bias == "transformer-xl" else bias
     assert_cell_agrees(
         backend,
         pattern,
         lengths=lengths,
-        beta=beta,
+        scale=scale,
         bias=bias,
         kv_heads=(3, 1)[number // 3 % 2],
         dtype=(torch.float32, torch.float64)[number // 2 % 2],
@@ -112,17 +112,17 @@ def test_a_plain_tensor_as_bias_agrees_and_learns(backend, pattern, shape):
 
 
 @pytest.mark.parametrize(
-    ("backend", "beta"), [(tiled, beta) for tiled in TILED for beta in (None, 0.0)] + [("blocked", math.inf)]
+    ("backend", "scale"), [(tiled, scale) for tiled in TILED for scale in (None, 0.0)] + [("blocked", math.inf)]
 )
-def test_minus_infinity_in_a_bias_hides_pairs_and_may_empty_a_row(backend, beta):
+def test_minus_infinity_in_a_bias_hides_pairs_and_may_empty_a_row(backend, scale):
     inputs = tensors((35, 35))
     bias = torch.where(torch.rand(35, 35, generator=torch.Generator().manual_seed(1)) < 0.5, -torch.inf, 0.3).double()
     bias[4] = -torch.inf
-    words = dict(pattern=Window(6, 6), bias=bias, beta=beta)
+    words = dict(pattern=Window(6, 6), bias=bias, scale=scale)
     expected = results(attend, *inputs, backend="reference", **words)
     found = results(attend, *inputs, backend=backend, **words)
     assert bool((found[0][:, :, 4] == 0).all())
-    assert_agree(found, expected, bounds(*inputs, beta, torch.float64))
+    assert_agree(found, expected, bounds(*inputs, scale, torch.float64))
 
 
 @pytest.mark.parametrize("backend", [*TILED, "sdpa"])
@@ -137,28 +137,28 @@ def test_half_precision_is_computed_in_float32_and_returned_as_it_came(backend, 
 
 @pytest.mark.parametrize("backend", [*TILED, "reference"])
 @pytest.mark.parametrize("lengths", [(0, 35), (7, 0), (0, 0)])
-@pytest.mark.parametrize("beta", BETAS)
-def test_nothing_to_see_is_zero_and_nobody_asking_is_empty(backend, lengths, beta):
+@pytest.mark.parametrize("scale", BETAS)
+def test_nothing_to_see_is_zero_and_nobody_asking_is_empty(backend, lengths, scale):
     inputs = tensors(lengths)
-    beta = 1.7 if backend == "native" and beta is not None and math.isinf(beta) else beta
-    output, *grads = results(attend, *inputs, pattern=Window(2, 2), beta=beta, backend=backend)
+    scale = 1.7 if backend == "native" and scale is not None and math.isinf(scale) else scale
+    output, *grads = results(attend, *inputs, pattern=Window(2, 2), scale=scale, backend=backend)
     assert output.shape == (2, 3, lengths[0], 7)
     assert not output.any()
     assert all(not grad.any() for grad in grads)
 
 
 @pytest.mark.parametrize("together", [1, 1 << 30])
-@pytest.mark.parametrize("beta", [None, math.inf])
+@pytest.mark.parametrize("scale", [None, math.inf])
 @pytest.mark.parametrize("pattern", [Full(), Causal(), Window(20, 9), Window(9, 9, step=2) | First(2)], ids=str)
-def test_tiles_whose_keys_are_split_agree_whether_they_run_one_by_one_or_at_once(monkeypatch, pattern, beta, together):
+def test_tiles_whose_keys_are_split_agree_whether_they_run_one_by_one_or_at_once(monkeypatch, pattern, scale, together):
     monkeypatch.setattr("regard.backends.tiles.LONGEST", 8)
     monkeypatch.setattr("regard.backends.tiles.TILE_BUDGET", together)
-    program.cache_clear()
+    group_tiles.cache_clear()
     try:
-        assert_cell_agrees("blocked", pattern, beta=beta, bias="table")
-        assert_cell_agrees("blocked", pattern, beta=beta, kv_heads=1)
+        assert_cell_agrees("blocked", pattern, scale=scale, bias="table")
+        assert_cell_agrees("blocked", pattern, scale=scale, kv_heads=1)
     finally:
-        program.cache_clear()
+        group_tiles.cache_clear()
 
 
 def test_the_agreement_can_fail():

@@ -17,6 +17,7 @@ from regard import (
     Gaussian,
     GridStride,
     GridWindow,
+    Mask,
     Neighborhood,
     Padding,
     Quadratic,
@@ -63,6 +64,7 @@ PATTERNS = [
     GridWindow(GRID, (5, 7), shift=2),
     GridStride(GRID, (2, 3)),
     Axial(GRID),
+    Mask(torch.rand(2, 1, 1, TOKENS, generator=torch.Generator().manual_seed(1)) < 0.9),
     Where(striped),
     Causal() & Padding([3, 211]),
     Window(7, 0) | First(2),
@@ -125,14 +127,14 @@ def test_every_bias_equals_the_reference(bias):
     assert_agrees(*tensors(131), pattern=Causal() & Padding([0, 307]), bias=bias)
 
 
-@pytest.mark.parametrize("beta", [0, 0.3, -2.0])
+@pytest.mark.parametrize("scale", [0, 0.3, -2.0])
 @pytest.mark.parametrize("bias", [None, Alibi(6)], ids=["content alone", "bias"])
-def test_beta_means_what_it_means_in_the_reference(bias, beta):
+def test_beta_means_what_it_means_in_the_reference(bias, scale):
     q, k, v = tensors(131)
-    assert_agrees(q, k, v, pattern=Window(5, 0), bias=bias, beta=beta)
+    assert_agrees(q, k, v, pattern=Window(5, 0), bias=bias, scale=scale)
     q[0, 1, 3], k[1, 2, 5] = torch.nan, torch.nan
-    if beta == 0:
-        assert_agrees(q, k, v, pattern=Window(5, 0), bias=bias, beta=beta)
+    if scale == 0:
+        assert_agrees(q, k, v, pattern=Window(5, 0), bias=bias, scale=scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -203,7 +205,7 @@ def test_a_long_sequence_never_meets_its_square():
 
 def test_a_block_mask_is_made_once():
     cpu = torch.device("cpu")
-    assert block_mask(Window(11, 5), Lengths(7, 13), cpu) is block_mask(Window(11, 5), Lengths(7, 13), cpu)
+    assert block_mask(Window(11, 5), Lengths(7, 13), cpu, 2) is block_mask(Window(11, 5), Lengths(7, 13), cpu, 2)
 
 
 # What it refuses
@@ -228,7 +230,7 @@ def test_it_refuses_gradients_on_a_cpu_in_four_parts():
 
 def test_it_refuses_what_flexattention_cannot_do():
     q, k, v = tensors(7, 11)
-    assert "hard limit" in refusal(q, k, v, beta=math.inf)
+    assert "hard limit" in refusal(q, k, v, scale=math.inf)
     assert "feature map" in refusal(q, k, v, feature_map="elu1")
     assert "query and key" in refusal(q, k, v, bias=TransformerXL(6, 5))
     assert "nothing" in refusal(q, k[:, :, :0], v[:, :, :0])

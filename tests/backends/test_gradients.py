@@ -13,13 +13,13 @@ SMALL = [Window(2, 1), Causal(), Window(1, 2, step=2), First(1) | Window(1, 0), 
 
 
 @pytest.mark.parametrize("backend", ["reference", *TILED])
-@pytest.mark.parametrize("beta", [None, 0.0, -1.3])
+@pytest.mark.parametrize("scale", [None, 0.0, -1.3])
 @pytest.mark.parametrize("pattern", SMALL, ids=str)
-def test_gradients_equal_finite_differences(backend, pattern, beta):
+def test_gradients_equal_finite_differences(backend, pattern, scale):
     query, key, value = tensors((5, 7), heads=2, kv_heads=1, dim=3, value_dim=2)
 
     def run(*inputs):
-        return attend(*inputs, pattern=pattern, beta=beta, backend=backend)
+        return attend(*inputs, pattern=pattern, scale=scale, backend=backend)
 
     assert torch.autograd.gradcheck(run, (query, key, value))
 
@@ -32,12 +32,12 @@ def test_gradients_of_torchs_kernels_equal_finite_differences(pattern, value_dim
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
-@pytest.mark.parametrize("beta", [math.inf, -math.inf])
-def test_hard_attention_is_constant_in_scores_and_linear_in_values(backend, beta):
+@pytest.mark.parametrize("scale", [math.inf, -math.inf])
+def test_hard_attention_is_constant_in_scores_and_linear_in_values(backend, scale):
     query, key, value = tensors((5, 7), heads=2, kv_heads=1, dim=3, value_dim=2)
 
     def run(v):
-        return attend(query, key, v, pattern=Window(2, 2), beta=beta, backend=backend)
+        return attend(query, key, v, pattern=Window(2, 2), scale=scale, backend=backend)
 
     assert torch.autograd.gradcheck(run, (value,))
     grads = torch.autograd.grad(run(value).sum(), (query, key), allow_unused=True)
@@ -95,20 +95,20 @@ def test_second_derivatives_are_refused_in_words(backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "beta"), [(tiled, beta) for tiled in TILED for beta in (None, 0.0)] + [("blocked", math.inf)]
+    ("backend", "scale"), [(tiled, scale) for tiled in TILED for scale in (None, 0.0)] + [("blocked", math.inf)]
 )
 @pytest.mark.parametrize("pattern", [Window(3, 2), Window(2, 2, step=3), Padding([TOKENS, 20]), Causal()], ids=str)
-def test_vmap_equals_a_loop(pattern, backend, beta):
+def test_vmap_equals_a_loop(pattern, backend, scale):
     samples = [tensors((TOKENS, TOKENS), kv_heads=1, seed=seed) for seed in range(3)]
     query, key, value = (torch.stack([sample[n].detach() for sample in samples]) for n in range(3))
     shared = value[0]
 
     def run(q, k, v):
-        return attend(q, k, v, pattern=pattern, beta=beta, backend=backend)
+        return attend(q, k, v, pattern=pattern, scale=scale, backend=backend)
 
     together = torch.func.vmap(run, in_dims=(0, 0, None))(query, key, shared)
     apart = torch.stack([run(query[n], key[n], shared) for n in range(3)])
-    assert float((together - apart).abs().max()) <= bounds(query[0], key[0], shared, beta, torch.float64)["output"]
+    assert float((together - apart).abs().max()) <= bounds(query[0], key[0], shared, scale, torch.float64)["output"]
 
 
 @pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
@@ -208,6 +208,6 @@ def test_training_a_sparse_pattern_on_the_cpu_lowers_the_loss(quadratic, backend
 def test_ties_share_equally_whatever_the_pattern(pattern):
     zeros = torch.zeros(ROWS, 1, TOKENS, 3, dtype=torch.float64)
     value = torch.randn(ROWS, 1, TOKENS, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    hard = attend(zeros, zeros, value, pattern=pattern, beta=math.inf, backend="blocked")
-    mean = attend(zeros, zeros, value, pattern=pattern, beta=0, backend="reference")
+    hard = attend(zeros, zeros, value, pattern=pattern, scale=math.inf, backend="blocked")
+    mean = attend(zeros, zeros, value, pattern=pattern, scale=0, backend="reference")
     assert torch.allclose(hard, mean, rtol=0, atol=1e-14)

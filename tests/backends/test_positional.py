@@ -60,7 +60,7 @@ def results(bias, lengths, *, backend, dtype, kv_heads=None, heads=None, pattern
     query, key, value = inputs(lengths, heads, heads if kv_heads is None else kv_heads, dtype, channels)
     value.requires_grad_()
     learned = [value, *(tensor for tensor in bias_tensors(bias) if tensor.requires_grad)]
-    output = attend(query, key, value, beta=0, bias=bias, pattern=pattern, backend=backend)
+    output = attend(query, key, value, scale=0, bias=bias, pattern=pattern, backend=backend)
     upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(dtype)
     slopes = torch.autograd.grad(output, learned, upstream, allow_unused=True)
     return [output.detach(), *(torch.zeros_like(t) if s is None else s for t, s in zip(learned, slopes, strict=True))]
@@ -276,7 +276,7 @@ def test_gradients_are_right_by_finite_differences():
         def attention(value, *parameters, bias=bias, names=names):
             changed = copy.copy(bias)
             changed._parameters = dict(zip(names, parameters, strict=True))
-            return attend(nothing, nothing[:, :1], value, beta=0, bias=changed, backend="positional")
+            return attend(nothing, nothing[:, :1], value, scale=0, bias=changed, backend="positional")
 
         assert torch.autograd.gradcheck(attention, [value, *bias.parameters()])
 
@@ -297,9 +297,9 @@ def test_only_sums_over_rows_and_columns_are_taken_apart():
     assert taken(RelativeTable(1, grid=(5, 7))) == "ratio"
     wrong = copy.deepcopy(slanted)
     wrong.root.copy_(torch.diag_embed(slanted.precision.diagonal(dim1=1, dim2=2).sqrt()))
-    right = attend(query, key, value, beta=0, bias=slanted, backend="positional")
-    assert torch.allclose(right, attend(query, key, value, beta=0, bias=slanted, backend="reference"), atol=1e-13)
-    assert (attend(query, key, value, beta=0, bias=wrong, backend="positional") - right).abs().max() > 0.3
+    right = attend(query, key, value, scale=0, bias=slanted, backend="positional")
+    assert torch.allclose(right, attend(query, key, value, scale=0, bias=slanted, backend="reference"), atol=1e-13)
+    assert (attend(query, key, value, scale=0, bias=wrong, backend="positional") - right).abs().max() > 0.3
 
 
 def test_rows_and_columns_are_not_exchanged():
@@ -307,7 +307,7 @@ def test_rows_and_columns_are_not_exchanged():
     bias = Quadratic(1, (5, 7), centre=[[1, 0]], alpha=200.0)
     value = torch.arange(35.0).reshape(1, 1, 35, 1)
     nothing = torch.zeros(1, 1, 35, 1)
-    output = attend(nothing, nothing, value, beta=0, bias=bias, backend="positional").reshape(5, 7)
+    output = attend(nothing, nothing, value, scale=0, bias=bias, backend="positional").reshape(5, 7)
     assert torch.equal(output[:4], torch.arange(7.0, 35.0).reshape(4, 7))
     assert torch.equal(output[4], output[3])
 
@@ -317,9 +317,9 @@ def test_half_precision_is_computed_in_float32(dtype):
     query, key, value = inputs((35, 35), 3, 1, dtype)
     for kind in (Quadratic, Gaussian, RelativeTable):
         bias = make(kind, 3, (5, 7), torch.float32)
-        output = attend(query, key, value, beta=0, bias=bias, backend="positional")
+        output = attend(query, key, value, scale=0, bias=bias, backend="positional")
         truth = attend(
-            *(tensor.double() for tensor in (query, key, value)), beta=0, bias=bias.double(), backend="reference"
+            *(tensor.double() for tensor in (query, key, value)), scale=0, bias=bias.double(), backend="reference"
         )
         assert output.dtype == dtype
         assert (output.double() - truth).abs().max() <= torch.finfo(dtype).eps * truth.abs().max()
@@ -333,7 +333,7 @@ def test_what_is_not_a_number_is_seen_where_the_reference_sees_it(kind, what, pa
     tensors[what][0, 1, 9, 2] = torch.nan
     tensors[what][1, 0, 30, 0] = torch.inf
     bias = make(kind, 3, (5, 7))
-    words = dict(beta=0, bias=bias, pattern=pattern)
+    words = dict(scale=0, bias=bias, pattern=pattern)
     truth = attend(**tensors, backend="reference", **words)
     found = attend(**tensors, backend="positional", **words)
     assert torch.equal(found.isnan(), truth.isnan())
@@ -346,7 +346,7 @@ def test_a_sample_of_its_own_is_batched_by_vmap():
 
     def loss(parameters, value):
         def call(query, key, value):
-            return attend(query, key, value, beta=0, bias=bias, backend="positional")
+            return attend(query, key, value, scale=0, bias=bias, backend="positional")
 
         held = [(tensor, parameters[name]) for name, tensor in bias.named_parameters()]
         for name, (_, mine) in zip(list(parameters), held, strict=True):
@@ -369,7 +369,7 @@ def test_second_derivatives_of_a_ratio_are_refused_in_words():
     bias = make(Gaussian, 1, (3, 5))
     value = torch.randn(1, 1, 15, 2, dtype=torch.float64, requires_grad=True)
     nothing = torch.zeros(1, 1, 15, 1, dtype=torch.float64)
-    output = attend(nothing, nothing, value, beta=0, bias=bias, backend="positional")
+    output = attend(nothing, nothing, value, scale=0, bias=bias, backend="positional")
     (slope,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
     with pytest.raises(BackendError, match="once, not twice"):
         slope.sum().backward()
@@ -378,25 +378,28 @@ def test_second_derivatives_of_a_ratio_are_refused_in_words():
 def test_nothing_to_see_is_zero_and_nobody_asking_is_empty():
     for lengths in ((0, 5), (7, 0), (0, 0)):
         query, key, value = inputs(lengths, 2, 2, torch.float64)
-        output = attend(query, key, value.requires_grad_(), beta=0, bias=Alibi(2), backend="positional")
+        output = attend(query, key, value.requires_grad_(), scale=0, bias=Alibi(2), backend="positional")
         assert output.shape == (2, 2, lengths[0], 5)
         assert not output.any()
         output.sum().backward()
 
 
 REFUSED = [
-    (dict(beta=0), "no bias says where"),
-    (dict(beta=0, bias=torch.zeros(35, 35)), "a tensor has a score for each pair"),
-    (dict(beta=0, bias=TransformerXL(3, 3)), "more than relative position"),
-    (dict(beta=float("inf"), bias=Alibi(3)), "looks for the best content"),
-    (dict(beta=0, bias=Quadratic(3, (5, 8))), "the 5 x 8 tokens of the grid and nothing else"),
-    (dict(beta=0, bias=Quadratic(3, (17, 2), start=1)), "the 17 x 2 tokens of the grid and nothing else"),
-    (dict(beta=0, bias=Quadratic(3, (5, 7)), pattern=Causal()), "does not follow from their relative position"),
-    (dict(beta=0, bias=Alibi(3), pattern=Neighborhood((5, 7), 1)), "on a line"),
-    (dict(beta=0, bias=Quadratic(3, (5, 7)), pattern=Neighborhood((5, 7), 1, edges="shift")), "shifted at the border"),
-    (dict(beta=0, bias=Shift(3, [[0, 1]] * 3, (5, 7)), pattern=Axial((5, 7))), "no pattern beside Full"),
-    (dict(beta=1.0, bias=Alibi(3)), "no product of features"),
-    (dict(beta=1.0, bias=Quadratic(3), pattern=Causal()), "it takes no pattern"),
+    (dict(scale=0), "no bias says where"),
+    (dict(scale=0, bias=torch.zeros(35, 35)), "a tensor has a score for each pair"),
+    (dict(scale=0, bias=TransformerXL(3, 3)), "more than relative position"),
+    (dict(scale=float("inf"), bias=Alibi(3)), "looks for the best content"),
+    (dict(scale=0, bias=Quadratic(3, (5, 8))), "the 5 x 8 tokens of the grid and nothing else"),
+    (dict(scale=0, bias=Quadratic(3, (17, 2), start=1)), "the 17 x 2 tokens of the grid and nothing else"),
+    (dict(scale=0, bias=Quadratic(3, (5, 7)), pattern=Causal()), "does not follow from their relative position"),
+    (dict(scale=0, bias=Alibi(3), pattern=Neighborhood((5, 7), 1)), "on a line"),
+    (
+        dict(scale=0, bias=Quadratic(3, (5, 7)), pattern=Neighborhood((5, 7), 1, edges="shift")),
+        r"edges='shift'\) shows does not follow from their relative position",
+    ),
+    (dict(scale=0, bias=Shift(3, [[0, 1]] * 3, (5, 7)), pattern=Axial((5, 7))), "no pattern beside Full"),
+    (dict(scale=1.0, bias=Alibi(3)), "no product of features"),
+    (dict(scale=1.0, bias=Quadratic(3), pattern=Causal()), "it takes no pattern"),
     (dict(feature_map="elu1"), "feature map"),
 ]
 
@@ -435,7 +438,7 @@ def _grid_entries():
 
 def test_auto_takes_it_where_it_is_faster_and_says_why():
     nothing, value = torch.zeros(1, 9, 1024, 1), torch.zeros(1, 1, 1024, 64)
-    big = explain(nothing, nothing[:, :1], value, beta=0, bias=Quadratic(9, (32, 32)))
+    big = explain(nothing, nothing[:, :1], value, scale=0, bias=Quadratic(9, (32, 32)))
     assert big.backend == "positional"
     assert big.macs == 9 * 64 * 1024 * 64
     assert "16.0 times fewer" in str(big)
@@ -443,6 +446,6 @@ def test_auto_takes_it_where_it_is_faster_and_says_why():
     if find("native").refuse(small) is None:
         assert choose(small).name == "native"
         assert "so few pairs" in find("positional").reluctance(small)
-    for beta in BETAS:
-        plain = Request(nothing, nothing[:, :1], value, Full(), 0.3 if beta is None else beta)
+    for scale in BETAS:
+        plain = Request(nothing, nothing[:, :1], value, Full(), 0.3 if scale is None else scale)
         assert find("positional").refuse(plain) is not None

@@ -27,7 +27,7 @@ LEAST = {1e-1: 3.61022571, 1e-2: 5.98392997, 1e-3: 8.29329930, 1e-4: 10.59655973
 def mean(bias, value, backend="positional", **words):
     """Each head's mean of values `(token, channel)`, `(head, token, channel)`."""
     nothing = value.new_zeros(1, bias.heads, len(value), 1)
-    return attend(nothing, nothing[:, :1], value[None, None], beta=0, bias=bias, backend=backend, **words)[0]
+    return attend(nothing, nothing[:, :1], value[None, None], scale=0, bias=bias, backend=backend, **words)[0]
 
 
 def leak(alpha, grid):
@@ -119,18 +119,18 @@ def test_the_quadratic_encoding_of_four_terms_is_the_completed_square():
     square = Quadratic(1, (5, 7), centre=[centre], alpha=alpha, dtype=torch.float64)
     value = torch.randn(35, 3, dtype=torch.float64)
     nothing = torch.zeros(1, 1, 35, 3, dtype=torch.float64)
-    expected = attend(nothing, nothing, value[None, None], beta=0, bias=four, backend="reference")[0]
+    expected = attend(nothing, nothing, value[None, None], scale=0, bias=four, backend="reference")[0]
     assert torch.allclose(mean(square, value), expected, rtol=0, atol=1e-12)
 
 
-def compared(bias, lengths, dtype, kv_heads=2, beta=0.4):
+def compared(bias, lengths, dtype, kv_heads=2, scale=0.4):
     """Output and gradients with content, by features and by the reference in float64."""
     generator = torch.Generator().manual_seed(3)
     shapes = [(2, 4, lengths[0], 5), (2, kv_heads, lengths[1], 5), (2, kv_heads, lengths[1], 7)]
     made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     for backend, precision in (("positional", dtype), ("reference", torch.float64)):
         tensors, hill = [tensor.to(precision).requires_grad_() for tensor in made], bias.to(precision)
-        output = attend(*tensors, beta=beta, bias=hill, backend=backend)
+        output = attend(*tensors, scale=scale, bias=hill, backend=backend)
         upstream = torch.arange(output.numel()).reshape(output.shape).cos().to(precision)
         slopes = torch.autograd.grad(output, [*tensors, *hill.parameters()], upstream)
         yield [part.detach().double() for part in (output, *slopes)]
@@ -165,7 +165,7 @@ def test_with_content_what_is_not_a_number_is_seen_by_all(kernels, monkeypatch):
     for which in range(3):
         tensors = list(torch.randn(3, 1, 2, 15, 4).unbind())
         tensors[which][0, 1, 6, 2] = torch.nan
-        words = dict(beta=0.3, bias=bias)
+        words = dict(scale=0.3, bias=bias)
         found = attend(*tensors, backend="positional", **words)
         assert torch.equal(found.isnan(), attend(*tensors, backend="reference", **words).isnan())
 
@@ -183,7 +183,7 @@ def train(kind, rows, columns):
     bias = kind(3, 64) if line else kind(3, (rows, columns), centre=[[0, 1], [2, 0], [-1, -3]])
     value = torch.randn(1, 1, rows * columns, 8, requires_grad=True)
     nothing = torch.zeros(1, 3, rows * columns, 1)
-    attend(nothing, nothing[:, :1], value, beta=0, bias=bias, backend="positional").sum().backward()
+    attend(nothing, nothing[:, :1], value, scale=0, bias=bias, backend="positional").sum().backward()
 
 for kind, size in ((Quadratic, (127, 131)), (Gaussian, (127, 131)), (RelativeTable, (1, 4999))):
     train(kind, 7, 5)
@@ -215,9 +215,9 @@ def test_torch_compile_sees_through_two_softmaxes_and_takes_a_ratio_as_one_step(
 
     @torch.compile(backend="eager", fullgraph=kind is Quadratic)
     def compiled(value):
-        return 2 * attend(nothing, nothing, value, beta=0, bias=bias, backend="positional")
+        return 2 * attend(nothing, nothing, value, scale=0, bias=bias, backend="positional")
 
-    expected = 2 * attend(nothing, nothing, value, beta=0, bias=bias, backend="positional")
+    expected = 2 * attend(nothing, nothing, value, scale=0, bias=bias, backend="positional")
     assert torch.equal(compiled(value), expected)
 
 

@@ -17,7 +17,7 @@ def asked(bias, backend, *, dtype=torch.float64, kv_heads=1, tokens=35, dim=3):
     value = torch.randn(2, kv_heads, tokens, dim, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     nothing = value.detach()[..., :1] * 0
     queries = nothing.expand(-1, kv_heads, -1, -1).repeat_interleave(bias.heads // kv_heads, dim=1)
-    output = attend(queries, nothing, value, beta=0, bias=bias, backend=backend)
+    output = attend(queries, nothing, value, scale=0, bias=bias, backend=backend)
     (gradient,) = torch.autograd.grad((output * torch.arange(output.numel()).reshape(output.shape).cos()).sum(), value)
     return value.detach(), output.detach(), gradient
 
@@ -70,7 +70,7 @@ def test_what_nobody_looks_at_spoils_nothing(backend, what):
     value = torch.randn(1, 1, 35, 3)
     value[0, 0, 8, 1] = what
     nothing = torch.zeros(1, 1, 35, 1)
-    output = attend(nothing, nothing, value, beta=0, bias=Shift(1, [[0, 1]], GRID), backend=backend)
+    output = attend(nothing, nothing, value, scale=0, bias=Shift(1, [[0, 1]], GRID), backend=backend)
     assert torch.equal(output.isnan().nonzero(), torch.tensor([[0, 0, 7, 1]]))
     assert torch.equal(output[0, 0, 8], value[0, 0, 9])
 
@@ -90,9 +90,9 @@ def test_along_a_line_the_last_query_sits_on_the_last_key(lengths):
         torch.randn(1, 2, lengths[1], 3),
     )
     bias = Shift(2, [[-1], [2]])
-    truth = attend(query, key, value, beta=0, bias=bias, backend="reference")
+    truth = attend(query, key, value, scale=0, bias=bias, backend="reference")
     for backend in EVERYWHERE:
-        assert torch.equal(attend(query, key, value, beta=0, bias=bias, backend=backend), truth)
+        assert torch.equal(attend(query, key, value, scale=0, bias=bias, backend=backend), truth)
     assert torch.equal(truth[0, 0, -1], value[0, 0, -2])
 
 

@@ -71,7 +71,7 @@ def test_tiles_equal_the_whole_even_where_their_positions_are_scattered():
 
 
 def test_the_quadratic_encoding_turns_the_four_terms_into_the_closed_form():
-    heads, grid, beta = 4, (5, 7), 0.6
+    heads, grid, scale = 4, (5, 7), 0.6
     generator = torch.Generator().manual_seed(2)
     alpha = torch.rand(heads, dtype=torch.float64, generator=generator) + 0.5
     centre = 2 * torch.randn(heads, 2, dtype=torch.float64, generator=generator)
@@ -87,12 +87,12 @@ def test_the_quadratic_encoding_turns_the_four_terms_into_the_closed_form():
     closed = -alpha[:, None, None] * (row**2 + column**2 - 2 * row * first - 2 * column * second)
 
     nothing = torch.zeros(1, heads, 35, 3, dtype=torch.float64)  # W_q = W_k = 0
-    found = beta * nothing @ nothing.mT + bias.content_scores(token, token, nothing, nothing)
+    found = scale * nothing @ nothing.mT + bias.content_scores(token, token, nothing, nothing)
     torch.testing.assert_close(found[0], closed, rtol=0, atol=1e-12)
     quadratic = Quadratic(heads, grid, centre, alpha, dtype=torch.float64).scores(token[:, None], token)
     torch.testing.assert_close(found[0].softmax(-1), quadratic.softmax(-1), rtol=0, atol=1e-12)
 
-    assert not (beta * nothing @ nothing.mT).any()
+    assert not (scale * nothing @ nothing.mT).any()
     with torch.no_grad():
         bias.v.zero_()  # leaves content-position and global content, with u still random
     assert bias.u.any()

@@ -1,6 +1,8 @@
 """What happens to attention when one key moves."""
 
+import decimal
 import math
+import operator
 
 import pytest
 import torch
@@ -146,15 +148,51 @@ def test_gaussian_shifts_have_the_mean_that_quadrature_finds():
     nodes, vectors = torch.linalg.eigh(order.diag(1) + order.diag(-1))
     mass = vectors[0].square()
     deviation = BETA * 0.1 * QUERY.norm().item()
-    exact, second = [], []
+    exact = []
     for a, value in zip(WEIGHTS, VALUE, strict=True):
         moved = perturb_key(a.expand(61), OUTPUT.expand(61, 2), value, deviation * nodes)
         exact.append((mass * (moved.weight - a)).sum())
-        second.append(0.5 * deviation**2 * a * (1 - a) * (1 - 2 * a))
     torch.testing.assert_close(
         torch.stack(exact), double(0.001088291233, -0.0004583769673, 0.001080659445), rtol=1e-9, atol=0
     )
-    torch.testing.assert_close(torch.stack(second), double(0.001098070, -0.000463882, 0.001083701), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_the_curvature_at_no_change_is_that_of_attention_itself(index):
+    """Half the second derivative times the variance is the mean shift to second order: a (1 - a) (1 - 2 a) / 2."""
+    known = (WEIGHTS[index : index + 1], OUTPUT[None], VALUE[index])
+
+    def by_law(change):
+        moved = perturb_key(*known, change)
+        return torch.cat((moved.weight, moved.output[0]))
+
+    curvature = torch.func.jacrev(torch.func.jacrev(by_law))(double(0.0)).flatten()
+    torch.testing.assert_close(curvature, _curvature_by_differences(index), rtol=1e-12, atol=1e-15)
+    variance = (BETA * 0.1) ** 2 * QUERY.square().sum()
+    second = (0.001098070, -0.000463882, 0.001083701)[index]
+    assert (0.5 * variance * curvature[0]).item() == pytest.approx(second, rel=1e-6, abs=5e-10)
+
+
+def _curvature_by_differences(index):
+    """Second differences of softmax(beta q k^T) and of what it makes of the values, with 60 digits."""
+    with decimal.localcontext() as digits:
+        digits.prec = 60
+        beta, step = 1 / decimal.Decimal(2).sqrt(), decimal.Decimal(10) ** -12
+        query, keys, values = (
+            [[decimal.Decimal(number) for number in row] for row in table.tolist()] for table in (QUERY, KEY, VALUE)
+        )
+
+        def attend(change):
+            scores = [beta * sum(map(operator.mul, query[0], key)) for key in keys]
+            scores[index] += change
+            total = sum(score.exp() for score in scores)
+            weights = [score.exp() / total for score in scores]
+            columns = zip(*values, strict=True)
+            return [weights[index], *(sum(map(operator.mul, weights, column)) for column in columns)]
+
+        ahead, here, behind = attend(step), attend(decimal.Decimal(0)), attend(-step)
+        triples = zip(ahead, here, behind, strict=True)
+        return double(*(float((up - 2 * middle + down) / step**2) for up, middle, down in triples))
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])

@@ -66,7 +66,8 @@ def test_a_broken_claim_ends_with_one_and_its_replay_breaks_again(folder, capsys
     assert words[:2] == ["check", AHEAD]
     assert main(words) == 1
     again = capsys.readouterr().out
-    assert first[first.index("LawViolation") :] == again[again.index("LawViolation") :]
+    said, _, _ = first[first.index("LawViolation") :].partition("\n\nnot checked")
+    assert said == again[again.index("LawViolation") :].rstrip()
     assert "determinism" not in again.splitlines()[4:][0]
 
 
@@ -106,8 +107,8 @@ def test_options_reach_the_subject(folder, capsys):
     ("text", "value"),
     [
         ("heads=3", 3),
-        ("beta=0.5", 0.5),
-        ("beta=-1e-3", -1e-3),
+        ("scale=0.5", 0.5),
+        ("scale=-1e-3", -1e-3),
         ("mask=hide", "hide"),
         ("left=true", True),
         ("left=None", None),
@@ -198,3 +199,13 @@ def test_the_package_run_as_a_program_is_this_command(capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("regard", run_name="__main__")
     assert capsys.readouterr().out.startswith("regard ")
+
+
+def test_laws_that_were_not_checked_are_listed_and_can_be_added(folder, capsys):
+    assert main(["check", AHEAD, "--fast"]) == 0
+    assert "--also causality" in capsys.readouterr().out
+    assert main(["check", AHEAD, "--fast", "--also", "causality"]) == 1
+    out = capsys.readouterr().out
+    assert "replay   regard check 'a_module_to_check:Attention(2)' --also causality --fast --law causality" in out
+    assert main(["check", AHEAD, "--also", "causalty"]) == 2
+    assert "there is no law 'causalty'" in capsys.readouterr().err

@@ -123,8 +123,8 @@ def test_everything_goes_into_a_file(capsys, tmp_path):
 
 
 def test_memory_and_time_are_told_on_request(capsys, monkeypatch, tmp_path):
-    from regard.cost import roofline
-    from regard.cost.machine import Machine
+    from regard.cost_model import roofline
+    from regard.cost_model.machine import Machine
 
     # Measuring this machine takes seconds, and what it finds is of no matter here.
     monkeypatch.setattr(roofline, "this_machine", lambda: Machine("slow", threads=1, peak=1e9, bandwidth=1e9))
@@ -312,7 +312,7 @@ def strange(folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("strange.py:Two", ["Nobody knows what Two reads", "because", "--input 1,128,512"]),
+        ("strange.py:Two", ["The inputs of Two cannot be inferred", "because", "--input 1,128,512"]),
         ("strange.py:Two --input 2,3,7", ["cannot be followed", "missing 1 required positional argument: 'b'"]),
         ("strange.py:Failing --input 2,3,7", ["RuntimeError: first line", "because", "instead"]),
         ("strange.py:Picky --tokens 11", ["AssertionError: five at a time", "forward with inputs (1, 11, 7)"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,34 @@ def test_mha(capsys, heads):
     assert found["stored attention weights"] == 65_536 * heads
     assert found["weights with full heads"] == 786_432 * heads
     assert found["score MAC with full heads"] == 33_554_432 * heads
+
+
+def test_every_question_of_the_textbook_has_a_command_and_is_named_by_the_help(capsys):
+    from regard.cli.cost_words import WORDS
+    from regard.cost_model.textbook import QUESTIONS
+
+    assert {name for name, word in WORDS.items() if word is not None} == set(QUESTIONS)
+    assert main(["--help"]) == 0
+    top = capsys.readouterr().out
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    question = readme[readme.index("Textbook questions") : readme.index("docs/cost.md](docs/cost.md) answers")]
+    for name in QUESTIONS:
+        assert f" {name}" in top[top.index("textbook questions") :]
+        assert f"`{name} " in question
+
+
+def test_merge(capsys):
+    """8 heads of 512 channels: two matrices of 512 x 64 for each, or one of 512 x 512."""
+    found = counts(capsys, "merge", "--tokens", "256", "--width", "512", "--heads", "8")
+    assert found["weights apart"] == 2 * 8 * 512 * 64
+    assert found["weights merged"] == 8 * 512 * 512
+    assert found["weights saved"] == found["weights apart"] - found["weights merged"]
+    assert found["MAC apart"] == 2 * 256 * 512 * 8 * 64 + 256 * 256 * 8 * 64
+    assert found["MAC merged"] == 256 * 8 * 512 * 512 + 256 * 256 * 8 * 512
+    full = counts(capsys, "merge", "--tokens", "256", "--width", "512", "--heads", "8", "--value-dim", "512")
+    assert full["weights saved"] == 8 * 512 * 512
+    assert main(["cost", "merge", "--tokens", "256", "--width", "512", "--heads", "7"]) == 2
+    assert "evenly" in capsys.readouterr().err
 
 
 def test_mha_with_heads_of_any_size(capsys):
@@ -208,14 +237,13 @@ def test_patterns(capsys):
 
 
 def test_the_table_of_patterns_fits_eighty_columns():
-    from regard.cli.cost_words import render
-    from regard.cost import textbook
-    from regard.cost.table import plain as text
+    from regard.cost_model import textbook
+    from regard.render.terminal import plain_text
 
-    told = text(render(textbook.patterns((16, 16), 512), 80), 80)
+    told = plain_text(textbook.patterns((16, 16), 512).render(80))
     assert max(map(len, told.splitlines())) <= 80
     assert "67,108,864" in told
-    davit = text(render(textbook.davit((16, 16), 512), 80), 80)
+    davit = plain_text(textbook.davit((16, 16), 512).render(80))
     assert max(map(len, davit.splitlines())) <= 80
     assert "462,422,016" in davit
 

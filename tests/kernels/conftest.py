@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from general_plans import general_plans
 
 from regard.kernels import library
 from regard.kernels.program import best_plan, program
+
+__all__ = ["general_plans"]  # small sizes are planned as large ones are
 
 
 @pytest.fixture(autouse=True)

@@ -38,10 +38,10 @@ def run(backend, inputs, upstream=None, bias=None, **words):
     return [output.detach(), *grads]
 
 
-def assert_like_reference(inputs, *, clean=None, beta=None, **words):
+def assert_like_reference(inputs, *, clean=None, scale=None, **words):
     """The same places are NaN, in the output and in every gradient; all other numbers agree."""
-    found, expected = (run(backend, inputs, beta=beta, **words) for backend in ("native", "reference"))
-    limits = bounds(*(inputs if clean is None else clean), beta, inputs[0].dtype)
+    found, expected = (run(backend, inputs, scale=scale, **words) for backend in ("native", "reference"))
+    limits = bounds(*(inputs if clean is None else clean), scale, inputs[0].dtype)
     for name, mine, truth in zip(NAMES, found, expected, strict=False):
         same = torch.equal(mine.isnan(), truth.isnan())
         assert same, f"{name}: {places(mine)} are NaN, in the reference {places(truth)}"
@@ -68,7 +68,7 @@ def test_broken_keys_and_values_spoil_what_the_reference_says(pattern):
         dtype, bad, other = DTYPES[turn // 4], BAD[turn % 3], BAD[turn % 3 - 1]
         query, key, value = clean = tensors((TOKENS, TOKENS), dtype=dtype)
         bias = biases(3, 5, dtype)[["none", "table"][turn // 2 % 2]]
-        words = dict(clean=clean, pattern=pattern, beta=[None, -0.7][turn % 2], bias=bias)
+        words = dict(clean=clean, pattern=pattern, scale=[None, -0.7][turn % 2], bias=bias)
         assert_like_reference([query, spoil(key, place, bad), value], **words)
         assert_like_reference([query, key, spoil(value, place, bad)], **words)
         assert_like_reference([query, spoil(key, place, bad), spoil(value, places[turn % 4 - 1], other)], **words)
@@ -77,7 +77,7 @@ def test_broken_keys_and_values_spoil_what_the_reference_says(pattern):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", ["none", "table", "tensor"])
 def test_without_content_broken_tokens_spoil_what_the_reference_says(bias, dtype):
-    """beta = 0: keys and queries are not read, unless a bias makes it a softmax of which keys are still a part."""
+    """scale = 0: queries and keys are not read, with a bias or without."""
     clean = tensors((TOKENS, TOKENS), dtype=dtype)
     for pattern in (Causal(), Window(9, 3), Padding([TOKENS, 9])):
         for which in range(3):
@@ -85,8 +85,8 @@ def test_without_content_broken_tokens_spoil_what_the_reference_says(bias, dtype
             broken[which] = spoil(clean[which], (0, 1, 30), math.nan)
             made = torch.zeros(TOKENS, TOKENS, dtype=dtype).requires_grad_()
             chosen = made if bias == "tensor" else biases(3, 5, dtype)[bias]
-            expected = assert_like_reference(broken, clean=clean, pattern=pattern, beta=0.0, bias=chosen)
-            assert expected[0].isnan().any() == (which == 2 or (which == 1 and bias != "none"))
+            expected = assert_like_reference(broken, clean=clean, pattern=pattern, scale=0.0, bias=chosen)
+            assert expected[0].isnan().any() == (which == 2)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -96,8 +96,8 @@ def test_what_nobody_sees_changes_no_bit(dtype, bad):
     query, key, value = tensors((TOKENS, TOKENS), dtype=dtype)
     pattern = Window(9, 3) & Padding([TOKENS, 9])
     for bias in ("none", "table"):
-        for beta in (None, 0.0, 30.0):
-            words = dict(pattern=pattern, beta=beta, bias=biases(3, 5, dtype)[bias])
+        for scale in (None, 0.0, 30.0):
+            words = dict(pattern=pattern, scale=scale, bias=biases(3, 5, dtype)[bias])
             expected = run("native", [query, key, value], **words)
             hidden = (1, slice(None), slice(9, None))
             broken = [query, spoil(key, hidden, bad), spoil(value, hidden, bad)]
@@ -212,12 +212,12 @@ def test_scores_that_overflow_spoil_what_the_reference_says(dtype):
     """One channel, so that a score is one product: no sum of infinities depends on an order."""
     largest = torch.finfo(dtype).max
     inputs = tensors((TOKENS, TOKENS), dim=1, dtype=dtype)
-    for beta in (1.0, -1.0):
+    for scale in (1.0, -1.0):
         for factor in (largest / 64, largest**0.75):
             query = inputs[0].detach() * factor
             key = inputs[1].detach() * factor
             outputs = [
-                attend(query, key, inputs[2], pattern=Causal(), beta=beta, backend=b) for b in ("native", "reference")
+                attend(query, key, inputs[2], pattern=Causal(), scale=scale, backend=b) for b in ("native", "reference")
             ]
             assert outputs[1].isnan().any()
             assert torch.equal(*(output.isnan() for output in outputs))
@@ -234,7 +234,7 @@ def test_a_weight_is_at_most_one_however_large_the_score(dtype):
             [query.abs() * size, key.abs() * size, value],
             torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype),
             pattern=Window(5, 0),
-            beta=1.0,
+            scale=1.0,
         )
         assert grads[0].isfinite().all()
         assert float(grads[3].abs().max()) <= 6.0001, f"scores around 1e{exponent}"

@@ -52,23 +52,23 @@ def problem(size, dtype=torch.float64, seed=0):
     return *tensors, start, stop
 
 
-def definition(query, key, value, start, stop, beta):
+def definition(query, key, value, start, stop, scale):
     group = query.shape[1] // key.shape[1]
     query, key, value = (tensor.double() for tensor in (query, key, value))
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     place = torch.arange(key.shape[2])
     seen = (place >= start[:, None, :, None]) & (place < stop[:, None, :, None])
-    scores = (beta * query @ key.mT).masked_fill(~seen, -torch.inf)
+    scores = (scale * query @ key.mT).masked_fill(~seen, -torch.inf)
     weights = torch.softmax(scores, -1).nan_to_num(0)
     return weights @ value, scores.logsumexp(-1), weights @ value.abs()
 
 
-def assert_defined(made, inputs, beta):
+def assert_defined(made, inputs, scale):
     """Within the roundings of a score, of its exponential, and of the sums over keys."""
-    output, sums, sizes = definition(*inputs, beta)
+    output, sums, sizes = definition(*inputs, scale)
     query, key = inputs[0].double(), inputs[1].double()
     dtype, dim = made[0].dtype, query.shape[-1]
-    largest = abs(beta) * float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
+    largest = abs(scale) * float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
     relative = torch.finfo(dtype).eps * (2 * (dim + 8) * largest + 16 + math.sqrt(key.shape[2]))
     excess = (made[0].double() - output).abs() - 2 * relative * (sizes + output.abs())
     assert excess.max() <= 0, f"the output is beyond its bound by {float(excess.max()):.3g}"

@@ -18,7 +18,7 @@ ULPS = 2
 def exp2(x: np.ndarray) -> np.ndarray:
     x = np.ascontiguousarray(x)
     answer = np.full_like(x, 7)
-    kind = library.NUMBERS[torch.from_numpy(x).dtype]
+    kind = library.DTYPE_CODES[torch.from_numpy(x).dtype]
     library.native.regard_exp2(kind, x.ctypes.data, answer.ctypes.data, x.size)
     return answer
 
@@ -113,7 +113,7 @@ def test_any_count_is_filled_and_nothing_beyond_it(kernels, dtype):
     for count in range(2 * library.lanes(tensor_dtype) + 2):
         x = np.linspace(-3, 0, count + 1).astype(number)
         answer = np.full(count + 1, 7, dtype=number)
-        library.native.regard_exp2(library.NUMBERS[tensor_dtype], x.ctypes.data, answer.ctypes.data, count)
+        library.native.regard_exp2(library.DTYPE_CODES[tensor_dtype], x.ctypes.data, answer.ctypes.data, count)
         assert np.allclose(answer[:count], np.exp2(x[:count]))
         assert answer[count] == 7
 

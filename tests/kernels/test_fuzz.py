@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from catalog import assert_agree, bounds, fits, results
+from catalog import assert_agree, bounds, fits, results, share_grids
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +68,7 @@ def leaves(keys: int, batch: int) -> st.SearchStrategy[Pattern]:
 
 def expressions(keys: int, batch: int) -> st.SearchStrategy[Pattern]:
     def combine(inner):
-        pair = st.tuples(inner, inner)
+        pair = st.tuples(inner, inner).filter(share_grids)
         return st.one_of(pair.map(lambda p: p[0] & p[1]), pair.map(lambda p: p[0] | p[1]), inner.map(lambda p: ~p))
 
     return st.recursive(leaves(keys, batch), combine, max_leaves=4)
@@ -85,7 +85,7 @@ class Case:
     group: int
     dim: int
     value_dim: int
-    beta: float | None
+    scale: float | None
     bias: str
     dtype: torch.dtype
     seed: int
@@ -132,7 +132,7 @@ def cases(draw, shortest=1, longest=80, widest=70) -> Case:
         group=draw(st.integers(1, 3)),
         dim=draw(st.integers(1, widest)),
         value_dim=draw(st.integers(1, widest)),
-        beta=draw(st.sampled_from([None, None, 0.0, -0.7, 1.3, 30.0, -30.0])),
+        scale=draw(st.sampled_from([None, None, 0.0, -0.7, 1.3, 30.0, -30.0])),
         bias=draw(
             st.sampled_from(["none", "none", "alibi", "table", "one table", "grid"])
             | st.text("x1", min_size=4, max_size=4).map("tensor ".__add__)
@@ -158,11 +158,11 @@ def largest_score(bias, lengths):
 
 def assert_case_agrees(case: Case, tested=attend):
     inputs, bias = case.inputs(), case.made_bias()
-    words = dict(pattern=case.pattern, beta=case.beta)
+    words = dict(pattern=case.pattern, scale=case.scale)
     found = results(tested, *inputs, bias=bias, backend="native", **words)
     truth = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = results(attend, *truth, bias=doubled(bias), backend="reference", **words)
-    assert_agree(found, expected, bounds(*truth, case.beta, case.dtype, largest_score(bias, case.lengths)))
+    assert_agree(found, expected, bounds(*truth, case.scale, case.dtype, largest_score(bias, case.lengths)))
 
 
 quietly = settings(

@@ -1,39 +1,50 @@
-"""The kernel of causal linear attention against its definition: the square, in float64."""
+"""gemv and gemm against the definition in float64, their scalar twins, and bits."""
 
+import functools
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-import regard
-from regard import Causal, Padding, attend, step
-from regard.features import Elu1
+from regard.errors import BackendError
 from regard.kernels import library
-from regard.kernels import linear as kernel
-from regard.kernels.linear import Phi, attempt, attention
+from regard.kernels.linear import ACTIVATIONS, gemm, gemv
 
-PLAIN, ELU1 = Phi(), Phi(1, -0.7, 1.3)
-# batch, heads, kv_heads, tokens, dim, value_dim: one token, fewer and more than a chunk, whole vectors and parts of one
-SIZES = [
-    (1, 1, 1, 1, 1, 1),
-    (2, 3, 3, 23, 5, 7),
-    (1, 4, 2, 24, 8, 16),
-    (2, 6, 2, 131, 13, 33),
-    (1, 2, 1, 75, 64, 65),
-    (1, 1, 1, 49, 72, 31),
-]
+# Less than a vector, one, one and a bit; pieces of channels that are alike, and some that are not.
+INSIDE = [1, 7, 8, 9, 31, 769]
+# Outputs that fill no block or panel, one, one and a bit, and many with a rest.
+OUTSIDE = [1, 3, 7, 16, 19, 131]
+ROWS = {gemv: range(21), gemm: [1, 5, 6, 7, 53]}
+DTYPES = [torch.float64, torch.float32]
 
 
-jit_is_old = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def activate(x, activation):
+    """The definitions, in the precision of their argument."""
+    if activation == "relu":
+        return x.clamp(min=0)
+    if activation == "gelu":
+        return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    if activation == "gelu_tanh":
+        return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x
 
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
     """Tensors this small only make threads wait for one another; the tests of threads ask for more themselves."""
     threads(1)
+
+
+@pytest.fixture(params=[gemv, gemm], ids=["gemv", "gemm"])
+def linear(request):
+    return request.param
 
 
 @pytest.fixture(params=["best", "plain", "scalar"])
@@ -43,380 +54,308 @@ def chosen(request, using):
         yield request.param
 
 
-def problem(size, phi=PLAIN, *, with_state=False, dtype=torch.float64, seed=0):
-    """Query, key, value, state and norm; features are positive, as those of a kernel should be."""
-    batch, heads, kv_heads, tokens, dim, value_dim = size
+def problem(rows, inside, outside, dtype=torch.float32, seed=0):
     make = torch.Generator().manual_seed(seed)
-    query, key, value = (
-        torch.randn(shape, generator=make, dtype=torch.float64)
-        for shape in (
-            (batch, heads, tokens, dim),
-            (batch, kv_heads, tokens, dim),
-            (batch, kv_heads, tokens, value_dim),
-        )
-    )
-    if not phi.map:
-        query, key = query.abs(), key.abs()
-    state = norm = None
-    if with_state:
-        state = torch.randn(batch, kv_heads, dim, value_dim, generator=make, dtype=torch.float64).to(dtype)
-        norm = torch.rand(batch, kv_heads, dim, generator=make, dtype=torch.float64).to(dtype)
-    return query.to(dtype), key.to(dtype), value.to(dtype), state, norm
+    shapes = (rows, inside), (outside, inside), (outside,)
+    return [torch.randn(shape, generator=make, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def features(query, key, phi):
-    return (Elu1()(query * phi.query_scale), Elu1()(key * phi.key_scale)) if phi.map else (query, key)
+def assert_linear(made, x, weight, bias, activation=None):
+    """Products and sums are rounded once; an activation is nowhere steeper than 1.13 and adds 2 eps |argument|."""
+    x, weight = x.double(), weight.double()
+    bias = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.double()
+    size = F.linear(x.abs(), weight.abs(), bias.abs())
+    eps = torch.finfo(made.dtype).eps
+    limit = eps * (weight.shape[1] + 2) * size
+    if activation is not None:
+        limit = 1.13 * limit + 2 * eps * size
+    # The truth itself is rounded where it is float64 too.
+    if made.dtype == torch.float64:
+        limit = 2 * limit
+    truth = activate(F.linear(x, weight, bias), activation)
+    assert made.shape == truth.shape
+    excess = ((made.double() - truth).abs() - limit).max() if made.numel() else torch.tensor(0.0)
+    assert excess <= 0, f"beyond the bound by {float(excess):.3g}"
 
 
-def definition(query, key, value, state, norm, phi):
-    """Output, next state and next norm from the square of queries and keys."""
-    query, key = features(query, key, phi)
-    group = query.shape[1] // key.shape[1]
-    each = [tensor if tensor is None else tensor.repeat_interleave(group, 1) for tensor in (key, value, state, norm)]
-    weight = (query @ each[0].mT).tril()
-    summed, total = weight @ each[1], weight.sum(-1, keepdim=True)
-    next_state, next_norm = key.mT @ value, key.sum(2)
-    if state is not None:
-        summed, total = summed + query @ each[2], total + query @ each[3].unsqueeze(-1)
-        next_state, next_norm = next_state + state, next_norm + norm
-    return summed / torch.where(total == 0, 1, total), next_state, next_norm
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inside", INSIDE)
+def test_it_is_what_it_is_defined_as(chosen, linear, inside, dtype):
+    for rows in ROWS[linear]:
+        for outside in OUTSIDE:
+            x, weight, bias = problem(rows, inside, outside, dtype, seed=rows)
+            for activation in ACTIVATIONS if linear is gemm else ():
+                assert_linear(gemm(x, weight, bias, activation), x, weight, bias, activation)
+            assert_linear(linear(x, weight, bias), x, weight, bias)
+            assert_linear(linear(x, weight), x, weight, None)
 
 
-def wide(tensors):
-    return [tensor if tensor is None else tensor.detach().double() for tensor in tensors]
+def test_the_bound_can_be_broken():
+    x, weight, bias = problem(31, 31, 5)
+    moved = weight.roll(1, 0)
+    for wrong in (gemv(x, moved, bias), gemm(x, moved, bias), gemm(x, weight, bias, "relu")):
+        with pytest.raises(AssertionError, match="beyond the bound"):
+            assert_linear(wrong, x, weight, bias)
 
 
-def roundings(query, value, dtype):
-    """How often a result may have been rounded, relative to the sum of its terms' sizes."""
-    tokens, dim, value_dim = query.shape[2], query.shape[3], value.shape[3]
-    return torch.finfo(dtype).eps * (4 * (tokens + dim + value_dim) + 32)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectors_equal_their_scalar_twins(using, kernels, dtype):
+    """The twin sums in float64: exact for integers this small, and so must be the vectors."""
+    sizes = [
+        (1, 133, 29),
+        (2, 31, 17),
+        (13, 31, 17),
+        (4, 8, 5),
+        (7, 65, 13),
+        (101, 65, 67),
+        (19, 257, 3),
+        (19, 1033, 3),
+    ]
+    for rows, inside, outside in sizes:
+        x, weight, bias = ((8 * tensor).round() for tensor in problem(rows, inside, outside, dtype))
+        found = gemv(x, weight, bias), gemm(x, weight, bias), gemm(x, weight, bias, "relu")
+        with using("scalar"):
+            expected = gemv(x, weight, bias), gemm(x, weight, bias), gemm(x, weight, bias, "relu")
+        assert all(map(torch.equal, found, expected))
 
 
-def output_limit(inputs, phi, dtype):
-    """Sums of products move by a rounding of each term: the same sums over sizes, times the number of roundings."""
-    query, key, value, state, norm = wide(inputs)
-    sized = definition(query, key, value.abs(), state if state is None else state.abs(), norm, phi)
-    return [roundings(query, value, dtype) * size for size in sized]
+def test_many_outputs_are_all_written_and_nothing_else(kernels, threads):
+    threads(2)
+    for rows in (1, 3):
+        x, weight, bias = problem(rows, 5, 50257 // 7)
+        assert_linear(gemv(x, weight, bias), x, weight, bias)
 
 
-def gradients(run, inputs, above):
-    leaves = [tensor if tensor is None else tensor.detach().clone().requires_grad_() for tensor in inputs]
-    results = run(*leaves)
-    return torch.autograd.grad(results, [leaf for leaf in leaves if leaf is not None], above)
-
-
-def upstream(inputs, results, dtype):
-    make = torch.Generator().manual_seed(7)
-    above = [torch.randn(r.shape, generator=make, dtype=torch.float64).to(dtype) for r in results]
-    return above if inputs[3] is not None else [above[0], torch.zeros_like(above[1]), torch.zeros_like(above[2])]
-
-
-def gradient_limits(inputs, phi, above, dtype):
-    """The same for gradients: every difference in them taken as a sum of sizes."""
-    query, key, value, state, norm = wide(inputs)
-    above = [each.double().abs() for each in above]
-    output, _, _ = definition(query, key, value.abs(), state if state is None else state.abs(), norm, phi)
-    leaves = [query, key, value.abs(), *((state.abs(), norm) if state is not None else ())]
-    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-    phis = features(leaves[0], leaves[1], phi)
-    group = query.shape[1] // key.shape[1]
-    # d (summed / total) has the terms d summed / total and -output d total / total; here both are added.
-    many = [tensor.repeat_interleave(group, 1) for tensor in (phis[1], *leaves[2:])]
-    weight = (phis[0] @ many[0].mT).tril()
-    summed, total = weight @ many[1], weight.sum(-1, keepdim=True)
-    if state is not None:
-        summed, total = summed + phis[0] @ many[2], total + phis[0] @ many[3].unsqueeze(-1)
-    loss = (above[0] * (summed + output * total) / total.detach()).sum()
-    loss = loss + (above[1] * (phis[1].mT @ leaves[2])).sum() + (above[2] * phis[1].sum(2)).sum()
-    if state is not None:
-        loss = loss + (above[1] * leaves[3]).sum() + (above[2] * leaves[4]).sum()
-    sized = torch.autograd.grad(loss, leaves)
-    return [roundings(query, value, dtype) * size.abs() for size in sized]
-
-
-def assert_within(found, expected, limits):
-    for number, (mine, truth, limit) in enumerate(zip(found, expected, limits, strict=True)):
-        assert mine.shape == truth.shape
-        excess = ((mine.detach().double() - truth.detach()).abs() - limit - torch.finfo(mine.dtype).tiny).max()
-        assert mine.numel() == 0 or excess <= 0, f"result {number} is beyond its bound by {float(excess):.3g}"
-
-
-# The numbers
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("phi", [PLAIN, ELU1])
-def test_it_is_what_it_is_defined_as(chosen, phi, with_state, dtype):
-    for size in SIZES:
-        inputs = problem(size, phi, with_state=with_state, dtype=dtype)
-        expected = definition(*wide(inputs), phi)
-        assert_within(attention(*inputs, phi), expected, output_limit(inputs, phi, dtype))
-        above = upstream(inputs, expected, dtype)
-        slopes = gradients(lambda *x, phi=phi: attention(*x, phi), inputs, above)
-        truth = gradients(lambda *x, phi=phi: definition(*x, phi), wide(inputs), wide(above))
-        assert_within(slopes, truth, gradient_limits(inputs, phi, above, dtype))
-
-
-def test_the_bounds_can_be_broken():
-    inputs = problem(SIZES[3])
-    expected, limits = definition(*inputs, PLAIN), output_limit(inputs, PLAIN, torch.float64)
-    query, key, value, _, _ = inputs
-    late = attention(query, key.roll(1, 2), value.roll(1, 2), None, None, PLAIN)
-    with pytest.raises(AssertionError, match="beyond its bound"):
-        assert_within(late, expected, limits)
-
-
-def test_a_long_sequence_keeps_its_digits():
-    size = (1, 1, 1, 5003, 3, 2)
-    inputs = problem(size, ELU1, dtype=torch.float32)
-    expected = definition(*wide(inputs), ELU1)
-    found = attention(*inputs, ELU1)
-    # Errors that add up like a random walk, not one by one.
-    limit = 4 * math.sqrt(5003) * torch.finfo(torch.float32).eps
-    assert float((found[0].double() - expected[0]).abs().max()) < limit * float(inputs[2].abs().max())
-
-
-@pytest.mark.parametrize(("dtype", "low"), [(torch.float32, -104.0), (torch.float64, -746.0)])
-def test_the_map_is_exact_to_two_units_down_to_the_smallest_number(kernels, dtype, low):
-    x = torch.linspace(low, 5.0, 20011, dtype=dtype).reshape(-1, 1, 1, 1)
-    one = torch.ones_like(x)
-    norm = attention(one, x, one, None, None, Phi(1))[2].flatten().double()
-    exact = Elu1()(x.flatten().double())
-    unit = torch.finfo(dtype).eps * exact + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    assert bool(((norm - exact).abs() <= 2 * unit).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tiny_features_still_make_a_mean(dtype):
-    low = -95.0 if dtype == torch.float32 else -735.0
-    value = torch.linspace(1, 2, 7, dtype=dtype).reshape(1, 1, 7, 1)
-    key, query = torch.full_like(value, low), torch.zeros_like(value)
-    output, _, norm = attention(query, key, value, None, None, Phi(1))
-    assert 0 < float(norm) < torch.finfo(dtype).smallest_normal
-    means = value.cumsum(2) / torch.arange(1, 8).reshape(1, 1, 7, 1)
-    # A subnormal number of this size has about four digits left.
-    torch.testing.assert_close(output, means, rtol=1e-2, atol=0)
-
-
-def test_a_normaliser_of_zero_divides_by_one():
-    inputs = [tensor for tensor in problem((1, 1, 1, 30, 5, 3))[:3]]
-    inputs[0][:, :, ::3] = 0
-    output = attention(*inputs, None, None, PLAIN)[0]
-    assert (output[:, :, ::3] == 0).all()
-    above = torch.ones_like(output)
-
-    def run(*tensors):
-        return attention(*tensors, None, None, PLAIN)[0]
-
-    found = gradients(run, inputs, above)
-    expected = gradients(lambda *x: definition(*x, None, None, PLAIN)[0], inputs, above)
-    for mine, truth in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
-
-
-# What must not matter
-
-
-@pytest.mark.parametrize("size", [(1, 1, 1, 150, 37, 70), (1, 6, 3, 50, 64, 64), (2, 2, 1, 30, 9, 5)])
-def test_the_number_of_threads_changes_no_bit(threads, size):
-    def everything(count):
+@pytest.mark.parametrize("inside", [97, 1543])
+def test_all_is_written_whatever_the_blocks(kernels, threads, inside):
+    """Many blocks of rows, pieces of channels, groups of panels and parts of rows."""
+    for count in (1, 2):
         threads(count)
-        inputs = problem(size, ELU1, with_state=True, dtype=torch.float32)
-        results = attention(*inputs, ELU1)
-        return [*results, *gradients(lambda *x: attention(*x, ELU1), inputs, upstream(inputs, results, torch.float32))]
-
-    alone = everything(1)
-    for count in (2, 5):
-        for mine, expected in zip(everything(count), alone, strict=True):
-            assert torch.equal(mine, expected)
+        x, weight, bias = problem(1571, inside, 59)
+        assert_linear(gemm(x, weight, bias, "relu"), x, weight, bias, "relu")
+        x, weight, bias = problem(47, inside, 1031)
+        assert_linear(gemm(x, weight, bias), x, weight, bias)
 
 
-def test_a_row_does_not_depend_on_its_batch():
-    inputs = problem((3, 4, 2, 53, 11, 13), with_state=True, dtype=torch.float32)
-    whole = attention(*inputs, PLAIN)
-    above = upstream(inputs, whole, torch.float32)
-    slopes = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
-    one = [tensor[1:2] for tensor in inputs]
-    for mine, expected in zip(attention(*one, PLAIN), whole, strict=True):
-        assert torch.equal(mine, expected[1:2])
-    alone = gradients(lambda *x: attention(*x, PLAIN), one, [each[1:2] for each in above])
-    for mine, expected in zip(alone, slopes, strict=True):
-        assert torch.equal(mine, expected[1:2])
+def test_one_output_by_hand(linear):
+    x, weight = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0, 5.0, 6.0], [-1.0, 0.5, 0.0]])
+    assert linear(x, weight, torch.tensor([0.25, -10.0])).tolist() == [[32.25, -10.0]]
+    assert gemm(x, weight, torch.tensor([0.25, -10.0]), "relu").tolist() == [[32.25, 0.0]]
 
 
-def test_strides_change_no_bit():
-    inputs = problem((2, 4, 2, 53, 11, 13), dtype=torch.float32)
-    expected = attention(*inputs, PLAIN)
-    above = upstream(inputs, expected, torch.float32)
-    by_token = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[:3]]
-    by_column = [tensor.mT.contiguous().mT for tensor in inputs[:3]]
-    plain = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
-    for other in (by_token, by_column):
-        assert not other[0].is_contiguous()
-        for mine, truth in zip(attention(*other, None, None, PLAIN), expected, strict=True):
-            assert torch.equal(mine, truth)
-        for mine, truth in zip(
-            gradients(lambda *x: attention(*x, PLAIN), (*other, None, None), above), plain, strict=True
-        ):
-            assert torch.equal(mine, truth)
+# Activations
 
 
-def test_nothing_to_do_is_done():
-    for size in [(2, 4, 2, 0, 3, 5), (0, 2, 2, 7, 3, 5), (1, 2, 2, 7, 3, 0)]:
-        inputs = problem(size, with_state=True)
-        results = attention(*inputs, PLAIN)
-        expected = definition(*inputs, PLAIN)
-        for mine, truth in zip(results, expected, strict=True):
-            torch.testing.assert_close(mine, truth)
-        above = [torch.ones_like(each) for each in results]
-        found = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
-        for mine, truth in zip(found, gradients(lambda *x: definition(*x, PLAIN), inputs, above), strict=True):
-            torch.testing.assert_close(mine, truth)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_an_activation_errs_by_less_than_two_roundings_of_its_argument(kernels, activation):
+    x = torch.cat([torch.linspace(-9, 9, 180_001), torch.linspace(-0.1, 0.1, 5_001), torch.tensor([1e-30, -300.0])])
+    found = gemm(x[:, None], torch.ones(1, 1), None, activation)[:, 0].double()
+    wrong = (found - activate(x.double(), activation)).abs()
+    assert (wrong <= 2 * torch.finfo(torch.float32).eps * x.double().abs()).all()
+    # And the other way round: the two are different functions.
+    other = (found - activate(x.double(), {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}[activation])).abs()
+    assert not (other <= 2 * torch.finfo(torch.float32).eps * x.double().abs()).all()
 
 
-# What is not finite
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_an_activation_ends_where_its_argument_or_nothing_is_left(kernels, activation):
+    x = torch.tensor([[-1e30], [-50.0], [0.0], [50.0], [1e30]])
+    assert gemm(x, torch.ones(1, 1), None, activation).flatten().tolist() == [0, 0, 0, 50.0, x[-1].item()]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_reported(bad):
-    query, key, value, _, _ = problem((1, 2, 1, 40, 5, 3), ELU1)
-    assert attempt(query, key, value, None, None, ELU1) is not None
-    broken_key, broken_value = key.clone(), value.clone()
-    broken_key[0, 0, 17, 2] = broken_value[0, 0, 39, 1] = bad
-    assert attempt(query, broken_key, value, None, None, ELU1) is None
-    assert attempt(query, key, broken_value, None, None, ELU1) is None
+# Bits
 
 
-def test_a_nan_that_carries_bits_of_its_own_is_one():
-    query, key, value, _, _ = problem((1, 1, 1, 40, 5, 3), ELU1, dtype=torch.float32)
-    for broken in (query, key):
-        bits = broken.view(torch.int32)
-        bits[0, 0, 17, 2], before = 0x7FC00001, int(bits[0, 0, 17, 2])
-        assert attempt(query, key, value, None, None, ELU1) is None
-        bits[0, 0, 17, 2] = before
-    assert attempt(query, key, value, None, None, ELU1) is not None
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rows_beside_a_row_change_no_bit_of_it(kernels, linear, dtype):
+    for inside, outside, activation in [(769, 37, None), (64, 8, "gelu"), (9, 35, "gelu_tanh"), (9, 5, None)]:
+        x, weight, bias = problem(20, inside, outside, dtype)
+        fused = (activation,) if linear is gemm else ()
+        alone = torch.cat([linear(row, weight, bias, *fused) for row in x.split(1)])
+        for rows in range(1, 21):
+            assert torch.equal(linear(x[:rows], weight, bias, *fused), alone[:rows]), rows
 
 
-def test_a_gradient_that_is_not_finite_is_that_of_the_formula():
-    inputs = problem((1, 1, 1, 30, 3, 2))[:3]
-    above = torch.zeros(1, 1, 30, 2, dtype=torch.float64)
-    above[0, 0, 7, 1] = math.nan
-    found = gradients(lambda *x: attention(*x, None, None, PLAIN)[0], inputs, above)
-    assert torch.isnan(found[0][0, 0, 7]).all()
-    assert torch.isfinite(found[0][0, 0, 8:]).all()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_and_the_outputs_beside_an_output_change_no_bit(kernels, threads, linear, dtype):
+    for rows, outside in (
+        ((1, 1021), (2, 1021), (5, 1021), (16, 1021)) if linear is gemv else ((5, 331), (131, 331), (1049, 331))
+    ):
+        x, weight, bias = problem(rows, 511, outside, dtype)
+        fused = ("relu",) if linear is gemm else ()
+        threads(1)
+        expected = linear(x, weight, bias, *fused)
+        for count in (2, 3, 7):
+            threads(count)
+            assert torch.equal(linear(x, weight, bias, *fused), expected), (rows, count)
+        assert torch.equal(linear(x, weight[300:311], bias[300:311], *fused), expected[:, 300:311])
 
 
-# Transforms and derivatives
+# Strides and sizes
 
 
-@pytest.mark.parametrize("phi", [PLAIN, ELU1])
-@pytest.mark.parametrize("with_state", [False, True])
-def test_it_is_differentiable_twice(phi, with_state):
-    inputs = [tensor for tensor in problem((1, 2, 1, 3, 2, 2), phi, with_state=with_state) if tensor is not None]
-    leaves = [tensor.requires_grad_() for tensor in inputs]
-
-    def run(*tensors):
-        return attention(*tensors, *([None] * (5 - len(tensors))), phi)
-
-    assert torch.autograd.gradcheck(run, leaves)
-    assert torch.autograd.gradgradcheck(run, leaves)
-
-
-def run_backend(query, key, value):
-    return attend(query, key, value, pattern=Causal(), feature_map="elu1", backend="linear")
-
-
-@jit_is_old
-def test_forward_mode_is_never_silently_zero():
-    query, key, value, _, _ = problem((1, 2, 1, 5, 3, 2), ELU1)
-    direction = torch.randn_like(query)
-
-    def reference(x):
-        return attend(x, key, value, pattern=Causal(), feature_map="elu1", backend="reference")
-
-    _, found = torch.func.jvp(lambda x: run_backend(x, key, value), (query,), (direction,))
-    _, expected = torch.func.jvp(reference, (query,), (direction,))
-    torch.testing.assert_close(found, expected)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(query, direction)
-        torch.testing.assert_close(forward_ad.unpack_dual(run_backend(dual, key, value)).tangent, expected)
-        with pytest.raises(NotImplementedError, match="jvp"):
-            attention(dual, key, value, None, None, ELU1)
+@pytest.mark.parametrize("rows", [7, 29])
+def test_strides_are_read_in_place_and_change_no_bit(kernels, linear, rows):
+    wide = torch.randn(rows, 90, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(29, 70, generator=torch.Generator().manual_seed(2))
+    bias = torch.randn(58, generator=torch.Generator().manual_seed(3))[::2]
+    x, weight = wide[::2, 13:54], weights[:, 5:46]
+    expected = linear(x.contiguous(), weight.contiguous(), bias.contiguous())
+    assert torch.equal(linear(x, weight, bias), expected)
+    by_column = x.mT.contiguous().mT, weight.mT.contiguous().mT
+    assert torch.equal(linear(*by_column, bias), expected)
+    assert torch.equal(linear(x[:1].expand(11, -1), weight, bias), expected[:1].expand(11, -1))
+    assert torch.equal(linear(x, weight[:1].expand(37, -1)), linear(x, weight[:1]).expand(-1, 37))
+    flipped = torch.randn(41, 3, generator=torch.Generator().manual_seed(4)).mT
+    assert_linear(linear(flipped, weight, bias), flipped, weight, bias)
 
 
-@jit_is_old
-def test_forward_over_reverse_is_reverse_over_reverse():
-    query, key, value, _, _ = problem((1, 1, 1, 4, 2, 2), ELU1)
-
-    def loss(x):
-        return run_backend(x, key, value).square().sum()
-
-    torch.testing.assert_close(torch.func.hessian(loss)(query), torch.func.jacrev(torch.func.jacrev(loss))(query))
-
-
-@pytest.mark.parametrize("with_state", [False, True])
-def test_the_operators_are_what_torch_expects(with_state):
-    inputs = problem((2, 4, 2, 7, 3, 5), ELU1, with_state=with_state)
-    leaves = [tensor if tensor is None else tensor.requires_grad_() for tensor in inputs]
-    opcheck(torch.ops.regard.linear_attention.default, (*leaves, *ELU1))
+def test_leading_axes_stay(linear):
+    x, weight, bias = problem(30, 11, 13)
+    expected = linear(x, weight, bias)
+    assert torch.equal(linear(x.reshape(2, 3, 5, 11), weight, bias), expected.reshape(2, 3, 5, 13))
+    assert torch.equal(linear(x[0], weight, bias), expected[0])
+    crossed = x.reshape(2, 15, 11).transpose(0, 1)
+    assert torch.equal(linear(crossed, weight, bias), expected.reshape(2, 15, 13).transpose(0, 1))
 
 
-def test_samples_can_be_mapped():
-    many = [torch.stack([tensor, tensor.flip(0)]) for tensor in problem((3, 4, 2, 29, 3, 5), with_state=True)]
-    expected = [attention(*(tensor[n] for tensor in many), PLAIN) for n in range(2)]
-    for call in (lambda *x: attention(*x, PLAIN), lambda *x: torch.ops.regard.linear_attention(*x, *PLAIN)[::2]):
-        found = torch.func.vmap(call)(*many)
-        torch.testing.assert_close(found[0], torch.stack([each[0] for each in expected]))
-    shared = torch.func.vmap(lambda value: attention(many[0][0], many[1][0], value, None, None, PLAIN)[0])(many[2])
-    torch.testing.assert_close(shared[1], attention(many[0][0], many[1][0], many[2][1], None, None, PLAIN)[0])
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 0, 0), (7, 0, 19)])
+def test_nothing_is_a_size_too(chosen, linear, shape):
+    x, weight, bias = problem(*shape)
+    result = linear(x, weight, bias)
+    assert torch.equal(result, F.linear(x, weight, bias))
+    assert torch.equal(gemm(x, weight, bias, "relu"), F.linear(x, weight, bias).relu())
+    assert linear(x.reshape(1, *x.shape), weight).shape == (1, *result.shape)
 
 
-def test_operations_are_counted():
-    query, key, value, _, _ = problem((2, 6, 3, 40, 5, 7), ELU1)
+# NaN and infinities
+
+
+@pytest.mark.parametrize("activation", ["gemv", *ACTIVATIONS])
+@pytest.mark.parametrize("inside", [5, 9, 67])
+def test_what_is_not_finite_passes_as_it_does_in_torch(chosen, inside, activation):
+    x, weight, bias = problem(17, inside, 23)
+    weight = weight.abs() + 0.1  # an infinity times a number keeps its sign
+    x[0, inside - 1], x[1, 0], x[2, inside // 2] = math.nan, math.inf, -math.inf
+    weight[3, inside - 1], weight[4, 0], weight[5, inside // 2] = math.inf, math.nan, -math.inf
+    bias[6], bias[7] = math.inf, math.nan
+    found = gemv(x, weight, bias) if activation == "gemv" else gemm(x, weight, bias, activation)
+    expected = activate(F.linear(x, weight, bias), activation)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+    assert torch.equal(found[found.isinf()], expected[expected.isinf()])
+
+
+# As an operator
+
+
+def test_the_operators_are_what_torch_expects():
+    for bias, activation in ((True, "gelu"), (False, None)):
+        x, weight, shift = problem(7, 11, 7)
+        opcheck(torch.ops.regard.gemv.default, (x, weight, shift if bias else None))
+        opcheck(torch.ops.regard.gemm.default, (x, weight, shift if bias else None, activation))
+
+
+@pytest.mark.parametrize("call", [gemv, functools.partial(gemm, activation="relu")], ids=["gemv", "gemm"])
+def test_samples_and_layers_can_be_mapped(call):
+    x, weight, bias = problem(6, 11, 7)
+    expected = call(x, weight, bias)
+    rows = torch.func.vmap(lambda row: call(row, weight, bias))(x)
+    assert torch.equal(rows, expected)
+    columns = torch.func.vmap(lambda row: call(row, weight, bias), in_dims=1)(x.mT)
+    assert torch.equal(columns, expected)
+    layers = torch.stack([weight, weight.flip(0)]), torch.stack([bias, bias.flip(0)])
+    found = torch.func.vmap(lambda w, b: call(x, w, b))(*layers)
+    assert torch.equal(found, torch.stack([expected, expected.flip(1)]))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_there_is_no_gradient_and_it_says_so(linear):
+    x, weight, bias = problem(2, 3, 5)
+    with pytest.raises(BackendError, match="no gradient"):
+        linear(x, weight.requires_grad_(), bias).sum().backward()
+    with forward_ad.dual_level(), pytest.raises(BackendError, match="no gradient"):
+        linear(forward_ad.make_dual(x, x), weight, bias)
+
+
+def test_operations_are_counted(linear):
+    x, weight, bias = problem(3, 11, 7)
     with FlopCounterMode(display=False) as counter:
-        run_backend(query.requires_grad_(), key, value).sum().backward()
-    forward = 2 * 2 * (6 + 3) * 40 * 5 * (7 + 1)
-    assert counter.get_total_flops() == 4 * forward
+        linear(x, weight, bias)
+    assert counter.get_total_flops() == 2 * 3 * 11 * 7
 
 
-# The backend
+def test_it_compiles(linear):
+    x, weight, bias = problem(3, 11, 7)
+    fused = ("gelu",) if linear is gemm else ()
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weight, bias, *fused), linear(x, weight, bias, *fused))
 
 
-@pytest.mark.parametrize("feature_map", ["elu1", "relu", "taylor2"])
-@pytest.mark.parametrize("pattern", [Causal(), Causal() & Padding([53, 20]), Causal() & Padding([7, 53], side="left")])
-@pytest.mark.parametrize("lengths", [(53, 53), (20, 53), (70, 53)])
-def test_the_backend_with_and_without_it_agree(monkeypatch, lengths, pattern, feature_map):
-    make = torch.Generator().manual_seed(3)
-    shapes = [(2, 4, lengths[0], 3), (2, 2, lengths[1], 3), (2, 2, lengths[1], 5)]
-    inputs = [torch.randn(shape, generator=make, dtype=torch.float64) for shape in shapes]
-
-    def run(*tensors):
-        return attend(*tensors, pattern=pattern, feature_map=feature_map, beta=0.8, backend="linear")
-
-    calls = []
-    real = kernel._run
-    monkeypatch.setattr(kernel, "_run", lambda *arguments: calls.append(1) or real(*arguments))
-    above = torch.randn(2, 4, lengths[0], 5, generator=make, dtype=torch.float64)
-    output, slopes = run(*inputs), gradients(run, inputs, above)
-    assert calls
-    monkeypatch.setattr(regard.backends.linear, "serves", lambda *_: False)
-    calls.clear()
-    torch.testing.assert_close(output, run(*inputs), rtol=1e-11, atol=1e-11)
-    for mine, truth in zip(slopes, gradients(run, inputs, above), strict=True):
-        torch.testing.assert_close(mine, truth, rtol=1e-10, atol=1e-10)
-    assert not calls
+def test_tensors_that_do_not_fit_are_refused():
+    x, weight, bias = problem(3, 11, 7)
+    for wrong in [
+        (x[:, :5], weight, bias),
+        (x, weight, bias[:1]),
+        (x.double(), weight, bias),
+        (x.half(), weight.half(), None),
+        (x, weight[0], None),
+    ]:
+        for operator in (torch.ops.regard.gemv, torch.ops.regard.gemm):
+            with pytest.raises(BackendError, match=r"do not make a linear layer"):
+                operator(*wrong)
+    with pytest.raises(BackendError, match=r"do not make a linear layer"):
+        torch.ops.regard.gemm(x, weight, bias, "swish")
 
 
-def test_a_step_runs_on_the_kernel(monkeypatch):
-    calls = []
-    real = kernel._run
-    monkeypatch.setattr(kernel, "_run", lambda *arguments: calls.append(1) or real(*arguments))
-    query, key, value, _, _ = problem((2, 4, 2, 9, 3, 5), ELU1, dtype=torch.float32)
-    whole = run_backend(query, key, value)
-    state = None
-    for token in range(9):
-        now = slice(token, token + 1)
-        output, state = step(query[:, :, now], key[:, :, now], value[:, :, now], state, feature_map="elu1")
-        torch.testing.assert_close(output, whole[:, :, now])
-    assert len(calls) == 10
+# Memory
+
+GUARDED = """
+import ctypes, mmap
+import torch
+from regard.kernels import library, linear
+from regard.kernels.linear import gemm, gemv
+
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+kept = []
+
+def placed(tensor, at_end):
+    # Pages that nobody may touch stand before and behind the numbers, which lie at one end of their own pages.
+    page = mmap.PAGESIZE
+    pages = -(-tensor.nbytes // page) * page
+    memory = mmap.mmap(-1, pages + 2 * page)
+    view = (ctypes.c_char * len(memory)).from_buffer(memory)
+    kept.append(view)
+    for place in (0, page + pages):
+        assert libc.mprotect(ctypes.addressof(view) + place, page, 0) == 0
+    start = page + (pages - tensor.nbytes if at_end else 0)
+    inside = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+    return inside.reshape(tensor.shape).copy_(tensor)
+
+torch.set_num_threads(1)
+for name in ("plain", library.name()):
+    library.use(name)
+    for dtype in (torch.float32, torch.float64):
+        for inside in (1, 5, 8, 9, 16, 31, 700):
+            for rows in (1, 2, 3, 5, 6, 7, 13):
+                for outside in (1, 9, 16, 35):
+                    for at_end in (False, True):
+                        # The output lies so too.
+                        linear.empty_output = lambda *shape, dtype: placed(torch.zeros(shape, dtype=dtype), at_end)
+                        shapes = (rows, inside), (outside, inside), (outside,)
+                        x, weight, bias = (placed(torch.randn(s, dtype=dtype), at_end) for s in shapes)
+                        found, expected = gemm(x, weight, bias, "relu"), x @ weight.mT + bias
+                        assert torch.allclose(found, expected.relu(), atol=1e-3)
+                        assert torch.allclose(gemv(x, weight, bias), expected, atol=1e-3)
+                    kept.clear()
+print("touched nothing else")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guards pages as Linux does")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer guards memory itself")
+def test_no_number_outside_of_the_tensors_is_touched():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", GUARDED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "touched nothing else" in done.stdout

@@ -215,7 +215,7 @@ def test_a_channel_axis_of_nothing_is_the_mean():
     query, key = torch.zeros(1, 2, 9, 0), torch.zeros(1, 2, 9, 0)
     value = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(3))
     found, expected = (
-        attend(query, key, value, pattern=Causal(), beta=1.0, backend=backend) for backend in ("native", "reference")
+        attend(query, key, value, pattern=Causal(), scale=1.0, backend=backend) for backend in ("native", "reference")
     )
     assert torch.allclose(found, expected, atol=1e-6)
-    assert attend(query, key, value[..., :0], pattern=Causal(), beta=1.0, backend="native").shape == (1, 2, 9, 0)
+    assert attend(query, key, value[..., :0], pattern=Causal(), scale=1.0, backend="native").shape == (1, 2, 9, 0)

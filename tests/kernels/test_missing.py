@@ -44,7 +44,7 @@ def test_without_a_library_another_backend_runs_and_the_reason_is_told():
 def reason_for(monkeypatch: pytest.MonkeyPatch, file: str) -> str:
     """Why this file does not serve as the library."""
     monkeypatch.setenv("REGARD_NATIVE_LIBRARY", file)
-    found, reason = library._load()
+    found, reason = library._load_library()
     assert found is None
     assert reason is not None
     return reason

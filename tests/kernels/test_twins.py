@@ -28,7 +28,7 @@ make = program  # where a crooked one can be put
 BIASES = ["none", "table", "grid table", "tensor", "table and tensor"]
 
 
-def cell(pattern, bias, dtype, lengths, *, kv_heads=1, beta=0.6, dim=5, value_dim=7):
+def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_dim=7):
     """Inputs and the score of one case, with a program for the kernels in use."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     inputs = [x.detach() for x in tensors(lengths, kv_heads=kv_heads, dtype=dtype, dim=dim, value_dim=value_dim)]
@@ -41,7 +41,7 @@ def cell(pattern, bias, dtype, lengths, *, kv_heads=1, beta=0.6, dim=5, value_di
         generator = torch.Generator().manual_seed(8)
         tensor = torch.randn(2, 1, 1, lengths[1], dtype=wide, generator=generator)
     made = make(pattern, Lengths(*lengths), library.lanes(wide))
-    return inputs, Score(table, query_code, key_code, tensor, made.words, made.masks, beta)
+    return inputs, Score(table, query_code, key_code, tensor, made.words, made.masks, scale)
 
 
 def everything(inputs, score):
@@ -61,7 +61,7 @@ def assert_twins(using, name, dtype, **words):
             found[kernels] = everything(inputs, score)
     (expected, true_sums), (results, sums) = found["scalar"], found[name]
     wide = results[0].dtype
-    limits = bounds(*inputs, words.get("beta", 0.6), wide)
+    limits = bounds(*inputs, words.get("scale", 0.6), wide)
     assert_agree(results, expected, limits)
     assert torch.equal(sums == -torch.inf, true_sums == -torch.inf)
     seen = true_sums != -torch.inf
@@ -88,8 +88,8 @@ def test_vectors_equal_their_scalar_twins(using, kernels, pattern):
 
 @pytest.mark.parametrize("bias", BIASES)
 def test_every_bias_at_every_temperature_equals_its_scalar_twin(using, kernels, bias):
-    for beta in (0.0, -1.3, 30.0):
-        words = dict(bias=bias, beta=beta, lengths=(TOKENS, TOKENS))
+    for scale in (0.0, -1.3, 30.0):
+        words = dict(bias=bias, scale=scale, lengths=(TOKENS, TOKENS))
         for dtype, pattern in ((torch.float32, Window(4, 9)), (torch.float64, Causal()), (torch.bfloat16, First(3))):
             assert_twins(using, kernels, dtype, pattern=pattern, **words)
 
@@ -97,7 +97,7 @@ def test_every_bias_at_every_temperature_equals_its_scalar_twin(using, kernels, 
 def test_every_width_of_rows_equals_its_scalar_twin(using, kernels):
     """Rows shorter than a vector, as long as one, and with every remainder of the register tiles."""
     for dim in range(1, 20):
-        words = dict(pattern=Causal(), bias="none", lengths=(13, 13), dim=dim, value_dim=20 - dim, beta=dim**-0.5)
+        words = dict(pattern=Causal(), bias="none", lengths=(13, 13), dim=dim, value_dim=20 - dim, scale=dim**-0.5)
         assert_twins(using, kernels, torch.float32, **words)
         assert_twins(using, kernels, torch.float64, **words)
 

@@ -188,3 +188,40 @@ def test_the_mark_is_known_and_explained(project):
 def test_the_plugin_alone_imports_neither_torch_nor_regard():
     program = "import sys, pytest_regard; sys.exit(bool({'torch', 'regard'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_header_names_the_laws_that_are_left_out_where_claims_were_guessed(project):
+    project.makepyfile("""
+        import pytest
+        from mine_and_yours import Attention
+
+        @pytest.mark.laws(lambda: Attention(ahead=2), channels=7)
+        def test_guessed(): ...
+
+        @pytest.mark.laws(lambda: Attention(ahead=2), claims=["determinism"], also=["causality"], channels=7)
+        def test_claimed(): ...
+    """)
+    result = project.runpytest("-k", "determinism or causality")
+    result.assert_outcomes(passed=2, failed=1, deselected=7)
+    result.stdout.fnmatch_lines(["laws: test_guessed does not check causality, *also=* in its mark does"])
+    result.stdout.no_fnmatch_line("laws: test_claimed*")
+
+
+def test_a_reference_is_a_test_of_its_own(project):
+    project.makepyfile("""
+        import pytest
+        import torch
+        from mine_and_yours import Attention
+
+        def with_the_same_weights(ahead):
+            torch.manual_seed(3)
+            return Attention(ahead)
+
+        @pytest.mark.laws(
+            lambda: with_the_same_weights(2), claims=["shape"], reference=lambda: with_the_same_weights(1), channels=7
+        )
+        def test_attention(): ...
+    """)
+    result = project.runpytest("-v")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*::test_attention[[]reference[]] FAILED*", "*LawViolation: reference - the values*"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import LawViolation, RegardError
-from regard.laws import LAWS, Report, Verdict, Verdicts, Witness, assert_laws, check, probe
+from regard.laws import LAWS, Counterexample, Report, Verdict, Verdicts, assert_laws, check, probe
 from regard.laws.report import violation
 
 
@@ -36,9 +36,9 @@ def law(slug: str = "causality"):
     return next(law for law in LAWS if law.slug == slug)
 
 
-def witness(**fields) -> Witness:
+def counterexample(**fields) -> Counterexample:
     given = {"case": {"batch": 1, "tokens": 2}, "changed": "input[0, 1]", "place": "output[0, 0]"}
-    return Witness(**{**given, "moved": 3.1e-2, "bound": 1.2e-6, "precision": "float64", **fields})
+    return Counterexample(**{**given, "moved": 3.1e-2, "bound": 1.2e-6, "precision": "float64", **fields})
 
 
 def report(*verdicts: Verdict, **fields) -> Report:
@@ -46,8 +46,10 @@ def report(*verdicts: Verdict, **fields) -> Report:
 
 
 def broken(slug: str = "causality", **fields) -> Verdict:
-    remarks = {"batch": "any size fails"}
-    return Verdict(law(slug), "broken", "SelfAttention(dim=7, heads=1)", witness=witness(remarks=remarks, **fields))
+    remarks = {"batch": "fails at every size tried: 1, 2, 3"}
+    return Verdict(
+        law(slug), "broken", "SelfAttention(dim=7, heads=1)", counterexample=counterexample(remarks=remarks, **fields)
+    )
 
 
 # What a violation says
@@ -58,7 +60,9 @@ def test_a_violation_reads_as_the_specimen_does():
     assert str(said).split("\n") == [
         "causality - a later token changed an earlier output.",
         "  subject  SelfAttention(dim=7, heads=1)",
-        "  smallest batch=1, tokens=2                           # batch: any size fails",
+        "  smallest batch=1, tokens=2",
+        "           # batch: fails at every size tried: 1, 2, 3",
+        "  meaning  batch: batch size, tokens: sequence length",
         "  changed  input[0, 1]  ->  output[0, 0] moved by 3.1e-02, bound 1.2e-06",
         "  replay   regard check mymodule:attention --law causality --seed 7",
     ]
@@ -74,9 +78,12 @@ def test_a_violation_is_an_assertion_and_one_of_the_family():
 
 def test_remarks_that_say_the_same_are_said_once():
     verdict = broken()
-    assert verdict.witness is not None
-    verdict.witness.remarks = {"batch": "any size fails", "tokens": "any size fails"}
-    assert "# batch, tokens: any size fails" in str(violation(verdict))
+    assert verdict.counterexample is not None
+    verdict.counterexample.remarks = {
+        "batch": "fails at every size tried: 1, 2",
+        "tokens": "fails at every size tried: 1, 2",
+    }
+    assert "# batch, tokens: fails at every size tried: 1, 2" in str(violation(verdict))
 
 
 def test_a_precision_is_named_only_where_it_is_not_the_widest():
@@ -85,7 +92,7 @@ def test_a_precision_is_named_only_where_it_is_not_the_widest():
 
 
 def test_a_flaky_law_and_one_that_never_ran_say_why():
-    flaky = Verdict(law(), "flaky", "f", "the same case broke the law 2 times out of 4", witness())
+    flaky = Verdict(law(), "flaky", "f", "the same case broke the law 2 times out of 4", counterexample())
     assert "  flaky    the same case broke the law 2 times out of 4" in str(violation(flaky))
     refused = Verdict(law(), "broken", "f", "it refused every case: ValueError: no")
     assert "  because  it refused every case: ValueError: no" in str(violation(refused))
@@ -145,19 +152,85 @@ def test_nothing_is_accused_by_a_probe():
 
 
 def test_the_text_has_a_line_for_each_law_and_fits_its_width():
-    holds = Verdict(law("permutation"), "holds", cases=23)
-    silent = Verdict(law("cache"), "not applicable", reason="it has no cache " + "of any kind " * 20)
+    holds = Verdict(law("permutation"), "holds", cases=29, tried=23)
+    reason = "it has no cache " + "of any kind " * 20 + "but moved output[0, 3] by 1.234e-05, bound 6.789e-10"
+    silent = Verdict(law("cache"), "not applicable", reason=reason)
     lines = str(report(broken(), silent, holds)).split("\n")
     assert lines[0] == "SelfAttention(dim=7, heads=1)  layer, seed 7: 1 broken, 1 holds, 1 does not apply"
     table = lines[2 : lines.index("LawViolation: causality - a later token changed an earlier output.") - 1]
-    assert [line.split()[:3] for line in table[2:]] == [
+    assert [line.split()[:3] for line in table[2:] if line.startswith("L")] == [
         ["L1", "causality", "broken"],
         ["L3", "cache", "not"],
         ["L9", "permutation", "holds"],
     ]
     assert max(len(line) for line in table) <= 100
-    assert table[3].endswith("...")
-    assert "23" in table[4]
+    assert "..." not in "".join(table)
+    assert " ".join(" ".join(line.split()) for line in table[4:-1]).endswith(" ".join(reason.split())[-200:])
+    assert table[-1].split()[-1] == "23"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_and_no_index_is_cut_at_any_width(width):
+    from regard.laws.table import text
+
+    lines = text(report(broken(place="gradient of query[13, 141]"), broken("padding")), width).split("\n")
+    for whole in ("query[13, 141]", "3.1e-02", "1.2e-06"):
+        assert any(whole in line for line in lines[: lines.index("likeliest cause: causality")])
+
+
+# Several broken laws
+
+
+def test_the_likeliest_cause_is_named_first_and_what_follows_from_it_says_so():
+    found = report(broken("padding"), broken("determinism"), broken("statelessness"))
+    assert [said.law for said in found.violations] == ["statelessness", "determinism", "padding"]
+    assert found.violations[0].parts["likely"] == "probably the cause; determinism, padding may follow from it"
+    assert found.violations[1].parts["likely"] == "probably follows from statelessness"
+    assert "likeliest cause: statelessness" in str(found)
+    assert json.loads(found.to_json())["causes"][2] == {"law": "padding", "follows_from": "statelessness"}
+    assert "Likeliest cause: statelessness" in found.to_html()
+    with pytest.raises(LawViolation, match=r"^statelessness"):
+        found.require()
+
+
+def test_one_broken_law_has_no_cause_but_itself():
+    found = report(broken())
+    assert "likely" not in found.violations[0].parts
+    assert "likeliest" not in str(found)
+
+
+# What was not checked
+
+
+def test_every_law_that_was_left_out_is_listed_with_why_and_what_would_check_it():
+    found = check(Ahead(), fast=True)
+    named = {verdict.slug for verdict in found.verdicts} | {left.slug for left in found.unchecked}
+    assert named == {each.slug for each in LAWS} | {"reference"}
+    (left,) = [left for left in found.unchecked if left.slug == "causality"]
+    assert (left.flag, left.argument) == ("--also causality", 'also=["causality"]')
+    (without,) = [left for left in found.unchecked if left.slug == "alignment"]
+    assert without.reason == "does not apply: it is not an operator on queries, keys and values"
+    assert without.flag == ""
+    for shown in (str(found), found.to_html()):
+        assert "causality" in shown
+        assert "attention may look ahead" in " ".join(shown.split())
+    assert "causality" in [left["law"] for left in json.loads(found.to_json())["unchecked"]]
+
+
+def test_a_law_that_is_claimed_besides_is_checked():
+    found = check(Ahead(), claims=["determinism"], also=["causality"], fast=True)
+    assert [verdict.slug for verdict in found.verdicts] == ["causality", "determinism"]
+    assert "causality" in found.failed
+    assert "causality" not in [left.slug for left in found.unchecked]
+    assert found.replay(found.verdicts["causality"]) == (
+        'check(target, also=["causality"], claims=["determinism"], only=["causality"], fast=True)'
+    )
+    with pytest.raises(LawViolation, match=r"^causality"):
+        assert_laws(Ahead(), claims=["determinism"], also=["causality"])
+
+
+def test_one_law_looked_at_alone_does_not_list_the_others():
+    assert check(Ahead(), only=["causality"], fast=True).unchecked == []
 
 
 def test_brackets_in_names_are_no_markup_and_nothing_is_coloured():
@@ -174,7 +247,7 @@ def test_a_report_without_a_law_says_so():
 
 def test_a_probe_says_what_was_measured():
     verdict = Verdict(law("support"), "holds", cases=5, claimed=False, measured="window: 128 keys back")
-    other = Verdict(law(), "broken", witness=witness(), cases=3, claimed=False)
+    other = Verdict(law(), "broken", counterexample=counterexample(), cases=3, claimed=False)
     text = str(report(verdict, other, probing=True))
     assert "1 of 2 laws hold" in text
     assert "yes" in text
@@ -207,12 +280,12 @@ def test_json_comes_back_with_its_numbers(tmp_path):
     assert (content["ok"], content["seed"]) == (False, 7)
     (verdict,) = content["verdicts"]
     assert (verdict["law"], verdict["id"], verdict["outcome"]) == ("causality", "L1", "broken")
-    assert verdict["witness"]["moved"] == "inf"
-    assert verdict["witness"]["bound"] == 1.2e-6
-    assert verdict["witness"]["map"] == [["nan", 0.5]]
-    assert verdict["witness"]["touched"] == [[False, True]]
+    assert verdict["counterexample"]["moved"] == "inf"
+    assert verdict["counterexample"]["bound"] == 1.2e-6
+    assert verdict["counterexample"]["map"] == [["nan", 0.5]]
+    assert verdict["counterexample"]["touched"] == [[False, True]]
 
 
 def test_a_map_too_large_for_json_is_left_to_the_picture():
     content = json.loads(report(broken(map=torch.zeros(67, 71))).to_json())
-    assert content["verdicts"][0]["witness"]["map"] is None
+    assert content["verdicts"][0]["counterexample"]["map"] is None

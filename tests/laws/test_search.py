@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.laws import check
-from regard.laws.judge import judge
-from regard.laws.law import Dice, Observation
+from regard.adapters.rng import Rng
+from regard.laws import check, search
+from regard.laws.compare import compare
+from regard.laws.law import Observation
+from regard.laws.search import run
 from regard.laws.verdict import Verdict, Verdicts
 
 
@@ -25,22 +27,38 @@ def test_a_correct_operator_is_not_accused_at_any_seed():
         assert check(causal, kind="operator", claims=["causality"], seed=seed, fast=True).ok
 
 
-def test_the_witness_is_the_smallest_case():
+def test_the_counterexample_is_the_smallest_case():
     def leaks(q, k, v, mask=None):
         allowed = visible(q, k) | (torch.arange(k.shape[-2]) == 4)  # everybody sees token 4
         return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
     verdict = check(leaks, kind="operator", claims=["causality"]).verdicts["causality"]
     assert verdict.outcome == "broken"
-    assert verdict.witness is not None
-    assert verdict.witness.case["tokens"] == 5
-    assert verdict.witness.case["batch"] == 1
-    assert verdict.witness.remarks["batch"] == "any size fails"
+    assert verdict.counterexample is not None
+    assert verdict.counterexample.case["tokens"] == 5
+    assert verdict.counterexample.case["batch"] == 1
+    assert verdict.counterexample.remarks["batch"] == "fails at every size tried: 1, 2, 3"
+    assert verdict.counterexample.remarks["tokens"].startswith("fails at 5")
+    assert "holds at" in verdict.counterexample.remarks["tokens"]
 
 
-def test_the_same_seed_finds_the_same_witness():
+def test_a_length_beyond_which_a_law_breaks_is_found_in_few_runs(monkeypatch):
+    def leaks(q, k, v, mask=None):
+        output = causal(q, k, v)
+        return output if k.shape[-2] <= 517 else output + v.mean(2, keepdim=True)
+
+    runs = []
+    monkeypatch.setattr(search, "run", lambda *args: runs.append(args) or run(*args))
+    verdict = check(leaks, kind="operator", claims=["causality"], fast=True).verdicts["causality"]
+    assert verdict.counterexample is not None
+    assert verdict.counterexample.case["tokens"] == 518
+    after = [args for args in runs if args[2]["tokens"] > 517]
+    assert len(after) < 40
+
+
+def test_the_same_seed_finds_the_same_counterexample():
     reports = [check(lambda q, k, v: q + v.mean(2, keepdim=True), claims=["causality"], seed=7) for _ in range(2)]
-    first, second = (report.verdicts[0].witness for report in reports)
+    first, second = (report.verdicts[0].counterexample for report in reports)
     assert (first.moved, first.place, first.case) == (second.moved, second.place, second.case)
 
 
@@ -60,7 +78,7 @@ def test_a_leak_in_single_precision_alone_is_a_violation():
 
     verdict = check(leaks, kind="operator", claims=["causality"]).verdicts[0]
     assert verdict.outcome == "broken"
-    assert verdict.witness.precision == "float32"
+    assert verdict.counterexample.precision == "float32"
 
 
 def test_a_small_leak_shows_in_float64():
@@ -119,24 +137,24 @@ def test_random_numbers_outside_are_left_alone():
 
 
 def test_dice_depend_on_their_words_alone():
-    assert torch.equal(Dice(3, "a").normal(4), Dice(3, "a").normal(4))
-    assert not torch.equal(Dice(3, "a").normal(4), Dice(3, "b").normal(4))
-    assert not torch.equal(Dice(3, "a").normal(4), Dice(4, "a").normal(4))
+    assert torch.equal(Rng(3, "a").normal(4), Rng(3, "a").normal(4))
+    assert not torch.equal(Rng(3, "a").normal(4), Rng(3, "b").normal(4))
+    assert not torch.equal(Rng(3, "a").normal(4), Rng(4, "a").normal(4))
 
 
 def test_a_bound_grows_with_precision_reduction_and_scale():
     expected = torch.tensor([[1000.0, 1.0]])
     near = expected + torch.tensor([[0.0, 1e-3]])
-    assert judge(Observation(expected, near), 1e-7, 64).ratio < 1
-    assert judge(Observation(expected, near, scale=1.0), 1e-7, 64).ratio > 1
-    assert judge(Observation(expected, near, scale=1.0, reduction=10**8), 1e-7, 64).ratio < 1
-    assert judge(Observation(expected, near, exact=True), 1e-7, 64).ratio == float("inf")
+    assert compare(Observation(expected, near), 1e-7, 64).ratio < 1
+    assert compare(Observation(expected, near, scale=1.0), 1e-7, 64).ratio > 1
+    assert compare(Observation(expected, near, scale=1.0, reduction=10**8), 1e-7, 64).ratio < 1
+    assert compare(Observation(expected, near, exact=True), 1e-7, 64).ratio == float("inf")
 
 
 def test_one_number_that_is_none_is_infinitely_far_and_two_are_equal():
     nan = torch.tensor([[float("nan"), 1.0]])
-    assert judge(Observation(nan, nan), 1e-7, 64).ratio == 0
-    finding = judge(Observation(torch.ones(1, 2), nan), 1e-7, 64)
+    assert compare(Observation(nan, nan), 1e-7, 64).ratio == 0
+    finding = compare(Observation(torch.ones(1, 2), nan), 1e-7, 64)
     assert finding.ratio == float("inf")
     assert finding.place == "output[0, 0]"
 
@@ -159,3 +177,36 @@ def test_what_failed_is_asked_in_the_plainest_words():
     assert {verdict.law for verdict in bad.failed} == {"causality"}
     assert [str(verdict.law) for verdict in bad.failed] == ["causality"]
     assert bad.failed != good.failed
+
+
+class TwoPaths(nn.Module):
+    """Fused attention, or a softmax written out where weights are wanted: `soften` is that softmax."""
+
+    def __init__(self, soften) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.qkv, self.soften = nn.Linear(8, 24), soften
+
+    def forward(self, x, mask=None, need_weights=False):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        seen = None if mask is None else mask[:, None]
+        if not need_weights:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        scores = q @ k.mT / 8**0.5
+        weights = self.soften(scores if seen is None else scores.masked_fill(~seen, -torch.inf)).to(v.dtype)
+        return weights @ v, weights
+
+
+def test_a_path_through_float32_differs_by_rounding_in_float64_too():
+    target = TwoPaths(lambda scores: scores.softmax(-1, dtype=torch.float32))
+    assert check(target, kind="layer", claims=["paths"], fast=True).verdicts[0].outcome == "holds"
+
+
+def test_a_path_through_float32_is_not_excused_for_more_than_its_rounding():
+    target = TwoPaths(lambda scores: (1.0003 * scores).softmax(-1, dtype=torch.float32))
+    assert check(target, kind="layer", claims=["paths"], fast=True).verdicts[0].outcome == "broken"
+
+
+def test_a_path_through_fewer_digits_than_its_own_is_a_fault():
+    target = TwoPaths(lambda scores: scores.bfloat16().softmax(-1))
+    assert check(target, kind="layer", claims=["paths"], fast=True).verdicts[0].outcome == "broken"

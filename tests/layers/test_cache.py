@@ -199,7 +199,7 @@ def test_sums_decode_linear_attention_as_the_whole_text(features, position):
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_sums_can_be_reordered_and_padded(features):
-    decoder = Decoder("halves", feature_map=features, beta=0.3)
+    decoder = Decoder("halves", feature_map=features, scale=0.3)
     lengths, x, more = [3, 8, 5], random(3, 9, 13), random(4, 6, 13, seed=1)
     cache = decoder.attention.new_cache()
     first = decoder.step(x, cache, lengths=lengths)

@@ -40,7 +40,7 @@ def test_channels_attend_as_the_equation_says(groups, tokens, scale):
 def test_both_ways_are_attention_with_channels_as_tokens(mix):
     parts = torch.randn(2, 7, 3, 5, 3, dtype=torch.float64)
     query, key, value = parts.permute(2, 0, 3, 4, 1).unbind(0)  # batch, group, channel, token
-    expected = attend(query, key, value, beta=0.3).permute(0, 3, 1, 2).flatten(2)
+    expected = attend(query, key, value, scale=0.3).permute(0, 3, 1, 2).flatten(2)
     torch.testing.assert_close(mix(parts, 0.3), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -81,13 +81,28 @@ def test_the_order_of_tokens_does_not_matter():
 
 
 def test_scores_scaled_by_tokens_have_unit_variance_and_by_channels_do_not():
-    # Queries and keys of unit variance over 3136 tokens: the standard deviation of a score is sqrt(N / C) or 1.
+    # Queries and keys of unit variance over 784 tokens, in groups of 32 channels: the standard deviation of a score is
+    # sqrt(N / C) = 4.95 or 1. The layer's weights A give its scores back, but for a number in each row: log A.
     generator = torch.Generator().manual_seed(4)
-    query, key = torch.randn(2, 3136, 320, generator=generator, dtype=torch.float64)
-    products = query.T @ key
-    # 102400 products that are nearly independent: their standard deviation is known to 1 / sqrt(2 * 102400) = 0.2 %.
-    assert (products * 32**-0.5).std() == pytest.approx(9.899, rel=0.02)
-    assert (products * 3136**-0.5).std() == pytest.approx(1, rel=0.02)
+    x = torch.randn(1, 784, 320, generator=generator, dtype=torch.float64)
+    for scale, expected in (("dim", (784 / 32) ** 0.5), ("tokens", 1.0)):
+        layer = ChannelAttention(320, 10, scale).double()
+        with torch.no_grad():
+            # Keys of a group are the channels of the next one: no product occurs twice.
+            key = torch.eye(320).roll(32, 0)
+            layer.qkv.weight.copy_(torch.cat((torch.eye(320), key, torch.zeros(320, 320))))
+            layer.qkv.bias.zero_()
+            layer.proj.weight.copy_(torch.eye(320))
+            layer.proj.bias.zero_()
+            rows = []
+            for channel in range(32):
+                # A value of one in this channel of every group, by the bias: the output is this column of A.
+                layer.qkv.bias[640:].zero_().view(10, 32)[:, channel] = 1
+                rows.append(layer(x)[0, 0].view(10, 32))
+        logarithm = torch.stack(rows, -1).log()  # (group, query channel, key channel)
+        scores = logarithm - logarithm.mean(-1, keepdim=True)
+        # The mean of 32 scores is taken from each row; 10,240 products are known to 0.7 %; four of these.
+        assert (scores.square().mean() * 32 / 31).sqrt().item() == pytest.approx(expected, rel=0.028)
 
 
 def test_the_layer_scales_by_what_it_says():

@@ -35,14 +35,14 @@ def assert_close(found, expected, tolerance=1e-12):
         Attention(pattern=Causal() & Window(3, 0), bias=Alibi(6)),
         Attention(bias=RelativeTable(6, 19)),
         Attention(bias=TransformerXL(6, 4)),
-        Attention(bias=random(6, 11, 11, seed=9), beta=0.7),
+        Attention(bias=random(6, 11, 11, seed=9), scale=0.7),
         Attention(pattern=Causal(), feature_map="elu1"),
     ],
 )
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_the_weights_of_some_queries_are_rows_of_the_square(attention, dtype):
     if isinstance(attention.bias, torch.Tensor):
-        attention = Attention(bias=attention.bias.to(dtype), beta=attention.beta)
+        attention = Attention(bias=attention.bias.to(dtype), scale=attention.scale)
     layer = filled(MultiHeadAttention(Sizes(13, heads=6, kv_heads=2, key=4), attention=attention), dtype)
     x, chosen = random(2, 11, 13, dtype=dtype), [7, 0, 10]
     assert_close(layer.weights(x, queries=chosen), layer.weights(x)[..., chosen, :], TOLERANCE[dtype])

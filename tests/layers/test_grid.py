@@ -23,7 +23,7 @@ def descriptions() -> dict[str, Attention]:
         "windows": Attention(pattern=GridWindow(GRID, 2) & Causal()),
         "rows of a batch": Attention(pattern=Padding([11, 15])),
         "row and column": Attention(bias=RowColumn(2, GRID, dtype=torch.float64)),
-        "gaussian": Attention(bias=Gaussian(2, GRID, dtype=torch.float64), beta=0.0),
+        "gaussian": Attention(bias=Gaussian(2, GRID, dtype=torch.float64), scale=0.0),
         "four terms": Attention(bias=TransformerXL(2, 3, grid=GRID, dtype=torch.float64)),
         "a tensor": Attention(bias=torch.randn(2, 15, 15, dtype=torch.float64), pattern=Neighborhood(GRID, 2)),
     }

@@ -1,4 +1,4 @@
-"""torch's linear layer and ours are one layer; few rows and many take a kernel, and only when nobody looks on."""
+"""torch's linear layer and ours are one layer; few rows take gemv and many gemm, for inference only."""
 
 import copy
 import io
@@ -14,22 +14,22 @@ from regard.kernels import library
 from regard.layers import linear
 from regard.layers.feedforward import FeedForward
 from regard.layers.linear import (
-    BENDS,
-    FEWEST_PRODUCTS,
-    FEWEST_WEIGHTS,
-    LARGE_PAGE,
-    MOST_ROWS,
+    ACTIVATIONS,
+    GEMV_ROWS,
+    HUGE_PAGE,
+    MIN_PRODUCTS,
+    MIN_WEIGHTS,
     Linear,
-    settle,
+    use_huge_pages,
 )
 
 INSIDE, OUTSIDE = 397, 379  # enough weights for the kernels
-assert INSIDE * OUTSIDE >= FEWEST_WEIGHTS
+assert INSIDE * OUTSIDE >= MIN_WEIGHTS
 MANY_ROWS = 53
-assert MANY_ROWS > MOST_ROWS
+assert MANY_ROWS > GEMV_ROWS
 DTYPES = [torch.float32, torch.float64]
 native = pytest.mark.skipif(library.missing() is not None, reason="there are no native kernels")
-on_large_pages = pytest.mark.skipif(not hasattr(linear.mmap, "MADV_HUGEPAGE"), reason="there are no large pages here")
+with_huge_pages = pytest.mark.skipif(not hasattr(linear.mmap, "MADV_HUGEPAGE"), reason="there are no huge pages here")
 
 
 def twins(bias=True, dtype=torch.float32, inside=INSIDE, outside=OUTSIDE):
@@ -56,26 +56,26 @@ def assert_same_up_to_rounding(found, layer, x):
 
 
 def note(monkeypatch, name):
-    asked, genuine = [], getattr(linear, name)
+    called, genuine = [], getattr(linear, name)
 
-    def noted(x, weight, bias, *bend):
-        asked.append((*x.shape, *bend))
-        return genuine(x, weight, bias, *bend)
+    def noted(x, weight, bias, *activation):
+        called.append((*x.shape, *activation))
+        return genuine(x, weight, bias, *activation)
 
     monkeypatch.setattr(linear, name, noted)
-    return asked
+    return called
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """The shapes that the kernel for few rows was asked for."""
-    return note(monkeypatch, "run_few")
+def gemv_calls(monkeypatch):
+    """The shapes that gemv was called with."""
+    return note(monkeypatch, "run_gemv")
 
 
 @pytest.fixture
-def many(monkeypatch):
-    """The shapes and bends that the kernel for many rows was asked for."""
-    return note(monkeypatch, "run_many")
+def gemm_calls(monkeypatch):
+    """The shapes and activations that gemm was called with."""
+    return note(monkeypatch, "run_gemm")
 
 
 # The same layer
@@ -96,7 +96,7 @@ def test_parameters_names_and_first_numbers_are_torchs(bias):
 @torch.no_grad()
 def test_results_are_torchs_up_to_rounding(dtype, bias):
     ours, torchs = twins(bias, dtype)
-    for shape in [(1,), (0, 1), (2, 3), (1, MOST_ROWS), (MOST_ROWS + 1,), (MANY_ROWS,), (3, MANY_ROWS), ()]:
+    for shape in [(1,), (0, 1), (2, 3), (1, GEMV_ROWS), (GEMV_ROWS + 1,), (MANY_ROWS,), (3, MANY_ROWS), ()]:
         x = rows(*shape, INSIDE, dtype=dtype)
         assert ours(x).shape == torchs(x).shape
         assert_same_up_to_rounding(ours(x), torchs, x)
@@ -113,14 +113,14 @@ def test_the_bound_can_be_broken():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_are_torchs_to_the_bit(dtype, calls):
+def test_gradients_are_torchs_to_the_bit(dtype, gemv_calls):
     ours, torchs = twins(dtype=dtype)
     grads = []
     for layer in (ours, torchs):
         x = rows(3, INSIDE, dtype=dtype).requires_grad_()
         layer(x).square().sum().backward()
         grads.append([x.grad, layer.weight.grad, layer.bias.grad])
-    assert not calls
+    assert not gemv_calls
     for mine, other in zip(*grads, strict=True):
         assert torch.equal(mine, other)
     frozen = ours.requires_grad_(False)
@@ -145,7 +145,7 @@ def test_errors_are_torchs():
 
 
 @native
-def test_few_rows_without_gradient_take_the_kernel(calls):
+def test_few_rows_without_gradient_take_the_kernel(gemv_calls):
     ours, _ = twins()
     x = rows(2, 3, INSIDE)
     with torch.no_grad():
@@ -153,13 +153,13 @@ def test_few_rows_without_gradient_take_the_kernel(calls):
     with torch.inference_mode():
         ours(x)
     ours.requires_grad_(False)(x)
-    assert calls == [(2, 3, INSIDE)] * 3
+    assert gemv_calls == [(2, 3, INSIDE)] * 3
     ours.double()(x.double())
-    assert len(calls) == 4
+    assert len(gemv_calls) == 4
 
 
 @native
-def test_many_rows_without_gradient_take_the_other_kernel(calls, many):
+def test_many_rows_without_gradient_take_the_other_kernel(gemv_calls, gemm_calls):
     ours, torchs = twins()
     x = rows(2, MANY_ROWS, INSIDE)
     with torch.no_grad():
@@ -167,17 +167,17 @@ def test_many_rows_without_gradient_take_the_other_kernel(calls, many):
     ours.requires_grad_(False)(x[1])
     torchs.bias.detach().zero_()
     assert_same_up_to_rounding(linear.linear(x, ours.weight), torchs, x)
-    assert many == [(2, MANY_ROWS, INSIDE, None), (MANY_ROWS, INSIDE, None), (2, MANY_ROWS, INSIDE, None)]
-    # Few weights, but many products.
+    assert gemm_calls == [(2, MANY_ROWS, INSIDE, None), (MANY_ROWS, INSIDE, None), (2, MANY_ROWS, INSIDE, None)]
+    # Few weights, but many multiply-adds.
     small = Linear(7, 5).requires_grad_(False)
-    for count in (FEWEST_PRODUCTS // 35, FEWEST_PRODUCTS // 35 + 1):
+    for count in (MIN_PRODUCTS // 35, MIN_PRODUCTS // 35 + 1):
         small(rows(count, 7))
-    assert many[3:] == [(FEWEST_PRODUCTS // 35 + 1, 7, None)]
-    assert not calls
+    assert gemm_calls[3:] == [(MIN_PRODUCTS // 35 + 1, 7, None)]
+    assert not gemv_calls
 
 
 @torch.no_grad()
-def test_others_take_torchs_product(calls, many):
+def test_others_take_torchs_product(gemv_calls, gemm_calls):
     ours, _ = twins()
     x = rows(2, INSIDE)
     Linear(7, 5)(rows(2, 7))
@@ -185,27 +185,27 @@ def test_others_take_torchs_product(calls, many):
     Linear(INSIDE, OUTSIDE, dtype=torch.float64)(rows(MANY_ROWS, INSIDE, dtype=torch.float64))
     Linear(INSIDE, OUTSIDE, dtype=torch.bfloat16)(x.bfloat16())
     assert ours.to("meta")(x.to("meta")).shape == (2, OUTSIDE)
-    assert not calls
-    assert not many
+    assert not gemv_calls
+    assert not gemm_calls
 
 
 @native
 @torch.no_grad()
-def test_a_bend_is_that_of_torch_whoever_multiplies(calls, many):
+def test_an_activation_is_that_of_torch_by_either_kernel(gemv_calls, gemm_calls):
     ours, torchs = twins()
     for count in (2, MANY_ROWS):
         x = rows(count, INSIDE)
         size = F.linear(x.abs(), ours.weight.abs(), ours.bias.abs())
-        for name, bend in BENDS.items():
-            # Sums are those of both layers, and a bend is nowhere steeper than 1.13.
+        for name, activation in ACTIVATIONS.items():
+            # Sums are those of both layers, and an activation is nowhere steeper than 1.13.
             limit = 1.13 * 2 * torch.finfo(x.dtype).eps * (INSIDE + 4) * size
             found = linear.linear(x, ours.weight, ours.bias, name)
-            assert ((found - bend(torchs(x))).abs() <= limit).all(), (count, name)
-    assert len(calls) == len(BENDS)
-    assert many == [(MANY_ROWS, INSIDE, name) for name in BENDS]
+            assert ((found - activation(torchs(x))).abs() <= limit).all(), (count, name)
+    assert len(gemv_calls) == len(ACTIVATIONS)
+    assert gemm_calls == [(MANY_ROWS, INSIDE, name) for name in ACTIVATIONS]
 
 
-# Fused with a bend
+# Fused with an activation
 
 
 def hooked(layer, where, seen):
@@ -215,18 +215,18 @@ def hooked(layer, where, seen):
 
 
 @native
-@pytest.mark.parametrize("activation", [*BENDS, "silu", "geglu"])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "silu", "geglu"])
 @torch.no_grad()
-def test_a_feed_forward_layer_bends_in_the_kernel(many, activation):
+def test_a_feed_forward_layer_fuses_its_activation(gemm_calls, activation):
     layer, x = FeedForward(INSIDE, OUTSIDE, activation), rows(MANY_ROWS, INSIDE)
     layer(x)
-    assert many[0] == (MANY_ROWS, INSIDE, activation if activation in BENDS else None)
-    assert len(many) == 2
+    assert gemm_calls[0] == (MANY_ROWS, INSIDE, activation if activation in ACTIVATIONS else None)
+    assert len(gemm_calls) == 2
 
 
 @pytest.mark.parametrize("where", ["behind", "all modules"])
 @torch.no_grad()
-def test_who_hooks_the_inner_layer_sees_what_is_not_bent(where, many):
+def test_a_hook_on_the_inner_layer_gets_the_pre_activation(where, gemm_calls):
     layer, x, seen = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE), []
     plain = layer(x)
     handle = hooked(layer, where, seen)
@@ -238,7 +238,7 @@ def test_who_hooks_the_inner_layer_sees_what_is_not_bent(where, many):
     assert (inner < 0).any()
     assert torch.equal(inner, layer.inner(x))
     assert torch.equal(found, plain)
-    assert ("relu" in {asked[-1] for asked in many}) == (library.missing() is None)
+    assert ("relu" in {called[-1] for called in gemm_calls}) == (library.missing() is None)
 
 
 @torch.no_grad()
@@ -252,7 +252,7 @@ def test_a_hook_before_the_inner_layer_changes_its_input():
 
 
 @torch.no_grad()
-def test_an_inner_layer_of_another_kind_is_asked_itself(many):
+def test_an_inner_layer_of_another_kind_is_asked_itself(gemm_calls):
     class Doubled(Linear):
         def forward(self, input):
             return 2 * super().forward(input)
@@ -264,34 +264,34 @@ def test_an_inner_layer_of_another_kind_is_asked_itself(many):
     layer.inner = inner
     assert (layer(x) - expected).abs().max() <= 1e-5
     layer.inner = nn.Linear(INSIDE, OUTSIDE)
-    many.clear()
+    gemm_calls.clear()
     layer(x)
-    assert {asked[-1] for asked in many} <= {None}
+    assert {called[-1] for called in gemm_calls} <= {None}
     layer.inner = Linear(INSIDE, OUTSIDE)
     layer.inner.forward = lambda x: x.new_zeros(*x.shape[:-1], OUTSIDE)
     assert torch.equal(layer(x), layer.outer.bias.expand(MANY_ROWS, -1))
 
 
 @torch.no_grad()
-def test_another_bend_put_in_its_place_is_used():
+def test_another_activation_function_is_used():
     layer, x = FeedForward(INSIDE, OUTSIDE), rows(MANY_ROWS, INSIDE)
-    layer.bend = torch.sin
+    layer.activation_fn = torch.sin
     assert torch.equal(layer(x), layer.outer(torch.sin(layer.inner(x))))
 
 
 @torch.no_grad()
-def test_under_autocast_it_is_torchs_layer(calls):
+def test_under_autocast_it_is_torchs_layer(gemv_calls):
     ours, torchs = twins()
     x = rows(2, INSIDE)
     with torch.autocast("cpu", torch.bfloat16):
         found = ours(x)
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, torchs(x))
-    assert not calls
+    assert not gemv_calls
 
 
 @torch.no_grad()
-def test_who_overrides_functions_sees_torchs_layer(calls):
+def test_who_overrides_functions_sees_torchs_layer(gemv_calls):
     ours, _ = twins()
     seen = []
 
@@ -303,11 +303,11 @@ def test_who_overrides_functions_sees_torchs_layer(calls):
     with Watch():
         ours(rows(2, INSIDE))
     assert F.linear in seen
-    assert not calls
+    assert not gemv_calls
 
 
 @torch.no_grad()
-def test_operations_are_counted_as_torchs(calls):
+def test_operations_are_counted_as_torchs(gemv_calls):
     ours, torchs = twins()
     counted = []
     for layer in (ours, torchs):
@@ -315,7 +315,7 @@ def test_operations_are_counted_as_torchs(calls):
             layer(rows(2, INSIDE))
         counted.append(counter.get_total_flops())
     assert counted == [2 * 2 * INSIDE * OUTSIDE] * 2
-    assert not calls
+    assert not gemv_calls
 
 
 class Marked(torch.Tensor):
@@ -324,7 +324,7 @@ class Marked(torch.Tensor):
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @torch.no_grad()
-def test_tensors_of_other_kinds_reach_torch(calls):
+def test_tensors_of_other_kinds_reach_torch(gemv_calls):
     ours, torchs = twins()
     found = ours(rows(2, INSIDE).as_subclass(Marked))
     assert type(found) is Marked
@@ -332,18 +332,18 @@ def test_tensors_of_other_kinds_reach_torch(calls):
     assert F.linear(rows(2, INSIDE), sparse).shape == (2, OUTSIDE)
     ours.weight = nn.Parameter(sparse, requires_grad=False)
     assert_same_up_to_rounding(ours(rows(2, INSIDE)), torchs, rows(2, INSIDE))
-    assert not calls
+    assert not gemv_calls
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_forward_gradients_are_torchs(calls):
+def test_forward_gradients_are_torchs(gemv_calls):
     ours, torchs = twins()
     x = rows(2, INSIDE)
     with torch.no_grad():
         found = torch.func.jvp(ours, (x,), (x,))
         expected = torch.func.jvp(torchs, (x,), (x,))
     assert torch.equal(found[1], expected[1])
-    assert not calls
+    assert not gemv_calls
 
 
 # Compiled, exported, mapped
@@ -402,50 +402,50 @@ def tied():
     return nn.ModuleList([embedding, first, second, Linear(7, 5)])
 
 
-@on_large_pages
+@with_huge_pages
 def test_settling_keeps_bits_objects_and_ties():
     model = tied()
     before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
     small = model[3].weight.data_ptr()
-    assert settle(model) == model[1].weight.nbytes + model[2].weight.nbytes
+    assert use_huge_pages(model) == model[1].weight.nbytes + model[2].weight.nbytes
     for name, value in model.named_parameters():
         same, numbers = before[name]
         assert value is same
         assert torch.equal(value, numbers)
         assert value.requires_grad
     assert model[0].weight is model[1].weight
-    assert model[1].weight.data_ptr() % LARGE_PAGE == 0
+    assert model[1].weight.data_ptr() % HUGE_PAGE == 0
     assert model[3].weight.data_ptr() == small
 
 
-@on_large_pages
+@with_huge_pages
 def test_settling_again_moves_nothing():
     model = tied()
-    settle(model)
+    use_huge_pages(model)
     places = [value.data_ptr() for value in model.parameters()]
-    assert settle(model) == 0
+    assert use_huge_pages(model) == 0
     assert places == [value.data_ptr() for value in model.parameters()]
 
 
-@on_large_pages
+@with_huge_pages
 def test_parameters_that_share_memory_still_do():
     one, other, part = Linear(1031, 773, bias=False), Linear(1031, 773, bias=False), Linear(1031, 700, bias=False)
     other.weight = nn.Parameter(one.weight.detach())
     assert other.weight is not one.weight
-    assert settle(nn.ModuleList([one, other])) == one.weight.nbytes
+    assert use_huge_pages(nn.ModuleList([one, other])) == one.weight.nbytes
     assert one.weight.data_ptr() == other.weight.data_ptr()
     one = Linear(1031, 773, bias=False)
     part.weight = nn.Parameter(one.weight.detach()[13:713])
-    assert settle(nn.ModuleList([one, part])) == 0
+    assert use_huge_pages(nn.ModuleList([one, part])) == 0
     with torch.no_grad():
         one.weight[13, 0] = 41.0
     assert part.weight[0, 0] == 41.0
 
 
-@on_large_pages
-def test_what_is_settled_learns_copies_and_is_saved_without_a_byte_more():
+@with_huge_pages
+def test_weights_on_huge_pages_train_copy_and_are_saved_without_a_byte_more():
     model = tied()
-    moved = settle(model)
+    moved = use_huge_pages(model)
     kept = copy.deepcopy(model)
     assert torch.equal(kept[2].weight, model[2].weight)
     file = io.BytesIO()
@@ -460,12 +460,12 @@ def test_what_is_settled_learns_copies_and_is_saved_without_a_byte_more():
     assert moved > 0
 
 
-@on_large_pages
+@with_huge_pages
 @torch.no_grad()
 def test_settling_changes_no_result():
     layer, x = Linear(1031, 773), rows(2, 1031)
     expected = layer(x)
-    settle(layer)
+    use_huge_pages(layer)
     assert torch.equal(layer(x), expected)
 
 
@@ -473,5 +473,5 @@ def test_what_cannot_be_moved_is_left_alone():
     half = Linear(1031, 773, dtype=torch.float64, device="meta")
     with torch.inference_mode():
         frozen = Linear(1031, 773)
-    assert settle(nn.ModuleList([half, frozen, nn.Linear(3, 2)])) == 0
-    assert settle(nn.Identity()) == 0
+    assert use_huge_pages(nn.ModuleList([half, frozen, nn.Linear(3, 2)])) == 0
+    assert use_huge_pages(nn.Identity()) == 0

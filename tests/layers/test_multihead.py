@@ -152,7 +152,7 @@ def by_hand(layer, x, context, values, described):
         query = made[0][..., h * sizes.key : (h + 1) * sizes.key]
         key = made[1][..., g * sizes.key : (g + 1) * sizes.key]
         value = made[2][..., g * sizes.value : (g + 1) * sizes.value]
-        score = query @ key.mT * (sizes.key**-0.5 if described.beta is None else described.beta)
+        score = query @ key.mT * (sizes.key**-0.5 if described.scale is None else described.scale)
         if isinstance(described.bias, torch.nn.Module):
             places = torch.arange(key.shape[-2])
             score = score + described.bias.scores(places[key.shape[-2] - query.shape[-2] :, None], places[None])[h]
@@ -188,8 +188,8 @@ def test_all_sizes_are_free_and_any_bias_may_be_absent(sizes, bias):
 DESCRIPTIONS = {
     "causal": lambda: Attention(pattern=Causal()),
     "window": lambda: Attention(pattern=Window(3, 1) | Strided(4)),
-    "beta": lambda: Attention(beta=1.7),
-    "negative": lambda: Attention(pattern=Causal(), beta=-0.3),
+    "scale": lambda: Attention(scale=1.7),
+    "negative": lambda: Attention(pattern=Causal(), scale=-0.3),
     "alibi": lambda: Attention(bias=Alibi(6)),
     "table": lambda: Attention(pattern=Causal(), bias=RelativeTable(6, distance=4)),
     "quadratic": lambda: Attention(bias=Quadratic(6)),
@@ -249,7 +249,7 @@ def test_grouped_heads_are_repeated_heads(dtype):
 
 def test_index_notation_without_output_matrix_and_scale():
     tokens, channels, heads, size = 11, 12, 3, 4
-    layer = filled(MultiHeadAttention(channels, heads, attention=Attention(beta=1.0), bias=False))
+    layer = filled(MultiHeadAttention(channels, heads, attention=Attention(scale=1.0), bias=False))
     with torch.no_grad():
         layer.output.weight.copy_(torch.eye(channels))
     x = random(tokens, channels)
@@ -307,7 +307,7 @@ def test_contributions_of_free_sizes_groups_and_batches():
 @pytest.mark.parametrize("sizes", [Sizes(16, 4), Sizes(13, 6, 2, key=4, value=3, output=11), FREE], ids=str)
 @pytest.mark.parametrize("more", [0, 2])
 def test_merging_and_splitting_changes_nothing(sizes, bias, more):
-    layer = filled(MultiHeadAttention(sizes, bias=bias, attention=Attention(beta=0.7)))
+    layer = filled(MultiHeadAttention(sizes, bias=bias, attention=Attention(scale=0.7)))
     made = layer.split(sizes.value + more)
     assert made.sizes.value == sizes.value + more
     x, context, values = random(2, 7, sizes.input), random(2, 7, sizes.context), random(2, 7, sizes.values)
@@ -374,7 +374,7 @@ def test_biases_that_do_something_are_not_folded():
 
 @pytest.mark.parametrize("rotary", [None, Rotary(4)], ids=str)
 def test_weights_sum_to_one_and_make_the_output(rotary):
-    layer = filled(MultiHeadAttention(12, 3, attention=Attention(pattern=Causal(), beta=1.3), rotary=rotary))
+    layer = filled(MultiHeadAttention(12, 3, attention=Attention(pattern=Causal(), scale=1.3), rotary=rotary))
     x = random(2, 7, 12)
     looked = layer.weights(x, pattern=Window(3, 0))
     assert looked.shape == (2, 3, 7, 7)

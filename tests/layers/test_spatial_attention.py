@@ -10,7 +10,7 @@ from torch import nn
 from regard import Quadratic, conv_to_attention
 from regard.calculus import softmax
 from regard.errors import ConfigError, InputError
-from regard.layers import Gaze, Lattice, SpatialAttention, gaze
+from regard.layers import HeadProfile, Lattice, SpatialAttention, head_profile
 from regard.layers.lattice import EDGES
 
 DOUBLE = torch.float64
@@ -123,7 +123,7 @@ def test_it_looks_where_the_quadratic_bias_looks():
     bias = Quadratic(3, (5, 7), centre=STEPS, alpha=torch.tensor([0.4, 1.3, 3.0]), dtype=DOUBLE)
     token = torch.arange(35)
     torch.testing.assert_close(layer.weights((5, 7)), bias.scores(token[:, None], token).softmax(-1))
-    mine, theirs = layer.gaze((5, 7)), gaze(bias)
+    mine, theirs = layer.head_profile((5, 7)), head_profile(bias)
     for name in ("scores", "centre", "precision"):
         torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
 
@@ -172,7 +172,7 @@ def test_half_way_between_pixels_they_tie_at_any_steepness():
 
 def test_the_centre_of_mass_is_not_the_step_of_a_steep_head():
     def moments(alpha, step):
-        look = SpatialAttention(1, 1, [(step,)], alpha=alpha, dtype=DOUBLE).gaze((1, 41))
+        look = SpatialAttention(1, 1, [(step,)], alpha=alpha, dtype=DOUBLE).head_profile((1, 41))
         return look.mean[0, 1].item(), look.covariance[0, 1, 1].item()
 
     mean, variance = moments(0.5, 0.3)
@@ -250,17 +250,17 @@ def test_it_exports_and_maps():
     torch.testing.assert_close(torch.func.vmap(layer)(image), layer(image))
 
 
-def test_a_gaze_shows_steps_and_values():
+def test_a_head_profile_shows_steps_and_values():
     hard = make(groups=2)
-    found = gaze(hard)
-    assert isinstance(found, Gaze)
+    found = head_profile(hard)
+    assert isinstance(found, HeadProfile)
     assert found.grid == (3, 4)
     assert found.mean.tolist() == [list(step) for step in STEPS]
     assert found.values.shape == (3, 6, 4)
     assert found.kernel[..., 2 + 2, 3 - 3].count_nonzero() == 6 * 2  # the zeros between groups
     line = SpatialAttention(4, 6, [-2, 1], alpha=0.5)
-    assert line.gaze().grid[0] == 1
-    torch.testing.assert_close(line.gaze().mean[:, 1], torch.tensor([-2.0, 1.0]), atol=1e-5, rtol=0)
+    assert line.head_profile().grid[0] == 1
+    torch.testing.assert_close(line.head_profile().mean[:, 1], torch.tensor([-2.0, 1.0]), atol=1e-5, rtol=0)
 
 
 def test_with_alpha_keeps_everything_else():

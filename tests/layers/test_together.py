@@ -107,7 +107,7 @@ def test_slopes_are_never_rounded_twice():
     assert torch.equal(Alibi(12).bfloat16().float().slopes, exact.float())
 
 
-def test_surgery_keeps_a_layer_frozen():
+def test_rewriting_keeps_a_layer_frozen():
     frozen = layer()
     assert not any(p.requires_grad for made in (frozen.fold_biases(), frozen.split(2)) for p in made.parameters())
 

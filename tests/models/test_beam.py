@@ -33,29 +33,29 @@ def log_probability(toy, prompt, text):
     return sum(steps)
 
 
-def every_text(vocabulary, max_new, stop):
-    """All texts that end with their first stop token, and those that never do and have max_new tokens."""
-    inner = [token for token in range(vocabulary) if token not in stop]
-    for length in range(1, max_new + 1):
+def every_text(vocab_size, max_new_tokens, stop):
+    """All texts that end with their first stop token, and those that never do and have max_new_tokens tokens."""
+    inner = [token for token in range(vocab_size) if token not in stop]
+    for length in range(1, max_new_tokens + 1):
         for body in itertools.product(inner, repeat=length - 1):
-            for token in range(vocabulary):
-                if token in stop or length == max_new:
+            for token in range(vocab_size):
+                if token in stop or length == max_new_tokens:
                     yield [*body, token]
 
 
-def plain_beam_search(toy, prompt, max_new, beams, penalty, stop):
+def plain_beam_search(toy, prompt, max_new_tokens, num_beams, penalty, stop):
     """The definition, one text at a time, without a cache and without an early end."""
     live, pool = [([], 0.0)], []
-    for length in range(1, max_new + 1):
+    for length in range(1, max_new_tokens + 1):
         grown = []
         for text, total in live:
             steps = toy.after(prompt + text).double().log_softmax(-1).tolist()
             grown += [([*text, token], total + step) for token, step in enumerate(steps)]
         grown.sort(key=lambda pair: -pair[1])
-        ended = [pair for pair in grown[:beams] if pair[0][-1] in stop or length == max_new]
+        ended = [pair for pair in grown[:num_beams] if pair[0][-1] in stop or length == max_new_tokens]
         pool += [(total / penalty(length), text) for text, total in ended]
-        live = [pair for pair in grown if pair[0][-1] not in stop][:beams]
-    return sorted(pool, key=lambda pair: -pair[0])[:beams]
+        live = [pair for pair in grown if pair[0][-1] not in stop][:num_beams]
+    return sorted(pool, key=lambda pair: -pair[0])[:num_beams]
 
 
 def assert_same(found, expected):
@@ -68,9 +68,11 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.parametrize("stop", [(2,), (0, 3), ()], ids=str)
 def test_a_wide_beam_is_exhaustive_search(penalty, stop):
-    toy = Toy(vocabulary=4, seed=5)
+    toy = Toy(vocab_size=4, seed=5)
     texts = list(every_text(4, 4, stop))
-    found = beam_search(toy, PROMPTS, max_new=4, beams=4**4, length_penalty=penalty, stop=stop, best=7)
+    found = beam_search(
+        toy, PROMPTS, max_new_tokens=4, num_beams=4**4, length_penalty=penalty, stop_tokens=stop, best=7
+    )
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         totals = [(log_probability(toy, prompt, text), text) for text in texts]
         ranked = sorted(((total / penalty(len(text)), text) for total, text in totals), key=lambda pair: -pair[0])
@@ -83,16 +85,16 @@ def test_a_wide_beam_is_exhaustive_search(penalty, stop):
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
-@pytest.mark.parametrize(("beams", "best"), [(1, 1), (2, 1), (3, 3), (5, 2)])
-def test_ending_early_changes_nothing(penalty, beams, best):
+@pytest.mark.parametrize(("num_beams", "best"), [(1, 1), (2, 1), (3, 3), (5, 2)])
+def test_ending_early_changes_nothing(penalty, num_beams, best):
     spared = 0
     for seed in range(5):
-        toy = Toy(vocabulary=7, seed=seed, spread=1.5)
-        arguments = dict(max_new=11, beams=beams, length_penalty=penalty, stop=(5, 6))
+        toy = Toy(vocab_size=7, seed=seed, spread=1.5)
+        arguments = dict(max_new_tokens=11, num_beams=num_beams, length_penalty=penalty, stop_tokens=(5, 6))
         found = beam_search(toy, PROMPTS, best=best, **arguments)
-        spared += 11 * len(PROMPTS) * beams - sum(toy.reads)
+        spared += 11 * len(PROMPTS) * num_beams - sum(toy.reads)
         for prompt, hypotheses in zip(PROMPTS, found, strict=True):
-            assert_same(hypotheses, plain_beam_search(toy, prompt, 11, beams, penalty, (5, 6))[:best])
+            assert_same(hypotheses, plain_beam_search(toy, prompt, 11, num_beams, penalty, (5, 6))[:best])
     assert spared > 0
 
 
@@ -129,9 +131,9 @@ def test_a_memory_that_is_not_reordered_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 def test_one_beam_without_an_end_is_greedy(penalty):
-    toy = Toy(vocabulary=13, seed=2)
-    greedy = generate(toy, PROMPTS, max_new=17)
-    found = beam_search(toy, PROMPTS, max_new=17, beams=1, length_penalty=penalty)
+    toy = Toy(vocab_size=13, seed=2)
+    greedy = generate(toy, PROMPTS, max_new_tokens=17)
+    found = beam_search(toy, PROMPTS, max_new_tokens=17, num_beams=1, length_penalty=penalty)
     assert [hypotheses[0].tokens for hypotheses in found] == greedy.tokens
     for hypotheses, score in zip(found, greedy.scores, strict=True):
         assert math.isclose(hypotheses[0].log_probability, score, rel_tol=1e-13)
@@ -139,17 +141,17 @@ def test_one_beam_without_an_end_is_greedy(penalty):
 
 def test_one_beam_without_a_penalty_is_greedy():
     for seed in range(5):
-        toy = Toy(vocabulary=7, seed=seed)
-        greedy = generate(toy, PROMPTS, max_new=17, stop=(2, 4))
-        found = beam_search(toy, PROMPTS, max_new=17, beams=1, length_penalty=0.0, stop=(2, 4))
+        toy = Toy(vocab_size=7, seed=seed)
+        greedy = generate(toy, PROMPTS, max_new_tokens=17, stop_tokens=(2, 4))
+        found = beam_search(toy, PROMPTS, max_new_tokens=17, num_beams=1, length_penalty=0.0, stop_tokens=(2, 4))
         assert [hypotheses[0].tokens for hypotheses in found] == greedy.tokens
 
 
 def test_a_prompt_does_not_notice_the_others():
-    toy = Toy(vocabulary=7, seed=11)
-    together = beam_search(toy, PROMPTS, max_new=13, beams=3, stop=4, best=3)
+    toy = Toy(vocab_size=7, seed=11)
+    together = beam_search(toy, PROMPTS, max_new_tokens=13, num_beams=3, stop_tokens=4, best=3)
     for prompt, hypotheses in zip(PROMPTS, together, strict=True):
-        assert beam_search(toy, [prompt], max_new=13, beams=3, stop=4, best=3) == [hypotheses]
+        assert beam_search(toy, [prompt], max_new_tokens=13, num_beams=3, stop_tokens=4, best=3) == [hypotheses]
 
 
 def test_prompts_that_are_done_are_not_computed():
@@ -160,7 +162,7 @@ def test_prompts_that_are_done_are_not_computed():
     rows = []
     extend = toy.extend
     toy.extend = lambda tokens, memory: rows.append(len(tokens)) or extend(tokens, memory)
-    found = beam_search(toy, [[4], [1], [4]], max_new=5, beams=2, length_penalty=0.0, stop=always)
+    found = beam_search(toy, [[4], [1], [4]], max_new_tokens=5, num_beams=2, length_penalty=0.0, stop_tokens=always)
     assert [hypotheses[0].tokens for hypotheses in found] == [[0], [3, 3, 3, 3, 3], [0]]
     assert rows == [2, 2, 2, 2]
 
@@ -169,20 +171,20 @@ def test_texts_of_probability_zero_are_never_found():
     chain = torch.full((5, 5), -math.inf)
     chain[0, 1] = chain[1, 2] = chain[2, 0] = 0.0  # one text only
     chain[3, 3] = chain[4, 4] = 0.0
-    found = beam_search(Markov(chain), [0], max_new=7, beams=4, best=4, stop=0)
+    found = beam_search(Markov(chain), [0], max_new_tokens=7, num_beams=4, best=4, stop_tokens=0)
     assert [hypothesis.tokens for hypothesis in found[0]] == [[1, 2, 0]]
     assert found[0][0].log_probability == 0.0
 
 
 def test_a_vocabulary_of_nothing_but_ends():
-    found = beam_search(Toy(vocabulary=3), [[0], [1, 2]], max_new=5, beams=2, best=2, stop=(0, 1, 2))
+    found = beam_search(Toy(vocab_size=3), [[0], [1, 2]], max_new_tokens=5, num_beams=2, best=2, stop_tokens=(0, 1, 2))
     assert [[len(hypothesis.tokens) for hypothesis in hypotheses] for hypotheses in found] == [[1, 1], [1, 1]]
 
 
 def test_generate_takes_the_best_text():
-    toy = Toy(vocabulary=7, seed=3)
-    result = generate(toy, PROMPTS, max_new=11, beams=3, length_penalty=PowerPenalty(), stop=4)
-    found = beam_search(toy, PROMPTS, max_new=11, beams=3, length_penalty=PowerPenalty(), stop=4)
+    toy = Toy(vocab_size=7, seed=3)
+    result = generate(toy, PROMPTS, max_new_tokens=11, num_beams=3, length_penalty=PowerPenalty(), stop_tokens=4)
+    found = beam_search(toy, PROMPTS, max_new_tokens=11, num_beams=3, length_penalty=PowerPenalty(), stop_tokens=4)
     assert result.tokens == [hypotheses[0].tokens for hypotheses in found]
     assert result.sequences == [[*prompt, *text] for prompt, text in zip(PROMPTS, result.tokens, strict=True)]
     assert result.scores == [hypotheses[0].log_probability for hypotheses in found]
@@ -208,7 +210,13 @@ def test_the_texts_and_scores_are_hugging_faces(alpha, ends):
         output_scores=True,
     )
     ours = beam_search(
-        Hugging(model), prompts, max_new=13, beams=3, best=3, length_penalty=PowerPenalty(alpha), stop=ends
+        Hugging(model),
+        prompts,
+        max_new_tokens=13,
+        num_beams=3,
+        best=3,
+        length_penalty=PowerPenalty(alpha),
+        stop_tokens=ends,
     )
     flat = [hypothesis for hypotheses in ours for hypothesis in hypotheses]
     new = theirs.sequences[:, 7:]
@@ -225,11 +233,11 @@ def test_the_texts_and_scores_are_hugging_faces(alpha, ends):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"beams": 0}, "beams=0"),
-        ({"beams": 2.0}, "beams=2.0"),
-        ({"beams": 2, "best": 3}, "best=3"),
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"num_beams": 2.0}, "num_beams=2.0"),
+        ({"num_beams": 2, "best": 3}, "best=3"),
         ({"best": 0}, "best=0"),
-        ({"max_new": 0}, "max_new=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"length_penalty": math.nan}, "nan"),
         ({"length_penalty": "long"}, "long"),
         ({"length_penalty": 1e4}, "WuPenalty(alpha=10000.0)"),
@@ -241,7 +249,7 @@ def test_the_texts_and_scores_are_hugging_faces(alpha, ends):
 )
 def test_what_cannot_be_is_refused(arguments, word):
     with pytest.raises(InputError) as caught:
-        beam_search(Toy(), [[1]], **{"max_new": 3, **arguments})
+        beam_search(Toy(), [[1]], **{"max_new_tokens": 3, **arguments})
     assert word in caught.value.asked
     assert caught.value.because
     assert caught.value.instead
@@ -249,6 +257,8 @@ def test_what_cannot_be_is_refused(arguments, word):
 
 @pytest.mark.parametrize("alpha", [-90.0, 90.0])
 def test_a_strong_length_penalty_decides_by_length(alpha):
-    found = beam_search(Toy(), [[1]], max_new=5, beams=11, stop=4, length_penalty=PowerPenalty(alpha))[0][0]
+    found = beam_search(
+        Toy(), [[1]], max_new_tokens=5, num_beams=11, stop_tokens=4, length_penalty=PowerPenalty(alpha)
+    )[0][0]
     assert len(found.tokens) == (5 if alpha > 0 else 1)
     assert math.isclose(found.score, found.log_probability / len(found.tokens) ** alpha)

@@ -164,7 +164,7 @@ def test_our_own_folder_keeps_everything(tmp_path):
 def test_old_names_of_the_released_checkpoints_are_read():
     twin = hugging("BertForPreTraining")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.scale"): tensor
         for name, tensor in twin.state_dict().items()
         if not name.startswith("cls.predictions.decoder.")
     }
@@ -238,10 +238,21 @@ def test_every_token_is_computed_once_and_no_text_is_cut():
 def test_embedding_keeps_the_mode_and_leaves_the_model_fit_to_learn(training):
     model = ours(hugging("BertModel")).train(training)
     expected = copy.deepcopy(model).eval().embed(TEXTS)
-    assert torch.equal(model.embed(TEXTS), expected)
+    with torch.no_grad():
+        assert torch.equal(model.embed(TEXTS), expected)
     assert model.training is training
     model(torch.tensor(TEXTS[:1]), lengths=[5]).hidden.sum().backward()
-    assert not model.embed(TEXTS).requires_grad
+    assert not model.eval().embed(TEXTS).requires_grad
+
+
+def test_embedding_in_a_training_loop_warns_that_the_model_does_not_learn():
+    model = ours(hugging("BertModel")).train()
+    with pytest.warns(UserWarning, match=r"only what follows it learns.*model\(tokens, lengths=\.\.\.\)") as warned:
+        assert not model.embed(TEXTS).requires_grad
+    assert warned[0].filename == __file__  # the line of the caller, not one of ours
+    with torch.no_grad():  # nothing is expected to learn; warnings are errors here
+        model.embed(TEXTS)
+    model.requires_grad_(False).embed(TEXTS)
 
 
 @pytest.mark.skipif(library.missing() is not None, reason=f"no kernels: {library.missing()}")
@@ -270,7 +281,9 @@ def test_a_packed_row_makes_nothing_of_its_square():
 
 
 def test_input_that_cannot_be_is_refused_in_four_parts():
-    model = Bert(BertConfig(vocabulary=VOCABULARY, context=CONTEXT, dim=DIM, layers=1, heads=3, pooler=False))
+    model = Bert(
+        BertConfig(vocab_size=VOCABULARY, context_length=CONTEXT, dim=DIM, layers=1, heads=3, pooler=False)
+    ).eval()
     with refused(InputError, "Token 31", "tokens[0, 1] = 31"):
         model(torch.tensor([[1, 31]]))
     with refused(InputError, "longer than the context", "14 tokens"):
@@ -285,8 +298,8 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.ones(2, 0, dtype=torch.long))
     with refused(RegardError, "longer than"):
         model(torch.tensor([[1, 2]]), lengths=[3])
-    with refused(ConfigError, "segments=0"):
-        BertConfig(segments=0)
+    with refused(ConfigError, "segments=-1"):
+        BertConfig(segments=-1)
     with refused(ConfigError, "does not know 'dims'"):
         BertConfig.from_dict({"dims": 12})
     with refused(ConfigError, "no BERT called 'huge'"):
@@ -296,7 +309,9 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
 
 
 def test_texts_that_cannot_be_embedded_are_refused_in_four_parts():
-    model = Bert(BertConfig(vocabulary=VOCABULARY, context=CONTEXT, dim=DIM, layers=1, heads=3, pooler=False))
+    model = Bert(
+        BertConfig(vocab_size=VOCABULARY, context_length=CONTEXT, dim=DIM, layers=1, heads=3, pooler=False)
+    ).eval()
     with refused(InputError, "texts[1][0] = 31"):
         model.embed([[1, 2, 3], [31]])
     with refused(InputError, "text 1 of 14 tokens"):
@@ -310,14 +325,15 @@ def test_texts_that_cannot_be_embedded_are_refused_in_four_parts():
 
 
 def test_no_texts_make_no_vectors():
-    model = Bert(BertConfig(vocabulary=VOCABULARY, context=CONTEXT, dim=DIM, layers=1, heads=3))
+    model = Bert(BertConfig(vocab_size=VOCABULARY, context_length=CONTEXT, dim=DIM, layers=1, heads=3)).eval()
     assert model.embed([]).shape == (0, DIM)
 
 
 def test_a_probe_learns_from_embeddings_and_frozen_parts_stay_frozen():
-    model = Bert(BertConfig(vocabulary=31, context=16, dim=8, layers=2, heads=2))
+    model = Bert(BertConfig(vocab_size=31, context_length=16, dim=8, layers=2, heads=2))
     model.blocks[0].eval()
-    vectors = model.embed([[1, 2, 3], [4, 5]])
+    with torch.no_grad():
+        vectors = model.embed([[1, 2, 3], [4, 5]])
     assert model.training
     assert not model.blocks[0].training
     probe = torch.nn.Linear(8, 2)

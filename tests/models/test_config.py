@@ -94,6 +94,16 @@ def test_a_value_of_its_type_is_taken(field: str, value: object):
     assert getattr(Tower.from_dict({"dim": 7, field: value}), field) == value
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"dim": 10**30}, {"dim": -(10**30)}, {"dim": 7, "depths": (3, 10**30)}, {"dim": 7, "hidden": 2**63}],
+)
+def test_a_size_beyond_64_bits_is_refused(fields):
+    with refused(ConfigError, next(reversed(fields)), "64-bit"):
+        Tower(**fields)
+    assert Tower(2**63 - 1, rate=1e30).rate == 1e30  # rates are floats, and may be large
+
+
 def test_lists_become_tuples_however_a_configuration_is_built():
     steeple = Steeple(7, depths=[2, 3], bells=[[1, 2], (3, 5)])  # pyright: ignore[reportArgumentType]
     assert (steeple.depths, steeple.bells) == ((2, 3), ((1, 2), (3, 5)))

@@ -49,7 +49,7 @@ def test_the_parts_of_bert_base():
 
 
 def test_the_cased_bert_has_fewer_tokens():
-    assert count(built(Bert, BertConfig.bert("base", vocabulary=28_996))) == 108_310_272
+    assert count(built(Bert, BertConfig.bert("base", vocab_size=28_996))) == 108_310_272
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 import torch
 from twins import transformers
 
+from regard.downloads import find
 from regard.errors import CheckpointError, ConfigError
 from regard.models import Bert, DaViT, ViT
 from regard.models.assembly import assemble
-from regard.models.files import find, llama2c, read_checkpoint, write_folder
 from regard.models.files import gguf as gguf_file
+from regard.models.files import llama2c, read_checkpoint, write_folder
 from regard.models.gpt import GPT, GPTConfig
 
 VOCABULARY, CONTEXT = 53, 29
@@ -133,8 +134,8 @@ def test_misshapen_and_unknown_tensors_are_named():
     ("kind", "changes"),
     [
         ("llama", {"hidden_act": "tanh"}),
-        ("llama", {"head_dim": 8}),
-        ("llama", {"attention_bias": True}),
+        ("llama", {"sliding_window": 7}),
+        ("llama", {"partial_rotary_factor": 0.5}),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
@@ -174,7 +175,9 @@ def test_what_changes_nothing_is_ignored():
     ],
 )
 def test_a_configuration_that_neither_has_is_not_written(tmp_path: Path, changes: dict[str, Any]):
-    model = GPT(GPTConfig.from_dict({"vocabulary": 7, "context": 5, "dim": 12, "layers": 1, "heads": 6} | changes))
+    model = GPT(
+        GPTConfig.from_dict({"vocab_size": 7, "context_length": 5, "dim": 12, "layers": 1, "heads": 6} | changes)
+    )
     with pytest.raises(CheckpointError) as caught:
         model.save_pretrained(tmp_path, layout="huggingface")
     name, value = next(iter(changes.items()))
@@ -232,7 +235,7 @@ def test_the_configurations_of_real_files_are_llamas(tmp_path: Path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["model_type"] == "regard.gpt"
     assert GPTConfig.from_dict({name: saved[name] for name in saved if name != "model_type"}) == GPTConfig.llama(
-        vocabulary=32000, context=256, dim=288, layers=6, heads=6, kv_heads=6, hidden=768
+        vocab_size=32000, context_length=256, dim=288, layers=6, heads=6, kv_heads=6, hidden_dim=768
     )
 
 
@@ -256,4 +259,4 @@ def test_a_foreign_configuration_that_makes_no_sense_is_refused_in_four_parts(mo
 
 def test_more_layers_than_tensors_are_not_even_built():
     with pytest.raises(CheckpointError, match="more layers than tensors"):
-        assemble(GPT, GPTConfig(vocabulary=3, dim=4, heads=1, layers=10**9), {"x": torch.zeros(1)}, None, "a file")
+        assemble(GPT, GPTConfig(vocab_size=3, dim=4, heads=1, layers=10**9), {"x": torch.zeros(1)}, None, "a file")

@@ -17,16 +17,16 @@ from regard.models.generation import generate, stream
 PROMPTS = [[3, 1], [2], [1, 1, 3, 0, 2], [5, 8, 9]]
 
 
-def greedy_text(toy, prompt, max_new, stop=()):
+def greedy_text(toy, prompt, max_new_tokens, stop=()):
     """One text, from scratch at every step."""
     text = []
-    while len(text) < max_new and not (text and text[-1] in stop):
+    while len(text) < max_new_tokens and not (text and text[-1] in stop):
         text.append(int(toy.after(prompt + text).argmax()))
     return text
 
 
 def sampled(toy, prompts, seed=13, **more):
-    return generate(toy, prompts, **{"max_new": 71, "temperature": 0.9, "top_p": 0.95, "seed": seed, **more})
+    return generate(toy, prompts, **{"max_new_tokens": 71, "temperature": 0.9, "top_p": 0.95, "seed": seed, **more})
 
 
 # Greedy
@@ -36,7 +36,7 @@ def sampled(toy, prompts, seed=13, **more):
 @pytest.mark.parametrize("stop", [(), 4, (4, 7)], ids=str)
 def test_greedy_takes_the_best_token_each_time(dtype, stop):
     toy = Toy(seed=1, dtype=dtype)
-    result = generate(toy, PROMPTS, max_new=17, stop=stop)
+    result = generate(toy, PROMPTS, max_new_tokens=17, stop_tokens=stop)
     ends = {stop} if isinstance(stop, int) else set(stop)
     assert result.tokens == [greedy_text(toy, prompt, 17, ends) for prompt in PROMPTS]
     assert result.sequences == [prompt + text for prompt, text in zip(PROMPTS, result.tokens, strict=True)]
@@ -46,7 +46,7 @@ def test_greedy_takes_the_best_token_each_time(dtype, stop):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_scores_are_the_models_own_log_probabilities(temperature):
     toy = Toy(seed=1)
-    result = generate(toy, PROMPTS, max_new=17, temperature=temperature, seed=3, stop=4)
+    result = generate(toy, PROMPTS, max_new_tokens=17, temperature=temperature, seed=3, stop_tokens=4)
     for prompt, text, score in zip(PROMPTS, result.tokens, result.scores, strict=True):
         rows = [toy.after(prompt + text[:n]).log_softmax(-1)[token].item() for n, token in enumerate(text)]
         # at most 17 sums and 17 logarithms of sums of 11 terms
@@ -54,9 +54,9 @@ def test_scores_are_the_models_own_log_probabilities(temperature):
 
 
 def test_rows_that_ended_are_no_longer_computed():
-    toy = Toy(vocabulary=5, seed=3)
+    toy = Toy(vocab_size=5, seed=3)
     prompts = [[token, other] for token in range(5) for other in range(4)]
-    result = generate(toy, prompts, max_new=13, stop=(2,))
+    result = generate(toy, prompts, max_new_tokens=13, stop_tokens=(2,))
     lengths = [len(text) for text in result.tokens]
     assert result.tokens == [greedy_text(toy, prompt, 13, (2,)) for prompt in prompts]
     assert len(set(lengths)) > 3
@@ -65,8 +65,8 @@ def test_rows_that_ended_are_no_longer_computed():
 
 
 def test_the_stop_token_is_kept_and_can_be_taken_off():
-    toy = Toy(vocabulary=5, seed=3)
-    result = generate(toy, [[0], [1], [2]], max_new=3, stop=(2,))
+    toy = Toy(vocab_size=5, seed=3)
+    result = generate(toy, [[0], [1], [2]], max_new_tokens=3, stop_tokens=(2,))
     assert sorted(result.finished) == [False, True, True]
     for text, bare, ended in zip(result.tokens, result.without_stop(), result.finished, strict=True):
         assert text == ([*bare, 2] if ended else bare)
@@ -75,7 +75,7 @@ def test_the_stop_token_is_kept_and_can_be_taken_off():
 
 def test_the_last_token_is_not_read():
     toy = Toy()
-    generate(toy, [[1, 2, 3]], max_new=5)
+    generate(toy, [[1, 2, 3]], max_new_tokens=5)
     assert len(toy.reads) == 5
     assert toy.memories[0].length == 3 + 4
 
@@ -100,39 +100,41 @@ def test_the_last_token_is_not_read():
 )
 def test_a_prompt_may_be_written_in_many_ways(prompts):
     toy = Toy()
-    assert generate(toy, prompts, max_new=5).sequences == [[3, 1, 4, *greedy_text(toy, [3, 1, 4], 5)]]
+    assert generate(toy, prompts, max_new_tokens=5).sequences == [[3, 1, 4, *greedy_text(toy, [3, 1, 4], 5)]]
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize(
     "stop", [torch.tensor([4, 7]), np.array([4, 7]), {4, 7}, [np.int32(4), torch.tensor(7)]], ids=str
 )
-def test_stop_tokens_may_be_written_in_many_ways(stop, beams):
-    expected = generate(Toy(), PROMPTS, max_new=17, beams=beams, stop=(4, 7))
+def test_stop_tokens_may_be_written_in_many_ways(stop, num_beams):
+    expected = generate(Toy(), PROMPTS, max_new_tokens=17, num_beams=num_beams, stop_tokens=(4, 7))
     assert any(expected.finished)
-    assert generate(Toy(), PROMPTS, max_new=17, beams=beams, stop=stop) == expected
+    assert generate(Toy(), PROMPTS, max_new_tokens=17, num_beams=num_beams, stop_tokens=stop) == expected
 
 
 def test_no_stop_token_and_a_single_one_may_be_written_in_many_ways():
-    assert generate(Toy(), PROMPTS, max_new=17, stop=None) == generate(Toy(), PROMPTS, max_new=17)
-    assert generate(Toy(), PROMPTS, max_new=17, stop=torch.tensor(4)) == generate(Toy(), PROMPTS, max_new=17, stop=4)
+    assert generate(Toy(), PROMPTS, max_new_tokens=17, stop_tokens=None) == generate(Toy(), PROMPTS, max_new_tokens=17)
+    assert generate(Toy(), PROMPTS, max_new_tokens=17, stop_tokens=torch.tensor(4)) == generate(
+        Toy(), PROMPTS, max_new_tokens=17, stop_tokens=4
+    )
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_prompts_are_read_once(beams):
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_prompts_are_read_once(num_beams):
     class Once(Toy):
         looks = 0
 
         @property
-        def context(self):
+        def context_length(self):
             self.looks += 1
 
-        @context.setter
-        def context(self, value):
+        @context_length.setter
+        def context_length(self, value):
             assert value is None
 
     toy = Once()
-    generate(toy, iter(PROMPTS), max_new=3, beams=beams)
+    generate(toy, iter(PROMPTS), max_new_tokens=3, num_beams=num_beams)
     assert toy.looks == 1
 
 
@@ -154,11 +156,11 @@ def test_a_seed_repeats_the_text():
 def test_a_row_draws_the_same_whoever_shares_the_batch():
     toy = Toy()
     stop = 4  # the others leave at different times
-    result = sampled(toy, PROMPTS, stop=stop)
+    result = sampled(toy, PROMPTS, stop_tokens=stop)
     assert len({len(text) for text in result.tokens}) > 1
     for row, prompt in enumerate(PROMPTS):
         others = [[7, 7, 7, 7, 7, 7, 7]] * row + [prompt] + [[9]]
-        assert sampled(toy, others, stop=stop).tokens[row] == result.tokens[row]
+        assert sampled(toy, others, stop_tokens=stop).tokens[row] == result.tokens[row]
 
 
 def test_equal_prompts_get_different_texts():
@@ -167,7 +169,7 @@ def test_equal_prompts_get_different_texts():
 
 
 def test_a_longer_text_begins_like_the_shorter():
-    short, long = sampled(Toy(), PROMPTS, max_new=67), sampled(Toy(), PROMPTS, max_new=131)
+    short, long = sampled(Toy(), PROMPTS, max_new_tokens=67), sampled(Toy(), PROMPTS, max_new_tokens=131)
     assert [text[:67] for text in long.tokens] == short.tokens
 
 
@@ -176,7 +178,7 @@ def test_a_longer_text_begins_like_the_shorter():
 
 def test_a_stream_gives_the_tokens_of_generate_as_they_are_made():
     toy = Toy(seed=3)
-    arguments = dict(max_new=13, stop=(2, 6), temperature=0.8, seed=1)
+    arguments = dict(max_new_tokens=13, stop_tokens=(2, 6), temperature=0.8, seed=1)
     result = generate(toy, PROMPTS, **arguments)
     told = []
     assert generate(toy, PROMPTS, on_token=lambda row, token: told.append((row, token)), **arguments) == result
@@ -193,16 +195,16 @@ def test_a_stream_gives_the_tokens_of_generate_as_they_are_made():
 def test_a_stream_checks_at_once_and_reads_when_asked():
     toy = Toy()
     with pytest.raises(InputError):
-        stream(toy, [[11]], max_new=3)
-    stream(toy, [[10]], max_new=3)
+        stream(toy, [[11]], max_new_tokens=3)
+    stream(toy, [[10]], max_new_tokens=3)
     assert toy.reads == []
 
 
 def test_gradients_are_off_in_the_model_and_on_outside():
     toy = Toy()
-    for _ in stream(toy, PROMPTS, max_new=3):
+    for _ in stream(toy, PROMPTS, max_new_tokens=3):
         assert torch.is_grad_enabled()
-    generate(toy, PROMPTS, max_new=3, beams=2)
+    generate(toy, PROMPTS, max_new_tokens=3, num_beams=2)
     assert len(toy.grads) == 6
     assert not any(toy.grads)
 
@@ -230,20 +232,20 @@ def test_the_model_rests_while_it_writes_and_is_as_it_was_afterwards():
     def mode():
         return (model.training, model.awake.training, model.frozen.training)
 
-    generate(model, [[1]], max_new=3)
+    generate(model, [[1]], max_new_tokens=3)
     assert mode() == before
-    generate(model, [[1]], max_new=3, beams=2)
+    generate(model, [[1]], max_new_tokens=3, num_beams=2)
     assert mode() == before
-    unfinished = stream(model, [[1]], max_new=3)
+    unfinished = stream(model, [[1]], max_new_tokens=3)
     next(unfinished)
     unfinished.close()
     assert mode() == before
     with pytest.raises(RuntimeError, match="eleventh"):
-        generate(model, [[1]], max_new=5)
+        generate(model, [[1]], max_new_tokens=5)
     assert mode() == before
     assert set(model.modes) == {(False, False, False)}
     model.eval()
-    generate(model, [[1]], max_new=2)
+    generate(model, [[1]], max_new_tokens=2)
     assert mode() == (False, False, False)
 
 
@@ -257,7 +259,7 @@ def test_greedy_texts_of_unequal_prompts_are_hugging_faces(ends):
     theirs = model.generate(
         **left_padded(prompts), max_new_tokens=19, do_sample=False, eos_token_id=ends or None, pad_token_id=1
     )
-    ours = generate(Hugging(model), prompts, max_new=19, stop=ends)
+    ours = generate(Hugging(model), prompts, max_new_tokens=19, stop_tokens=ends)
     assert any(ours.finished) == bool(ends)
     for text, expected in zip(ours.tokens, theirs[:, 7:].tolist(), strict=True):
         assert text == expected[: len(text)]
@@ -269,25 +271,25 @@ def test_greedy_texts_of_unequal_prompts_are_hugging_faces(ends):
 
 def test_the_context_is_filled_to_the_last_token():
     toy = Toy(context=13)
-    assert len(generate(toy, [[1] * 9, [2]], max_new=4).tokens[0]) == 4
+    assert len(generate(toy, [[1] * 9, [2]], max_new_tokens=4).tokens[0]) == 4
     with pytest.raises(InputError, match="room for 4") as caught:
-        generate(toy, [[1] * 9, [2]], max_new=5)
-    assert caught.value.instead == "max_new=4 or less"
+        generate(toy, [[1] * 9, [2]], max_new_tokens=5)
+    assert caught.value.instead == "max_new_tokens=4 or less"
     with pytest.raises(InputError, match="room for 0") as caught:
-        generate(toy, [[1] * 13], max_new=2)
+        generate(toy, [[1] * 13], max_new_tokens=2)
     assert "last 11 tokens" in caught.value.instead
     with pytest.raises(InputError) as caught:
-        generate(toy, [[1] * 17], max_new=17)
+        generate(toy, [[1] * 17], max_new_tokens=17)
     assert "shorter prompt" in caught.value.instead
 
 
 def test_the_source_of_an_encoder_decoder_does_not_count():
     toy = Toy(context=5, prompts_count=False)
-    result = generate(toy, [[1] * 7, [2]], max_new=5)
+    result = generate(toy, [[1] * 7, [2]], max_new_tokens=5)
     assert result.sequences == result.tokens == [greedy_text(toy, prompt, 5) for prompt in ([1] * 7, [2])]
-    with pytest.raises(InputError, match="max_new=6") as caught:
-        generate(toy, [[1] * 7], max_new=6)
-    assert caught.value.instead == "max_new=5 or less"
+    with pytest.raises(InputError, match="max_new_tokens=6") as caught:
+        generate(toy, [[1] * 7], max_new_tokens=6)
+    assert caught.value.instead == "max_new_tokens=5 or less"
 
 
 # Refusals
@@ -315,25 +317,25 @@ def test_the_source_of_an_encoder_decoder_does_not_count():
         (np.array(5), {}, "prompts=array(5)"),
         (np.array([[1.0]]), {}, "not text"),
         (np.zeros((1, 1, 1), dtype=int), {}, "not text"),
-        ([[1]], {"max_new": torch.tensor([3, 4])}, "max_new=[3, 4]"),
-        ([[1]], {"max_new": 0}, "max_new=0"),
-        ([[1]], {"max_new": 2.0}, "max_new=2.0"),
+        ([[1]], {"max_new_tokens": torch.tensor([3, 4])}, "max_new_tokens=[3, 4]"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens=0"),
+        ([[1]], {"max_new_tokens": 2.0}, "max_new_tokens=2.0"),
         ([[1]], {"temperature": -1}, "temperature=-1"),
         ([[1]], {"temperature": 1.0, "top_p": 2.0}, "top_p=2.0"),
         ([[1]], {"temperature": 1.0, "top_k": 0}, "top_k=0"),
         ([[1]], {"top_k": 5}, "Nothing is drawn"),
         ([[1]], {"top_p": 0.5}, "Nothing is drawn"),
-        ([[1]], {"stop": 11}, "stop=11"),
-        ([[1]], {"stop": (0, -2)}, "stop=-2"),
-        ([[1]], {"stop": 1.5}, "stop=1.5"),
-        ([[1]], {"stop": torch.tensor([1.5])}, "stop=1.5"),
-        ([[1]], {"stop": torch.tensor([[1]])}, "stop=[1]"),
+        ([[1]], {"stop_tokens": 11}, "stop_tokens=11"),
+        ([[1]], {"stop_tokens": (0, -2)}, "stop_tokens=-2"),
+        ([[1]], {"stop_tokens": 1.5}, "stop_tokens=1.5"),
+        ([[1]], {"stop_tokens": torch.tensor([1.5])}, "stop_tokens=1.5"),
+        ([[1]], {"stop_tokens": torch.tensor([[1]])}, "stop_tokens=[1]"),
         ([[1]], {"seed": 1.5}, "seed=1.5"),
     ],
 )
 def test_what_cannot_be_written_is_refused(write, prompts, arguments, word):
     with pytest.raises(InputError) as caught:
-        write(Toy(), prompts, **{"max_new": 3, **arguments})
+        write(Toy(), prompts, **{"max_new_tokens": 3, **arguments})
     assert word in str(caught.value)
     assert caught.value.asked or caught.value.found
     assert caught.value.because
@@ -343,21 +345,21 @@ def test_what_cannot_be_written_is_refused(write, prompts, arguments, word):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"beams": 0}, "beams=0"),
-        ({"beams": 3, "temperature": 0.5}, "temperature=0.5"),
-        ({"beams": 3, "top_k": 5}, "top_k=5"),
-        ({"beams": 3, "on_token": print}, "on_token"),
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"num_beams": 3, "temperature": 0.5}, "temperature=0.5"),
+        ({"num_beams": 3, "top_k": 5}, "top_k=5"),
+        ({"num_beams": 3, "on_token": print}, "on_token"),
     ],
 )
 def test_what_beams_cannot_do_is_refused(arguments, word):
     with pytest.raises(InputError) as caught:
-        generate(Toy(), [[1]], max_new=3, **arguments)
+        generate(Toy(), [[1]], max_new_tokens=3, **arguments)
     assert word in caught.value.asked
 
 
 def test_logits_that_are_no_numbers_stop_the_text():
     toy = Toy()
     toy.table[:, 3] = math.nan
-    for more in ({}, {"temperature": 1.0}, {"beams": 2}):
+    for more in ({}, {"temperature": 1.0}, {"num_beams": 2}):
         with pytest.raises(InputError, match="NaN in row 0"):
-            generate(toy, [[1]], max_new=3, **more)
+            generate(toy, [[1]], max_new_tokens=3, **more)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from twins import library, transformers
 
+from regard.downloads import find
 from regard.errors import CheckpointError
-from regard.models.files import find, read_checkpoint
+from regard.models.files import read_checkpoint
 from regard.models.files.gguf import read_gguf, read_tokenizer
 from regard.models.files.gguf_layout import read_layout
 from regard.models.files.rotary_rows import halves_from_pairs, pairs_from_halves
@@ -375,7 +376,7 @@ def test_without_the_package_for_text_the_error_says_what_to_install(tmp_path: P
 def smollm2() -> Path:
     path = find("smollm2")
     if path is None:
-        pytest.skip("SmolLM2 is not here: python -m regard.models.files.fetch smollm2")
+        pytest.skip("SmolLM2 is not here: python -m regard.downloads smollm2")
     return path
 
 

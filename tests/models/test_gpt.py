@@ -59,7 +59,7 @@ def ours(twin) -> GPT:
 
 
 def small(dtype: torch.dtype = torch.float64, **changes) -> GPT:
-    sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "dim": 12, "layers": 2, "heads": 3, "hidden": 19}
+    sizes = {"vocab_size": VOCABULARY, "context_length": CONTEXT, "dim": 12, "layers": 2, "heads": 3, "hidden_dim": 19}
     return shaken(GPT(GPTConfig(**sizes | changes)), dtype)
 
 
@@ -128,7 +128,7 @@ def test_one_token(twin):
 def test_only_the_last_logits_where_no_others_are_asked_for():
     model = small()
     with torch.no_grad():
-        assert_agree(model(tokens(), last=True), model(tokens())[:, -1:], 1e-13)
+        assert_agree(model(tokens(), last_only=True), model(tokens())[:, -1:], 1e-13)
 
 
 def test_texts_end_to_end_are_what_each_is_alone():
@@ -251,7 +251,7 @@ PROMPTS = [[3, 14, 15, 9], [2], [6, 5, 3], [22, 0, 1, 2, 3, 4, 5]]
 
 def test_greedy_texts_are_hugging_faces(twin):
     theirs = twin.generate(**left_padded(PROMPTS), max_new_tokens=9, do_sample=False, pad_token_id=0)
-    found = ours(twin).generate(PROMPTS, max_new=9)
+    found = ours(twin).generate(PROMPTS, max_new_tokens=9)
     assert found.tokens == theirs[:, 7:].tolist()
     assert found.sequences == [prompt + text for prompt, text in zip(PROMPTS, found.tokens, strict=True)]
 
@@ -271,7 +271,9 @@ def test_beams_are_hugging_faces(name, alpha):
         eos_token_id=5,
         pad_token_id=0,
     )
-    found = ours(twin).generate(PROMPTS, max_new=9, beams=3, length_penalty=PowerPenalty(alpha), stop=5)
+    found = ours(twin).generate(
+        PROMPTS, max_new_tokens=9, num_beams=3, length_penalty=PowerPenalty(alpha), stop_tokens=5
+    )
     for row, text in zip(theirs[:, 7:].tolist(), found.tokens, strict=True):
         assert row[: len(text)] == text
         assert set(row[len(text) :]) <= {0, 5}  # theirs fills up
@@ -279,7 +281,7 @@ def test_beams_are_hugging_faces(name, alpha):
 
 def test_what_is_drawn_depends_on_the_seed_and_on_nothing_else():
     model = small()
-    words = {"max_new": 9, "temperature": 1.3, "top_p": 0.95}
+    words = {"max_new_tokens": 9, "temperature": 1.3, "top_p": 0.95}
     first = model.generate(PROMPTS, seed=3, **words)
     torch.manual_seed(8)
     assert model.generate(PROMPTS, seed=3, **words) == first
@@ -289,7 +291,7 @@ def test_what_is_drawn_depends_on_the_seed_and_on_nothing_else():
 
 def test_writing_keeps_the_mode_and_no_gradients():
     model = small(dropout=0.5).train()
-    assert model.generate(PROMPTS, max_new=5).tokens == model.generate(PROMPTS, max_new=5).tokens
+    assert model.generate(PROMPTS, max_new_tokens=5).tokens == model.generate(PROMPTS, max_new_tokens=5).tokens
     assert model.training
     model(tokens()).sum().backward()
 
@@ -336,9 +338,9 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
     with refused(InputError, "no tokens", "(3,)"):
         model(torch.tensor([1, 2, 3]))
     with refused(InputError, "outgrow the context"):
-        model.generate([[1] * 20], max_new=4)
+        model.generate([[1] * 20], max_new_tokens=4)
     with refused(InputError, "prompts[0][1] = 31"):
-        model.generate([[1, 31]], max_new=4)
+        model.generate([[1, 31]], max_new_tokens=4)
     memory = model.new_memory()
     with torch.no_grad():
         model(tokens(1, 20), memory=memory)
@@ -371,7 +373,7 @@ def test_configurations_that_cannot_be_are_refused_in_four_parts():
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_kind_of_position_is_saved_and_loaded(position, window, tmp_path):
     torch.manual_seed(0)
-    config = GPTConfig(vocabulary=11, context=16, dim=12, layers=1, heads=3, position=position, window=window)
+    config = GPTConfig(vocab_size=11, context_length=16, dim=12, layers=1, heads=3, position=position, window=window)
     model = GPT(config).eval()
     model.save_pretrained(tmp_path)
     tokens = torch.randint(0, 11, (2, 7))
@@ -382,7 +384,9 @@ def test_every_kind_of_position_is_saved_and_loaded(position, window, tmp_path):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_texts_packed_into_one_row_are_as_each_alone(position):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocabulary=11, context=16, dim=12, layers=2, heads=3, position=position)).double().eval()
+    model = (
+        GPT(GPTConfig(vocab_size=11, context_length=16, dim=12, layers=2, heads=3, position=position)).double().eval()
+    )
     texts = [torch.randint(0, 11, (1, length)) for length in (3, 5)]
     positions = torch.cat([torch.arange(text.shape[1]) for text in texts])
     with torch.no_grad():
@@ -392,6 +396,6 @@ def test_texts_packed_into_one_row_are_as_each_alone(position):
 
 
 def test_a_pattern_that_counts_positions_refuses_unequal_texts():
-    model = GPT(GPTConfig(vocabulary=11, context=16, dim=12, layers=1, heads=3)).eval()
+    model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=12, layers=1, heads=3)).eval()
     with pytest.raises(CacheError, match="only looks at distances"):
         model(torch.randint(0, 11, (2, 7)), lengths=[7, 4], pattern=Blocks(4))

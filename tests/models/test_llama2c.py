@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from regard.downloads import find
 from regard.errors import CheckpointError, InputError
-from regard.models.files import ScoredTokenizer, find, read_checkpoint
+from regard.models.files import ScoredTokenizer, read_checkpoint
 from regard.models.files.llama2c import is_llama2c, read_llama2c, read_tokenizer
 from regard.models.files.rotary_rows import halves_from_pairs
 
@@ -49,7 +50,7 @@ def write(path: Path, tied: bool = True, after: bytes = b"") -> dict[str, np.nda
     return arrays
 
 
-def vocabulary() -> tuple[list[bytes], list[float]]:
+def vocab_size() -> tuple[list[bytes], list[float]]:
     """Signs, bytes, letters, and unions of letters with scores that make the order of joining matter."""
     signs = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(b"<0x%02X>" % byte for byte in range(256))]
     letters = [b" ", b"a", b"b", b"c", "é".encode()]
@@ -143,7 +144,7 @@ def test_a_header_of_no_llama_is_refused(tmp_path: Path, header: tuple[int, ...]
 
 # Tokenizers
 
-SMALL = ScoredTokenizer(*vocabulary())
+SMALL = ScoredTokenizer(*vocab_size())
 
 
 def naive(tokenizer: ScoredTokenizer, text: str) -> list[int]:
@@ -178,41 +179,41 @@ def test_every_text_comes_back(text: str):
 
 
 def test_a_case_by_hand():
-    tokenizer = ScoredTokenizer(*vocabulary())
+    tokenizer = ScoredTokenizer(*vocab_size())
     names = [tokenizer.tokens[number] for number in tokenizer.encode("aaabc", begin=False)]
     # "aa" (-2) is joined first, then "bc" (-3) before " a" (-4): it cannot be, the a is gone; then "a" + "bc" (-9)
     assert names == [b" ", b"aa", b"abc"]
 
 
 def test_a_text_that_spells_a_sign_stays_text():
-    tokenizer = ScoredTokenizer(*vocabulary())
+    tokenizer = ScoredTokenizer(*vocab_size())
     assert tokenizer.encode("<s>")[1:] == [259, *(byte + 3 for byte in b"<s>")]
 
 
 def test_a_tokenizer_is_read_alone_and_behind_a_model(tmp_path: Path):
-    tokens, scores = vocabulary()
+    tokens, scores = vocab_size()
     (tmp_path / "tokenizer.bin").write_bytes(tokenizer_file(tokens, scores))
     found = read_tokenizer(tmp_path / "tokenizer.bin")
     assert (found.tokens, found.scores) == (tokens, scores)
-    assert len(read_tokenizer(tmp_path / "tokenizer.bin", vocabulary=265)) == 265
+    assert len(read_tokenizer(tmp_path / "tokenizer.bin", vocab_size=265)) == 265
 
 
 def test_a_damaged_tokenizer_is_refused_by_name(tmp_path: Path):
-    tokens, scores = vocabulary()
+    tokens, scores = vocab_size()
     content = tokenizer_file(tokens, scores)
     (tmp_path / "tokenizer.bin").write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=r"tokenizer\.bin cannot be read"):
         read_tokenizer(tmp_path / "tokenizer.bin")
     (tmp_path / "tokenizer.bin").write_bytes(content)
     with pytest.raises(CheckpointError, match="the model has 300"):
-        read_tokenizer(tmp_path / "tokenizer.bin", vocabulary=300)
+        read_tokenizer(tmp_path / "tokenizer.bin", vocab_size=300)
     write(tmp_path / "x.bin")
     with pytest.raises(CheckpointError, match="a model and nothing after it"):
         read_tokenizer(tmp_path / "x.bin")
 
 
 def test_numbers_outside_the_vocabulary_and_too_few_tokens_are_refused():
-    tokenizer = ScoredTokenizer(*vocabulary())
+    tokenizer = ScoredTokenizer(*vocab_size())
     with pytest.raises(InputError, match=f"a vocabulary of {len(tokenizer)}"):
         tokenizer.decode([len(tokenizer)])
     with pytest.raises(InputError, match="make no tokenizer"):
@@ -225,7 +226,7 @@ def test_numbers_outside_the_vocabulary_and_too_few_tokens_are_refused():
 def stories() -> Path:
     path = find("stories15m")
     if path is None:
-        pytest.skip("stories15M is not here: python -m regard.models.files.fetch stories15m")
+        pytest.skip("stories15M is not here: python -m regard.downloads stories15m")
     return path
 
 

@@ -16,7 +16,7 @@ TEXTS = [[3, 1, 4], [1], [5, 9]]
 
 def bert() -> Bert:
     torch.manual_seed(1)
-    return Bert(BertConfig(vocabulary=11, context=7, dim=6, layers=1, heads=2))
+    return Bert(BertConfig(vocab_size=11, context_length=7, dim=6, layers=1, heads=2)).eval()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from regard.models.pretrained import Pretrained
 
 @dataclass(frozen=True)
 class LadderConfig(Config):
-    vocabulary: int = 13
+    vocab_size: int = 13
     dim: int = 5
     layers: int = 2
     tied: bool = True
@@ -82,9 +82,9 @@ class Ladder(Pretrained):
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.rungs = nn.ModuleList(Rung(config.dim, config.norm) for _ in range(config.layers))
-        self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.output.weight = self.embedding.weight
 
@@ -198,6 +198,28 @@ def test_the_dtype_may_be_chosen_and_counters_stay_whole_numbers(tmp_path: Path,
     assert torch.equal(model.embedding.weight, ladder().embedding.weight.to(dtype))
 
 
+@pytest.mark.parametrize(
+    ("some", "others", "common"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+)
+def test_weights_of_several_dtypes_are_widened_to_one_without_loss(tmp_path: Path, some, others, common):
+    ladder().save_pretrained(tmp_path)
+    stored = {
+        name: tensor.to(others if "bias" in name else some) if tensor.is_floating_point() else tensor
+        for name, tensor in ladder().state_dict().items()
+    }
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    model = Ladder.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in model.parameters()} == {common}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, stored[name].to(tensor.dtype))
+    assert {parameter.dtype for parameter in Ladder.from_pretrained(tmp_path, dtype=some).parameters()} == {some}
+
+
 def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
     model = Ladder.from_pretrained(tmp_path)
@@ -289,8 +311,8 @@ def test_a_model_changed_by_hand_is_not_written(tmp_path: Path, layout: str):
 
 
 def test_a_head_tied_by_hand_and_a_folded_attention_are_not_written(tmp_path: Path):
-    sizes: dict[str, Any] = dict(vocabulary=11, context=7, dim=6, layers=1, heads=2)
-    tied = GPT(GPTConfig(**sizes, tied=False))
+    sizes: dict[str, Any] = dict(vocab_size=11, context_length=7, dim=6, layers=1, heads=2)
+    tied = GPT(GPTConfig(**sizes, tie_embeddings=False))
     tied.output.weight = tied.embedding.weight
     with pytest.raises(CheckpointError, match=r"not by the configuration: embedding\.weight and output\.weight"):
         tied.save_pretrained(tmp_path / "tied")
@@ -301,12 +323,12 @@ def test_a_head_tied_by_hand_and_a_folded_attention_are_not_written(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, "bfloat16", float])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, "bfloat16", float])
 def test_a_model_is_loaded_in_floating_point_numbers_only(tmp_path: Path, dtype: Any):
     ladder().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="floating-point"):
+    with pytest.raises(CheckpointError, match="layers compute in float16"):
         Ladder.from_pretrained(tmp_path, dtype=dtype)
-    with pytest.raises(CheckpointError, match="floating-point"):
+    with pytest.raises(CheckpointError, match="layers compute in float16"):
         Ladder.from_foreign(*ladder().to_foreign("reddal"), "reddal", dtype=dtype)
 
 

@@ -10,7 +10,7 @@ from regard.errors import InputError
 from regard.models import GPT, Bert, BertConfig, GPTConfig
 from regard.models.reading import check_segments, check_tokens
 
-SIZES = dict(vocabulary=11, context=7, dim=6, layers=1, heads=2)
+SIZES = dict(vocab_size=11, context_length=7, dim=6, layers=1, heads=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -14,18 +14,19 @@ import pytest
 import torch
 from twins import library, transformers
 
+from regard import downloads
 from regard.errors import InputError
 from regard.models import Bert
-from regard.models.files import ScoredTokenizer, packages
+from regard.models.files import ScoredTokenizer
 
 # Six and twelve layers in float32, relative to the largest entry.
 CLOSE = 1e-4
 
 
 def folder(name):
-    found = packages.find(name)
+    found = downloads.find(name)
     if found is None:
-        pytest.skip(f"{name} is not here: python -m regard.models.files.fetch {name}")
+        pytest.skip(f"{name} is not here: python -m regard.downloads {name}")
     return found
 
 
@@ -94,7 +95,7 @@ def test_a_bert_with_both_heads_has_the_logits_of_transformers():
     assert model.config.masked_tokens
     assert model.config.next_sentence
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, model.config.vocabulary, (3, 23), generator=generator)
+    tokens = torch.randint(0, model.config.vocab_size, (3, 23), generator=generator)
     segments = torch.randint(0, 2, (3, 23), generator=generator)
     with torch.no_grad():
         theirs = twin(tokens, token_type_ids=segments)
@@ -134,9 +135,9 @@ def teller(monkeypatch, written, context=50):
     tokenizer = ScoredTokenizer([*signs, b" ", b"a"], [0.0] * 261)
     asked = []
 
-    def stream(model, prompts, *, max_new, **choices):
-        asked.append(max_new)
-        if len(prompts[0]) + max_new > context:
+    def stream(model, prompts, *, max_new_tokens, **choices):
+        asked.append(max_new_tokens)
+        if len(prompts[0]) + max_new_tokens > context:
             raise InputError("The text would outgrow the context.", because="it is long", instead="a shorter prompt")
         for token in written:
             if token is None:
@@ -144,7 +145,7 @@ def teller(monkeypatch, written, context=50):
             yield 0, token
 
     module = example("tell_story")
-    model = SimpleNamespace(context=context)
+    model = SimpleNamespace(context_length=context)
     monkeypatch.setattr(module, "fetch", lambda name: Path(name))
     monkeypatch.setattr(module, "GPT", SimpleNamespace(from_pretrained=lambda file: model))
     monkeypatch.setattr(module, "read_tokenizer", lambda file: tokenizer)

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import CONFIG, assert_same, made
+from safetensors import SafetensorError
 
 from regard.errors import CheckpointError
+from regard.models import GPT, GPTConfig
 from regard.models.files import atomic, read_checkpoint, read_safetensors, tensors, write_folder
 from regard.models.files.tensors import SINGLE, write_safetensors
 
@@ -165,16 +167,25 @@ def test_a_workplace_is_left_alone_while_nothing_can_be_locked_unless_it_is_old(
     assert atomic.leftovers(tmp_path) == [young]
 
 
-@pytest.mark.parametrize("fails_at", ["save_file", "_remove_shards"])
+# As the library of the format says it, and as the system does.
+FULL = {
+    "safetensors": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    "system": OSError(28, "No space left on device"),
+}
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "kind"), [("save_file", "safetensors"), ("save_file", "system"), ("_remove_shards", "system")]
+)
 def test_a_save_that_fails_leaves_no_mark_and_the_right_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str, kind: str
 ):
     write_folder(tmp_path, CONFIG, made(1))
     edited = {**CONFIG, "note": "by hand"}
     (tmp_path / "config.json").write_text(json.dumps(edited))
 
     def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise FULL[kind]
 
     with monkeypatch.context() as patch:
         patch.setattr(tensors, fails_at, fail)
@@ -243,3 +254,50 @@ def test_readers_and_writers_at_once_see_whole_checkpoints(tmp_path: Path, monke
     assert not failures
     assert seen <= {5, 7}
     assert not atomic.leftovers(tmp_path)
+
+
+# The tokenizer that lies beside a model
+
+
+def small_gpt(seed: int) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(GPTConfig(vocab_size=7, context_length=5, dim=6, layers=1, heads=2))
+
+
+def test_the_tokenizer_that_a_model_came_with_is_saved_with_it(tmp_path: Path):
+    files = {"tokenizer.json": b'{"a": 1}', "vocab.txt": b"a\nb\n", "tokenizer.model": bytes(range(256))}
+    small_gpt(1).save_pretrained(tmp_path / "a")
+    for name, content in files.items():
+        (tmp_path / "a" / name).write_bytes(content)
+    (tmp_path / "a" / "README.md").write_text("not the model's")
+    model = GPT.from_pretrained(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")  # by now it may be gone
+    for layout in ("regard", "huggingface"):
+        model.save_pretrained(tmp_path / layout, layout=layout)
+        assert names(tmp_path / layout) == sorted(["config.json", SINGLE, *files])
+        assert all((tmp_path / layout / name).read_bytes() == content for name, content in files.items())
+    again = GPT.from_pretrained(tmp_path / "huggingface")
+    again.save_pretrained(tmp_path / "b")
+    assert (tmp_path / "b" / "vocab.txt").read_bytes() == files["vocab.txt"]
+
+
+@pytest.mark.parametrize("fails_at", ["tokenizer.json", SINGLE])
+def test_a_save_that_fails_keeps_the_tokenizer_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+):
+    first, second = small_gpt(1), small_gpt(2)
+    first.companions, second.companions = {"tokenizer.json": b"first"}, {"tokenizer.json": b"second"}
+    first.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    stage = atomic.stage
+
+    def fail(path: Path, write) -> Path:
+        if path.name == fails_at:
+            raise OSError(28, "No space left on device")
+        return stage(path, write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "stage", fail)
+        with pytest.raises(CheckpointError, match="No space left"):
+            second.save_pretrained(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -18,7 +18,7 @@ HEADS = 7
 
 def make(position, *, dtype=torch.float64, **words):
     torch.manual_seed(5)
-    sizes = dict(image=(6, 10), channels=2, dim=DIM, layers=2, heads=HEADS, hidden=11, classes=13) | words
+    sizes = dict(image=(6, 10), channels=2, dim=DIM, layers=2, heads=HEADS, hidden_dim=11, classes=13) | words
     model = SpatialTransformer(SpatialConfig(position=position, **sizes)).to(dtype)
     with torch.no_grad():  # norms and biases that do nothing would hide mistakes
         for name, parameter in model.named_parameters():

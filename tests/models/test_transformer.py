@@ -16,7 +16,7 @@ from regard.patterns import Padding
 
 VOCABULARY, DIM = 17, 12
 SOURCE_LENGTHS, TARGET_LENGTHS = [7, 3, 1], [2, 5, 4]
-SIZES = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": 3, "hidden": 19}
+SIZES = {"vocab_size": VOCABULARY, "dim": DIM, "layers": 2, "heads": 3, "hidden_dim": 19}
 
 
 def torchs(dtype: torch.dtype = torch.float64, **changes) -> nn.Transformer:
@@ -184,7 +184,7 @@ def test_padding_is_never_looked_at():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"order": "pre"}, {"position": "learned", "context": 9}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"order": "pre"}, {"position": "learned", "context_length": 9}], ids=str)
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (5,)], ids=str)
 def test_decoding_with_a_memory_is_decoding_the_whole(changes, chunks, dtype, bound):
     model = small(**changes).to(dtype)
@@ -203,21 +203,21 @@ def test_decoding_with_a_memory_is_decoding_the_whole(changes, chunks, dtype, bo
 SOURCES = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 
 
-def written_from_scratch(model: Transformer, source: list[int], max_new: int) -> list[int]:
+def written_from_scratch(model: Transformer, source: list[int], max_new_tokens: int) -> list[int]:
     """The best token each time, with everything computed anew."""
     target = [model.config.start]
-    for _ in range(max_new):
+    for _ in range(max_new_tokens):
         with torch.no_grad():
             target.append(int(model(torch.tensor([source]), torch.tensor([target]))[0, -1].argmax()))
     return target[1:]
 
 
 @pytest.mark.parametrize(
-    "changes", [{"shared": False}, {"order": "pre", "start": 5}, {"position": "learned", "context": 11}], ids=str
+    "changes", [{"shared": False}, {"order": "pre", "start": 5}, {"position": "learned", "context_length": 11}], ids=str
 )
 def test_translations_of_unequal_sources_are_those_of_each_alone(changes):
     model = small(**changes)
-    found = model.generate(SOURCES, max_new=6)
+    found = model.generate(SOURCES, max_new_tokens=6)
     assert found.tokens == [written_from_scratch(model, source, 6) for source in SOURCES]
     assert found.sequences == found.tokens
     assert len({tuple(text) for text in found.tokens}) > 1
@@ -225,18 +225,18 @@ def test_translations_of_unequal_sources_are_those_of_each_alone(changes):
 
 def test_beams_of_unequal_sources_are_those_of_each_alone():
     model = small()
-    together = model.generate(SOURCES, max_new=6, beams=3, stop=4)
+    together = model.generate(SOURCES, max_new_tokens=6, num_beams=3, stop_tokens=4)
     for source, tokens, score in zip(SOURCES, together.tokens, together.scores, strict=True):
-        alone = model.generate([source], max_new=6, beams=3, stop=4)
+        alone = model.generate([source], max_new_tokens=6, num_beams=3, stop_tokens=4)
         assert alone.tokens == [tokens]
         assert abs(alone.scores[0] - score) < 1e-11
-        greedy = model.generate([source], max_new=6, stop=4)
+        greedy = model.generate([source], max_new_tokens=6, stop_tokens=4)
         assert score >= greedy.scores[0] - 1e-11 or len(tokens) != len(greedy.tokens[0])
 
 
 def test_as_many_beams_as_texts_find_the_best_of_all():
-    model = small(vocabulary=5)
-    found = model.generate([[3, 1]], max_new=2, beams=25, length_penalty=0.0)
+    model = small(vocab_size=5)
+    found = model.generate([[3, 1]], max_new_tokens=2, num_beams=25, length_penalty=0.0)
     with torch.no_grad():
         first = model(torch.tensor([[3, 1]]), torch.tensor([[0]]))[0, -1].log_softmax(-1)
         scores = torch.stack(
@@ -254,7 +254,7 @@ def test_as_many_beams_as_texts_find_the_best_of_all():
 
 
 def test_input_that_cannot_be_is_refused_in_four_parts():
-    model = small(context=6)
+    model = small(context_length=6)
     source, target = texts()
     with refused(InputError, "longer than the context"):
         model(source, target)
@@ -263,21 +263,23 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
     with refused(InputError, "Token -1"):
         model(source[:1, :3], torch.tensor([[0, -1]]))
     with refused(InputError, "outgrow the context"):
-        model.generate([[1, 2]], max_new=7)
+        model.generate([[1, 2]], max_new_tokens=7)
     with refused(ConfigError, "does not know 'bias'"):
         TransformerConfig.from_dict({"bias": True})
-    with refused(ConfigError, "context="):
+    with refused(ConfigError, "context_length="):
         TransformerConfig(position="learned")
     with refused(ConfigError, '"pre" or "post"'):
         TransformerConfig(order="middle")
     with refused(ConfigError, "start token"):
-        TransformerConfig(vocabulary=5, start=5)
+        TransformerConfig(vocab_size=5, start=5)
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_rows_of_unequal_length_go_on_from_their_own_positions(position):
     torch.manual_seed(0)
-    config = TransformerConfig(vocabulary=11, dim=12, layers=2, heads=3, hidden=20, position=position, context=16)
+    config = TransformerConfig(
+        vocab_size=11, dim=12, layers=2, heads=3, hidden_dim=20, position=position, context_length=16
+    )
     model = Transformer(config).double().eval().requires_grad_(False)
     source, target = torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (2, 5))
     following = torch.randint(0, 11, (2, 1))

@@ -222,7 +222,7 @@ def test_from_timm_and_back_changes_no_bit_and_no_name(tmp_path):
 @pytest.mark.parametrize(("hidden", "dim"), [(52, 45), (185, 46), (201, 50), (53, 6), (11, 93)])
 def test_the_ratio_that_timm_is_told_gives_back_the_size(hidden, dim):
     converter = ViT.converters["timm"]
-    config = ViTConfig(dim=dim, heads=1, layers=1, hidden=hidden)
+    config = ViTConfig(dim=dim, heads=1, layers=1, hidden_dim=hidden)
     assert converter.read_config(converter.write_config(config)) == config
 
 

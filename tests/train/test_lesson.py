@@ -17,7 +17,7 @@ def test_a_short_lesson_already_shows_most_of_the_kernel():
     assert [step for step, _ in lesson.seen] == [0, 70, 140, 210, 280, 300]
     assert lesson.kernel.shape == lesson.wanted.shape == (2, 2, 19, 15)
     assert lesson.seen[0][1].width.allclose(torch.ones(1).double(), atol=0.1)  # alpha = 1/2
-    moved = lesson.gaze.centre - lesson.seen[0][1].centre
+    moved = lesson.head_profile.centre - lesson.seen[0][1].centre
     assert moved.norm(dim=-1).max() > 0.1
 
 
@@ -34,11 +34,11 @@ def test_the_losses_are_those_of_the_effective_kernel():
 
 
 @pytest.mark.parametrize("position", ["quadratic", "gaussian", "learned"])
-def test_weights_by_relative_position_have_gradients_and_are_the_gazes(position):
+def test_weights_by_relative_position_have_gradients_and_are_the_head_profiles(position):
     torch.manual_seed(1)
     layer = SpatialHeads(SpatialConfig(position, image=(5, 7), patch=1, dim=3, heads=2)).double()
     weights = layer.relative_weights()
-    assert torch.allclose(weights, layer.gaze().weights, rtol=1e-12)
+    assert torch.allclose(weights, layer.head_profile().weights, rtol=1e-12)
     upstream = torch.randn(weights.shape, dtype=torch.float64)
     for gradient in torch.autograd.grad((weights * upstream).sum(), list(layer.position.parameters())):
         assert bool(gradient.isfinite().all())
@@ -67,5 +67,20 @@ def test_nine_heads_find_a_convolution_of_three_by_three(seed):
     lesson = teacher(TeacherRecipe(seed=seed))
     assert lesson.loss <= 1e-4
     assert lesson.kernel_error <= 1e-2
-    # Where the heads stand is not determined: soft heads between the pixels span the same filters.
-    assert lesson.distances.max() > 0.02
+    # Where the heads stand is not determined: soft heads between the pixels span the same filters. Each of the nine
+    # taps is a sum of the nine heads' weights, to which eight heads would not suffice.
+    weights = lesson.head_profile.weights.flatten(1)  # (head, relative position)
+    rows, columns = lesson.head_profile.grid
+    taps = torch.zeros(9, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64)
+    for tap, (row, column) in enumerate(torch.cartesian_prod(*[torch.arange(-1, 2)] * 2).tolist()):
+        taps[tap, rows - 1 + row, columns - 1 + column] = 1
+    assert len(weights) == 9
+    assert missing(weights, taps.flatten(1)).max() <= 1e-2
+    assert all(missing(weights[torch.arange(9) != head], taps.flatten(1)).max() > 0.1 for head in range(9))
+    assert lesson.distances.median() > 0.1
+
+
+def missing(weights: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """What no sum of the heads' weights makes of each tap: the norm of the rest, `(tap,)`."""
+    mixture = torch.linalg.lstsq(weights.mT, taps.mT).solution
+    return (weights.mT @ mixture - taps.mT).norm(dim=0)

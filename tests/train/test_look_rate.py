@@ -9,7 +9,16 @@ from regard.errors import ConfigError
 from regard.train import SpatialRecipe, train
 from regard.train.optimizing import make_optimizer
 
-SMALL = {"epochs": 1, "layers": 1, "dim": 8, "hidden": 8, "heads": 3, "optimizer": "sgd", "clip": None, "warmup": 0.0}
+SMALL = {
+    "epochs": 1,
+    "layers": 1,
+    "dim": 8,
+    "hidden_dim": 8,
+    "heads": 3,
+    "optimizer": "sgd",
+    "clip": None,
+    "warmup": 0.0,
+}
 
 
 def test_only_what_says_where_to_look_learns_faster(few):
@@ -25,7 +34,7 @@ def test_only_what_says_where_to_look_learns_faster(few):
 def test_heads_that_do_not_learn_where_to_look_stay(few):
     still, moving = (train(SpatialRecipe(**SMALL, look_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
     for run, moves in ((still, False), (moving, True)):
-        before, after = (epoch.gazes["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))
+        before, after = (epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))
         assert torch.equal(before, after) != moves
 
 

@@ -18,7 +18,7 @@ from regard.train import Interrupted, SpatialRecipe, ViTRecipe, read_run, train
 from regard.train import loop as loops
 from regard.train.data import Images, digits
 
-SMALL = SpatialRecipe(epochs=3, batch=24, layers=2, heads=3, dim=8, hidden=8, dropout=0.2, attention_dropout=0.1)
+SMALL = SpatialRecipe(epochs=3, batch=24, layers=2, heads=3, dim=8, hidden_dim=8, dropout=0.2, attention_dropout=0.1)
 RECIPES = {
     **{position: dataclasses.replace(SMALL, position=position) for position in POSITIONS},
     "sgd": dataclasses.replace(SMALL, optimizer="sgd", rate=0.05, clip=None, shift=1, turn=0, stretch=0, flip=True),
@@ -29,7 +29,12 @@ RECIPES = {
 def told(run):
     """Everything a run has to say, without its clock."""
     epochs = [
-        (repr(epoch.loss), epoch.accuracy, epoch.rate, {name: gaze.scores for name, gaze in epoch.gazes.items()})
+        (
+            repr(epoch.loss),
+            epoch.accuracy,
+            epoch.rate,
+            {name: profile.scores for name, profile in epoch.head_profiles.items()},
+        )
         for epoch in run.epochs
     ]
     return epochs, run.model.state_dict()
@@ -60,7 +65,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tm
     assert not one.model.training
     assert [epoch.number for epoch in one.epochs] == [0, 1, 2, 3]
     layers = [] if name == "vit" else ["blocks.0.attention", "blocks.1.attention"]
-    assert all(list(epoch.gazes) == layers for epoch in one.epochs)
+    assert all(list(epoch.head_profiles) == layers for epoch in one.epochs)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -122,13 +127,13 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)
 from regard.train import SpatialRecipe, train
-train(SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden=4), sys.argv[1], progress=False)
+train(SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden_dim=4), sys.argv[1], progress=False)
 """
 
 
 @pytest.mark.parametrize("deaths", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
-    recipe = SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden=4)
+    recipe = SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden_dim=4)
     reached = 0
     for death in range(deaths):
         program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
@@ -220,11 +225,14 @@ def test_a_batch_that_no_epoch_has_and_a_rate_that_bursts_are_refused(few):
 
 
 def test_a_model_learns(few):
-    recipe = SpatialRecipe(epochs=25, batch=16, layers=2, heads=5, dim=32, hidden=32, shift=0, turn=0, stretch=0)
+    recipe = SpatialRecipe(epochs=25, batch=16, layers=2, heads=5, dim=32, hidden_dim=32, shift=0, turn=0, stretch=0)
     run = train(recipe, data=few)
     assert run.epochs[-1].loss < 0.5 * run.epochs[1].loss
     assert run.accuracy > 0.4
-    moved = run.epochs[-1].gazes["blocks.0.attention"].centre - run.epochs[0].gazes["blocks.0.attention"].centre
+    moved = (
+        run.epochs[-1].head_profiles["blocks.0.attention"].centre
+        - run.epochs[0].head_profiles["blocks.0.attention"].centre
+    )
     assert moved.norm(dim=-1).min() > 1e-3
 
 

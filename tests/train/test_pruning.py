@@ -6,7 +6,7 @@ import pytest
 import torch
 from agreement import refused
 
-from regard.cost import cost
+from regard.cost_model import cost
 from regard.errors import InputError
 from regard.models.spatial import POSITIONS, SpatialConfig, SpatialTransformer
 from regard.train import SpatialRecipe, ViTRecipe, degenerate_heads, prune, prune_run, train
@@ -16,7 +16,9 @@ LAYERS = ["blocks.0.attention", "blocks.1.attention"]
 
 def make(position, dtype=torch.float64, heads=5):
     torch.manual_seed(11)
-    config = SpatialConfig(position, (6, 10), channels=2, patch=2, dim=8, layers=2, heads=heads, hidden=7, classes=3)
+    config = SpatialConfig(
+        position, (6, 10), channels=2, patch=2, dim=8, layers=2, heads=heads, hidden_dim=7, classes=3
+    )
     return SpatialTransformer(config).to(dtype).eval()
 
 
@@ -45,7 +47,7 @@ def test_planted_heads_are_found_and_dropped_and_others_are_kept(position):
     assert pruned.config.heads == (3, 4)
     assert degenerate_heads(pruned) == {}
     for layer, kept in enumerate(([0, 2, 3], [1, 2, 3, 4])):
-        before, after = (one.blocks[layer].attention.gaze() for one in (model, pruned))
+        before, after = (one.blocks[layer].attention.head_profile() for one in (model, pruned))
         assert torch.equal(after.scores, before.scores[kept])
         assert torch.equal(after.values, before.values[kept])
 
@@ -127,7 +129,7 @@ def test_heads_that_are_not_there_and_all_heads_of_a_layer_are_refused():
 
 
 def test_a_run_is_pruned_measured_and_trained_on(few, tmp_path):
-    recipe = SpatialRecipe(epochs=3, batch=24, layers=2, heads=4, dim=8, hidden=8)
+    recipe = SpatialRecipe(epochs=3, batch=24, layers=2, heads=4, dim=8, hidden_dim=8)
     run = train(recipe, data=few)
     with torch.no_grad():
         run.model.blocks[1].attention.position.spread[2] = 0.0

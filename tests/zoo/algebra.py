@@ -83,10 +83,10 @@ class StaleBeams(Beams):
 class ShiftedKeys(Cached):
     """Keys are mixed with the token before, as a short convolution does; the cache keeps that token."""
 
-    beams = Beams
+    num_beams = Beams
 
     def make_cache(self):
-        return self.beams()
+        return self.num_beams()
 
     def forward(self, x, cache=None):
         cache = self.make_cache() if cache is None else cache
@@ -101,7 +101,7 @@ class ShiftedKeys(Cached):
 
 
 class StaleShiftedKeys(ShiftedKeys):
-    beams = StaleBeams
+    num_beams = StaleBeams
 
 
 # Our own: cropping the keys, not the count of positions

@@ -330,7 +330,7 @@ EXHIBITS = [
         lambda: configured(256),
         ("scale",),
         ("scale", "permutation"),
-        {"beta": 1 / 16},
+        {"scale": 1 / 16},
     ),
     Exhibit(
         "L14-twice",

@@ -1,8 +1,13 @@
-"""Which faults are caught, and who is accused in error: `python tests/zoo/scoreboard.py [--seeds 20]`."""
+"""Which faults are caught, and who is accused in error: `python tests/zoo/scoreboard.py [--seeds 20]`.
+
+With `--file lines.jsonl` each exhibit is written there as it is done, and a second run goes on after the last one.
+`--shard 1/2` takes every second exhibit, beginning with the first.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,7 +21,7 @@ from zoo.catalogue import EXHIBITS
 from zoo.exhibit import Exhibit
 
 from regard.laws import check
-from regard.laws.articles import LAWS
+from regard.laws.catalog import LAWS
 
 
 @dataclass
@@ -79,6 +84,21 @@ def score(exhibit: Exhibit, seeds: int = 1, fast: bool = True, alone: bool = Fal
     return result
 
 
+def as_line(found: Score) -> dict:
+    """A score as it is written to a file, with the name of its exhibit."""
+    return {**vars(found), "exhibit": found.exhibit.id, "idle": sorted(found.idle)}
+
+
+def read_lines(file: Path | None, exhibits: list[Exhibit], seeds: int) -> list[Score | None]:
+    """The scores that a file already has for as many seeds, in the order of the exhibits."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file is not None and file.exists() else []
+    known = {line["exhibit"]: line for line in lines if line["seeds"] == seeds}
+    return [
+        Score(**{**known[each.id], "exhibit": each, "idle": set(known[each.id]["idle"])}) if each.id in known else None
+        for each in exhibits
+    ]
+
+
 def totals(scores: list[Score]) -> str:
     caught = sum(not score.missed and bool(score.caught) for score in scores)
     accused, checks = sum(len(score.accused) for score in scores), sum(score.checks for score in scores)
@@ -114,11 +134,20 @@ def main() -> int:
     words.add_argument("--full", action="store_true", help="the whole search, not the fast one")
     words.add_argument("--alone", action="store_true", help="check faults against their law alone")
     words.add_argument("--idle", action="store_true", help="tell which of the twins' claims say nothing about them")
+    words.add_argument("--shard", default="1/1", help="the part of the exhibits to look at, as in 1/2")
+    words.add_argument("--file", type=Path, help="one line for each exhibit; those that stand there are not repeated")
     words.add_argument("names", nargs="*", help="exhibits; all if none are named")
     given = words.parse_args()
     torch.set_num_threads(1)
     chosen = [exhibit for exhibit in EXHIBITS if not given.names or exhibit.id in given.names]
-    scores = [score(exhibit, given.seeds, not given.full, given.alone) for exhibit in chosen]
+    shard, shards = map(int, given.shard.split("/"))
+    chosen = chosen[shard - 1 :: shards]
+    scores = []
+    for exhibit, known in zip(chosen, read_lines(given.file, chosen, given.seeds), strict=True):
+        scores.append(known or score(exhibit, given.seeds, not given.full, given.alone))
+        if given.file is not None and known is None:
+            with given.file.open("a") as file:
+                file.write(json.dumps(as_line(scores[-1])) + "\n")
     table(scores)
     if given.idle:
         for each in scores:

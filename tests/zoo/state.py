@@ -74,7 +74,7 @@ def make_shared():
 # IS3: results kept under a key that does not tell requests apart
 
 
-class Remembering(Plain):
+class RegardCache(Plain):
     def __init__(self, dim=16):
         super().__init__(dim)
         self.store = {}
@@ -89,7 +89,7 @@ class Remembering(Plain):
         return self.store[key]
 
 
-class RememberingTheStart(Remembering):
+class RememberingTheStart(RegardCache):
     def key(self, x):
         return x.dtype, x.shape, x[:, :1].detach().numpy().tobytes()
 
@@ -280,7 +280,7 @@ EXHIBITS = [
         "Results are stored under the first token, and another request finds them.",
         "layer",
         RememberingTheStart,
-        Remembering,
+        RegardCache,
         ("statelessness",),
         ("statelessness", "determinism"),
     ),

@@ -7,12 +7,15 @@ from zoo.catalogue import EXHIBITS
 from zoo.exhibit import Exhibit, twins
 
 from regard.laws import check
-from regard.laws.articles import LAWS
+from regard.laws.catalog import LAWS
 
-SEEDS = (1, 2)  # `python tests/zoo/scoreboard.py --seeds 20` looks at more
+SEEDS = (1,)  # `python tests/zoo/scoreboard.py --seeds 20` tries more
 TWINS = twins(EXHIBITS)
+# The fast tests check every fault, but one corrected twin of each law only; the slow ones check all twins.
+FIRST = list({exhibit.law[0]: exhibit for exhibit in reversed(EXHIBITS)}.values())
 every_fault = pytest.mark.parametrize("exhibit", EXHIBITS, ids=[exhibit.id for exhibit in EXHIBITS])
 every_twin = pytest.mark.parametrize("exhibit", TWINS, ids=[exhibit.id for exhibit in TWINS])
+one_of_each_law = pytest.mark.parametrize("exhibit", FIRST, ids=[exhibit.id for exhibit in FIRST])
 
 
 def report_on(exhibit: Exhibit, which: str, claims: tuple[str, ...], seed: int = 0):
@@ -37,7 +40,7 @@ def test_a_fault_is_caught_by_its_law(exhibit: Exhibit):
         assert_caught(exhibit, law)
 
 
-@every_twin
+@one_of_each_law
 def test_a_corrected_twin_keeps_the_law_that_its_fault_breaks(exhibit: Exhibit):
     assert_acquitted(exhibit, exhibit.law)
 
@@ -61,6 +64,7 @@ def test_a_fault_is_caught_at_other_seeds(exhibit: Exhibit):
 
 @pytest.mark.slow
 @every_twin
-def test_a_corrected_twin_keeps_all_that_it_claims(exhibit: Exhibit):
-    for seed in (0, SEEDS[0]):
-        assert_acquitted(exhibit, exhibit.claims, seed)
+def test_every_corrected_twin_keeps_all_that_it_claims(exhibit: Exhibit):
+    assert_acquitted(exhibit, exhibit.claims)
+    for seed in SEEDS:
+        assert_acquitted(exhibit, exhibit.law, seed)

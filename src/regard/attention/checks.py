@@ -7,17 +7,20 @@ import math
 import operator
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.attention.description import Attention
+from regard.attention.heads import fold_heads
+from regard.attention.masks import add_mask, is_mask, refuse_mask_as_bias, refuse_mask_as_pattern, warn_of_mask
+from regard.autocast import is_autocast_enabled
 from regard.backends.base import Request
 from regard.biases.base import Bias
 from regard.errors import BackendError, BiasError, PatternError, ShapeError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
-from regard.precision import autocasting
 
 Layout = Literal["rows", "columns"]
 
@@ -34,7 +37,7 @@ def to_rows(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def make_request(
-    query: Tensor, key: Tensor, value: Tensor, attention: Attention | None, fields: dict
+    query: Tensor, key: Tensor, value: Tensor, attention: Attention | None, mask: Tensor | None, fields: dict
 ) -> tuple[Request, tuple[int, ...]]:
     """Everything checked and brought into one shape, and the shape the output has to leave in."""
     if attention is not None and not isinstance(attention, Attention):
@@ -48,7 +51,10 @@ def make_request(
     described = dataclasses.replace(attention or Attention(), **given)
     _check_tensors(query, key, value)
     batch = _common_batch(query, key, value)
-    heads, kv_heads = query.shape[-3], key.shape[-3]
+    heads = query.shape[-3]
+    square = (*batch, heads, query.shape[-2], key.shape[-2])
+    if mask is not None:
+        described = add_mask(described, mask, square, query.dtype)
     pattern = Full() if described.pattern is None else described.pattern
     _check_description(described, pattern, batch, heads)
     pattern.lengths(query.shape[-2], key.shape[-2])
@@ -58,11 +64,11 @@ def make_request(
     request = Request(
         *flat,
         pattern=pattern,
-        beta=_beta(described.beta, query.shape[-1], features),
-        bias=_check_bias(described.bias, batch, heads, kv_heads, query, key),
+        scale=_choose_scale(described.scale, query.shape[-1], features),
+        bias=_check_bias(described.bias, square),
         feature_map=features,
     )
-    return request, (*batch, heads, query.shape[-2], value.shape[-1])
+    return fold_heads(request), (*square[:-1], value.shape[-1])
 
 
 def _one_batch_axis(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -71,9 +77,9 @@ def _one_batch_axis(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:])
 
 
-def _beta(beta: float | None, dim: int, features: FeatureMap | None) -> float:
-    if beta is not None:
-        return float(beta)
+def _choose_scale(scale: float | None, dim: int, features: FeatureMap | None) -> float:
+    if scale is not None:
+        return float(scale)
     if features is not None and not features.approximates_exp:
         return 1.0
     # The size of a head is a constant, also for what traces with sizes that vary.
@@ -121,7 +127,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             "a number of query heads that is a multiple of the number of key heads",
         )
     dtypes = {tensor.dtype for tensor in (query, key, value)}
-    if len(dtypes) > 1 and not autocasting(query.device):
+    if len(dtypes) > 1 and not is_autocast_enabled(query.device):
         refuse(f"their dtypes differ: {', '.join(sorted(map(str, dtypes)))}", "one dtype for all three, by x.to(dtype)")
     if not all(dtype.is_floating_point for dtype in dtypes):
         refuse(f"attention needs floating-point numbers, not {query.dtype}", "x.float()")
@@ -146,36 +152,46 @@ def _common_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 def _check_description(described: Attention, pattern: Pattern, batch: tuple[int, ...], heads: int) -> None:
     if not isinstance(pattern, Pattern):
         kind = isinstance(pattern, type) and issubclass(pattern, Pattern)
+        if is_mask(pattern):
+            raise refuse_mask_as_pattern(pattern)
         raise PatternError(
             "pattern is not a pattern.",
             asked=f"pattern={pattern.__name__ if isinstance(pattern, type) else type(pattern).__name__}",
             because="that is the class, not a pattern of it" if kind else "it is not made of patterns",
             instead=f"{pattern.__name__}(...), with brackets"
             if kind
-            else "Causal(), say; read_pattern(text) for text; Where(lambda i, j: mask[i, j]) for a mask you have",
+            else "Causal(), say; read_pattern(text) for text; Where(lambda i, j: j < i) for a rule of your own",
         )
     if pattern.rows is not None and pattern.rows != math.prod(batch):
         raise ShapeError(
             "The pattern was made for another batch.",
             asked=f"a pattern for {pattern.rows} batch rows",
             found=f"a batch of {tuple(batch)}, {math.prod(batch)} rows",
-            because="Padding and Segments describe every batch row",
-            instead="one length or one row of ids for each batch row",
+            because="Padding, Segments and Mask describe every batch row",
+            instead="one length, one row of ids or one mask for each batch row",
         )
-    number = isinstance(described.beta, int | float) and not isinstance(described.beta, bool)
-    if described.beta is not None and (not number or math.isnan(described.beta)):
+    if pattern.heads is not None and pattern.heads != heads:
         raise ShapeError(
-            "beta is not a number.",
-            asked=f"beta={described.beta}",
-            because="beta is one Python number; every real one and both infinities have a meaning, NaN has none",
-            instead="beta=None for 1/sqrt(dim); to learn a temperature, multiply the query by it",
+            "The pattern was made for another number of heads.",
+            asked=f"{pattern!r} for {pattern.heads} heads",
+            found=f"{heads} query heads",
+            because="a mask (..., head, query, key) has an answer for each head",
+            instead=f"a mask for {heads} heads, or 1 on that axis; mask[:, None] if it is (batch, query, key)",
+        )
+    number = isinstance(described.scale, int | float) and not isinstance(described.scale, bool)
+    if described.scale is not None and (not number or math.isnan(described.scale)):
+        raise ShapeError(
+            "scale is not a number.",
+            asked=f"scale={described.scale}",
+            because="scale is one Python number; every real one and both infinities have a meaning, NaN has none",
+            instead="scale=None for 1/sqrt(dim); to learn a temperature, multiply the query by it",
         )
 
 
 def _check_features(features: FeatureMap | None, described: Attention) -> None:
     if features is None:
         return
-    if described.bias is not None or (described.beta is not None and math.isinf(described.beta)):
+    if described.bias is not None or (described.scale is not None and math.isinf(described.scale)):
         what = "a bias" if described.bias is not None else "a hard limit"
         raise BackendError(
             "A feature map leaves no scores to work on.",
@@ -185,32 +201,35 @@ def _check_features(features: FeatureMap | None, described: Attention) -> None:
         )
 
 
-def _check_bias(
-    bias: Bias | Tensor | None, batch: tuple[int, ...], heads: int, kv_heads: int, query: Tensor, key: Tensor
-) -> Bias | Tensor | None:
-    square = (*batch, heads, query.shape[-2], key.shape[-2])
+def _check_bias(bias: Bias | Tensor | None, square: tuple[int, ...]) -> Bias | Tensor | None:
+    *batch, heads, _, _ = square
     if isinstance(bias, Tensor):
+        if not bias.dtype.is_floating_point:
+            raise refuse_mask_as_bias(bias, square)
         try:
             fits = torch.broadcast_shapes(bias.shape, square) == square
         except RuntimeError:
             fits = False
-        if not fits or not bias.dtype.is_floating_point:
+        if not fits:
             raise BiasError(
                 "The bias does not fit the scores.",
                 asked=f"a bias of shape {tuple(bias.shape)} and {bias.dtype}",
                 found=f"scores of shape {square}",
-                because="a bias is added to the scores: floating point, and it must broadcast to their shape",
-                instead="a boolean mask belongs into pattern=; a bias is (head, query, key) or smaller",
+                because="a bias is added to the scores, so it must broadcast to their shape",
+                instead="a bias of shape (head, query, key) or smaller; bias[:, None] if it has batch and no head axis",
             )
+        warn_of_mask(bias, square[-1])
         if math.prod(bias.shape[:-3]) > 1:
             bias = bias.expand(*batch, *bias.shape[-3:]).reshape(math.prod(batch), *bias.shape[-3:])
         return bias.reshape(math.prod(bias.shape[:-3]), *(1,) * (3 - bias.ndim), *bias.shape[-3:])
+    if isinstance(bias, np.ndarray) and bias.dtype.kind in "biu":
+        raise refuse_mask_as_bias(bias, square)
     if bias is not None and not isinstance(bias, Bias):
         raise BiasError(
             "bias is not a bias.",
             asked=f"bias={type(bias).__name__}",
             because="scores can be added by a tensor or by an object from regard.biases",
-            instead="a tensor (head, query, key), or Alibi(heads)",
+            instead="torch.as_tensor(bias) for an array or a list; Alibi(heads), say, for a rule",
         )
     if bias is not None and bias.heads not in (1, heads):
         raise BiasError(

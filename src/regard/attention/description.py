@@ -17,18 +17,18 @@ class Attention:
     """An attention, described: a value that runs nowhere and can be run everywhere.
 
         output[i] = sum_j weight[i, j] value[j]
-        weight[i, j] = exp(beta query[i] . key[j] + bias[i, j]) / sum over the visible j
+        weight[i, j] = exp(scale query[i] . key[j] + bias[i, j]) / sum over the visible j
 
     Attributes:
         pattern: which pairs may interact; `None` is `Full()`.
-        beta: inverse temperature; `None` is `1/sqrt(dim)`. Zero is the mean over visible keys, `inf` is hard
+        scale: inverse temperature; `None` is `1/sqrt(dim)`. Zero is the mean over visible keys, `inf` is hard
             attention with ties shared equally, negative prefers the smallest score.
-        bias: scores that depend on position, added after `beta`: a tensor, or an object from `regard.biases`.
-        feature_map: replaces `exp` by an inner product of features (linear attention): a name, or a callable. `beta`
+        bias: scores that depend on position, added after `scale`: a tensor, or an object from `regard.biases`.
+        feature_map: replaces `exp` by an inner product of features (linear attention): a name, or a callable. `scale`
             is then 1 unless the map approximates `exp`.
     """
 
     pattern: Pattern | None = None
-    beta: float | None = None
+    scale: float | None = None
     bias: Bias | Tensor | None = None
     feature_map: str | FeatureMap | Callable | None = None

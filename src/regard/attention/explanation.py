@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from regard.backends import BACKENDS, choose
 from regard.backends.base import Request
 from regard.backends.tiles import tile_height
-from regard.plan import Plan, plan
+from regard.planner import Plan, plan
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,5 @@ def _macs(request: Request, backend: str) -> int:
     if backend == "linear":
         keys, queries = request.kv_heads * request.lengths.keys, request.heads * request.lengths.queries
         return request.batch * (keys + queries) * dim * (value_dim + 1)
-    rows = 1 if request.pattern.rows else request.batch
+    rows = request.batch // (request.pattern.rows or 1)
     return rows * request.heads * request.pattern.pairs(*request.lengths) * (dim + value_dim)

@@ -10,15 +10,15 @@ from torch import Tensor
 from regard.attention.checks import Layout, make_request, to_rows
 from regard.attention.description import Attention
 from regard.attention.explanation import Explanation
+from regard.autocast import disable_autocast
 from regard.backends import BACKENDS, choose, find
 from regard.backends.base import Request
-from regard.backends.reference import position_scores, spoiled_rows, visible
+from regard.backends.reference import position_scores
 from regard.backends.reference import weights as reference_weights
 from regard.biases.base import Bias
 from regard.errors import BackendError
 from regard.features import FeatureMap
 from regard.patterns import Pattern
-from regard.precision import full_precision
 
 
 def attend(
@@ -28,7 +28,8 @@ def attend(
     attention: Attention | None = None,
     *,
     pattern: Pattern | None = None,
-    beta: float | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
     backend: str = "auto",
@@ -38,8 +39,16 @@ def attend(
 
     Tensors are `(*batch, head, token, dim)`. Key and value may have fewer heads than query: its head `h` then uses
     their head `h // group`. Value may have another size than key, and lengths may differ: the last query sits on the
-    last key. A query that may see nothing yields zeros; a hidden key or value never touches the output, even if it is
-    NaN. Half-precision inputs are computed in float32.
+    last key. Half-precision inputs are computed in float32.
+
+    A query that may see nothing yields zeros. A hidden key, value or bias never touches the output, even if it is NaN;
+    minus infinity in a bias hides a pair. NaN and infinities that are visible make outputs NaN: a query, a key, or a
+    bias of NaN or plus infinity its whole row, a value its channel. At `scale=0` queries and keys are not read. Outputs
+    that are NaN send no gradient back. If an input requires a gradient, so does the output.
+
+    `mask` is a boolean tensor that broadcasts to `(*batch, head, query, key)`, `True` where a query may see a key, as
+    in torch's `scaled_dot_product_attention`. It joins the pattern: both have to allow a pair. Each call reads all of
+    it to find its plan again; `pattern=Mask(mask)`, made once, does so once.
 
     The fields of `Attention` may be given as keywords, alone or to override those of `attention`. `backend` is
     `"auto"` or a name; a named backend never falls back. `layout="columns"` has `token` last, going in and coming out.
@@ -48,14 +57,14 @@ def attend(
         >>> attend(query, key, value, pattern=Causal() & Window(2, 0)).shape
         torch.Size([1, 2, 5, 8])
     """
-    fields = {"pattern": pattern, "beta": beta, "bias": bias, "feature_map": feature_map}
+    fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     query, key, value = to_rows(layout, query, key, value)
-    request, shape = make_request(query, key, value, attention, fields)
+    request, shape = make_request(query, key, value, attention, mask, fields)
     chosen = choose(request) if backend == "auto" else find(backend)
     if backend != "auto" and (reason := chosen.refuse(request)) is not None:
         raise _refusal(backend, request, reason)
-    with full_precision(query.device):
-        output = chosen.run(request)
+    with disable_autocast(query.device):
+        output = chosen(request)
     if output.shape != shape:
         output = output.reshape(shape)
     return output.transpose(-1, -2) if layout == "columns" else output
@@ -67,7 +76,8 @@ def weights(
     attention: Attention | None = None,
     *,
     pattern: Pattern | None = None,
-    beta: float | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
     layout: Layout = "rows",
@@ -80,14 +90,12 @@ def weights(
         >>> weights(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), pattern=Causal())[0].tolist()[1]
         [0.5, 0.5, 0.0]
     """
-    fields = {"pattern": pattern, "beta": beta, "bias": bias, "feature_map": feature_map}
+    fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     query, key = to_rows(layout, query, key)
-    request, shape = make_request(query, key, key, attention, fields)
-    with full_precision(query.device):
-        position = position_scores(request)
-        weight = reference_weights(request, position)
-        shown = visible(request, position)
-        weight = torch.where(spoiled_rows(request, shown) & shown, torch.nan, weight)
+    request, shape = make_request(query, key, key, attention, mask, fields)
+    with disable_autocast(query.device):
+        weight, shown, lost = reference_weights(request, position_scores(request))
+        weight = request.keep_graph(torch.where(lost & shown, torch.nan, weight))
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])
     return weight.transpose(-1, -2) if layout == "columns" else weight
 
@@ -99,13 +107,14 @@ def explain(
     attention: Attention | None = None,
     *,
     pattern: Pattern | None = None,
-    beta: float | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
 ) -> Explanation:
     """Which backend `attend` would take and why the others would not, what the plan looks like and what it costs."""
-    fields = {"pattern": pattern, "beta": beta, "bias": bias, "feature_map": feature_map}
-    request, _ = make_request(query, key, value, attention, fields)
+    fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
+    request, _ = make_request(query, key, value, attention, mask, fields)
     return Explanation.of(request)
 
 

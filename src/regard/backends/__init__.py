@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.backends.base import Backend, Request
 from regard.backends.blocked import Blocked
 from regard.backends.flex import Flex
-from regard.backends.linear import Linear
+from regard.backends.linear_attention import LinearAttention
 from regard.backends.native import Native
 from regard.backends.positional import Positional
 from regard.backends.reference import Reference
@@ -14,7 +14,7 @@ from regard.errors import BackendError
 
 # Fastest first where more than one accepts: torch's own kernels for the dense cases, FlexAttention on GPUs, tiles for
 # what is sparse or special. The reference takes what is left.
-BACKENDS: tuple[Backend, ...] = (Linear(), Positional(), Native(), Sdpa(), Flex(), Blocked(), Reference())
+BACKENDS: tuple[Backend, ...] = (LinearAttention(), Positional(), Native(), Sdpa(), Flex(), Blocked(), Reference())
 
 
 def find(name: str) -> Backend:

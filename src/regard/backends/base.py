@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.biases.base import Bias
 from regard.features import FeatureMap
-from regard.patterns import Full, Lengths, Pattern
-from regard.plan import Plan
+from regard.patterns import Lengths, Pattern
+from regard.planner import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Request:
         query: `(batch, head, query, dim)`.
         key: `(batch, kv_head, key, dim)`; query head `h` uses key head `h // group`.
         value: `(batch, kv_head, key, value_dim)`.
-        beta: inverse temperature of the content score.
+        scale: inverse temperature of the content score.
         bias: a positional bias, a tensor that broadcasts to `(batch, head, query, key)`, or nothing.
         feature_map: features whose inner product replaces `exp`, or nothing.
     """
@@ -32,7 +32,7 @@ class Request:
     key: Tensor
     value: Tensor
     pattern: Pattern
-    beta: float
+    scale: float
     bias: Bias | Tensor | None = None
     feature_map: FeatureMap | None = None
 
@@ -58,25 +58,54 @@ class Request:
 
     @property
     def hard(self) -> bool:
-        return math.isinf(self.beta)
+        return math.isinf(self.scale)
 
     @property
     def uniform(self) -> bool:
         """Every visible key has the same weight: content is switched off and no bias speaks."""
-        return self.beta == 0 and self.bias is None
+        return self.scale == 0 and self.bias is None
+
+    @property
+    def reads_content(self) -> bool:
+        """Whether queries and keys enter the scores: at `scale=0` only a bias may read them."""
+        return self.scale != 0 or (isinstance(self.bias, Bias) and self.bias.needs_content)
 
     @property
     def dense(self) -> bool:
-        return isinstance(self.pattern, Full)
+        return self.pattern.is_full
+
+    def by_row(self, tensor: Tensor) -> Tensor:
+        """A tensor whose first axis counts the rows of the pattern, repeated for the batch where that is longer.
+
+        Where the pattern tells heads apart but no batch rows, heads came in as rows, and each batch row has them all.
+        """
+        rows = tensor.shape[0]
+        return tensor if rows in (1, self.batch) else tensor.repeat(self.batch // rows, *(1,) * (tensor.ndim - 1))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that may require a gradient: query, key, value and the tensors of the bias."""
+        return (self.query, self.key, self.value, *bias_tensors(self.bias))
 
     @property
     def needs_gradient(self) -> bool:
-        tensors = [self.query, self.key, self.value, *bias_tensors(self.bias)]
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
+
+    def keep_graph(self, output: Tensor) -> Tensor:
+        """The output of a backend, in the graph of every input that requires a gradient.
+
+        Where a size is zero, nothing is visible or the limits of `scale` do not read an input, its gradient is zero;
+        without this, there would be none, and `backward` would raise.
+        """
+        learns = self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
+        if not (learns or self.bias is not None) or not torch.is_grad_enabled():
+            return output
+        reads_all = self.scale != 0 and not self.hard and 0 not in self.query.shape and 0 not in self.value.shape
+        return output if reads_all and output.requires_grad else join_graph(output, *self.tensors)
 
     def describe(self) -> str:
         """What was asked, in two lines."""
-        words = [f"pattern {_short(repr(self.pattern))}", f"beta {self.beta:g}"]
+        words = [f"pattern {_short(repr(self.pattern))}", f"scale {self.scale:g}"]
         if self.bias is not None:
             words.append("bias " + ("tensor" if isinstance(self.bias, Tensor) else type(self.bias).__name__))
         if self.feature_map is not None:
@@ -94,6 +123,15 @@ def bias_tensors(bias: Bias | Tensor | None) -> tuple[Tensor, ...]:
     if bias is None:
         return ()
     return (bias,) if isinstance(bias, Tensor) else tuple(bias.parameters())
+
+
+def join_graph(output: Tensor, *inputs: Tensor | None) -> Tensor:
+    """The same numbers, bit by bit, and a gradient of zero for every input that requires one."""
+    # An empty slice reads no number, so that no NaN gets in; subtracting zero keeps the sign of a zero.
+    for tensor in inputs:
+        if tensor is not None and tensor.requires_grad:
+            output = output - (tensor[..., :0] if tensor.ndim else tensor[None][:0]).sum().to(output.dtype)
+    return output
 
 
 class Backend(ABC):
@@ -121,9 +159,28 @@ class Backend(ABC):
         """Multiply-adds forward, or `None` for those of all visible pairs."""
         return None
 
+    def is_opaque(self, request: Request) -> bool:
+        """Whether `torch.compile` must not look inside: a plan is Python, so that it is one step between two graphs."""
+        return False
+
     @abstractmethod
     def run(self, request: Request) -> Tensor:
         """The output `(batch, head, query, value_dim)` of a request that was not refused."""
+
+    def __call__(self, request: Request) -> Tensor:
+        """The same, in the graph of every input that requires a gradient."""
+        if torch.compiler.is_compiling() and self.is_opaque(request):
+            return _run_outside_graph(self, request)
+        return request.keep_graph(self.run(request))
+
+
+def _run_eagerly(backend: Backend, request: Request) -> Tensor:
+    return request.keep_graph(backend.run(request))
+
+
+def _run_outside_graph(backend: Backend, request: Request) -> Tensor:
+    """`_run_eagerly` after a graph break. Dynamo is loaded by then; importing it here would take seconds."""
+    return torch.compiler.disable(_run_eagerly)(backend, request)  # type: ignore[return-value]
 
 
 def accumulation_dtype(request: Request) -> torch.dtype:

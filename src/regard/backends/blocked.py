@@ -6,7 +6,6 @@ pass recomputes them from the log-sum-exp (FlashAttention, Dao et al. 2022, algo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 from regard.backends.base import Backend, Request, accumulation_dtype, bias_tensors
 from regard.backends.limits import uniform, winners
 from regard.backends.scores import Task, Tile
-from regard.backends.tiles import Job, lay_out, stand_up, tile_height
+from regard.backends.tiles import Job, fold_batch, tile_height, unfold_batch
+from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.errors import BackendError
-from regard.finite import cleaned, known_finite
-from regard.folding import fold, one_by_one, unfold
+from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 
 
 class Blocked(Backend):
@@ -31,9 +30,11 @@ class Blocked(Backend):
             return "its tiles compute a softmax, and a feature map replaces it"
         return None
 
+    def is_opaque(self, request: Request) -> bool:
+        return True
+
     def run(self, request: Request) -> Tensor:
-        # A plan is Python: to torch.compile the whole backend is one step it does not look into.
-        return _run_opaquely(request) if torch.compiler.is_compiling() else _run(request)
+        return _run(request)
 
 
 def _run(request: Request) -> Tensor:
@@ -41,38 +42,37 @@ def _run(request: Request) -> Tensor:
         return uniform(request)
     dtype = accumulation_dtype(request)
     rows = request.pattern.rows
-    query, key, value = (lay_out(tensor.to(dtype), rows) for tensor in (request.query, request.key, request.value))
+    query, key, value = (fold_batch(tensor.to(dtype), rows) for tensor in (request.query, request.key, request.value))
     learned = bias_tensors(request.bias)
     by_row = rows is not None and isinstance(request.bias, Tensor) and len(request.bias) > 1
     if by_row:
-        learned = (lay_out(learned[0], rows),)
+        learned = (fold_batch(learned[0], rows),)
     task = Task(
         pattern=request.pattern,
         lengths=request.lengths,
-        beta=request.beta,
+        scale=request.scale,
         bias=None if isinstance(request.bias, Tensor) else request.bias,
         block=tile_height(request.pattern, request.lengths, request.group),
         group=request.group,
         bias_by_row=by_row,
-        keeps_sums=request.needs_gradient or torch._C._are_functorch_transforms_active(),
+        keeps_lse=request.needs_gradient or torch._C._are_functorch_transforms_active(),
     )
     if not request.hard:
-        return stand_up(Softmax.apply(query, key, value, None, task, *learned)[0], rows).to(request.value.dtype)
+        return unfold_batch(Softmax.apply(query, key, value, None, task, *learned)[0], rows).to(request.value.dtype)
     best, winner, count = winners(query, key, task, learned)
-    output = _gather(value, winner, request.group)
+    output = _gather_winners(value, winner, request.group)
+    if not is_known_finite(output):
+        output = torch.where(torch.isfinite(output), output, torch.nan)
     output = torch.where(count > 0, output, 0)
     # Without ties the winner's value is the output: a copy, bit by bit. Where that cannot be asked, ties are assumed.
     if torch._C._are_functorch_transforms_active() or bool((count > 1).any()):
         tied = Softmax.apply(query, key, value, best, task, *learned)[0]
         output = torch.where(count > 1, tied, output)
     output = torch.where(torch.isnan(best), torch.nan, output)
-    return stand_up(output, rows).to(request.value.dtype)
+    return unfold_batch(output, rows).to(request.value.dtype)
 
 
-_run_opaquely: Callable[[Request], Tensor] = torch.compiler.disable(_run)  # type: ignore[assignment]
-
-
-def _gather(value: Tensor, winner: Tensor, group: int) -> Tensor:
+def _gather_winners(value: Tensor, winner: Tensor, group: int) -> Tensor:
     """The value of each query's winner: `(batch, head, query, value_dim)`."""
     if not value.shape[2]:
         return value.new_zeros(*winner.shape[:3], value.shape[3])
@@ -80,10 +80,10 @@ def _gather(value: Tensor, winner: Tensor, group: int) -> Tensor:
     return repeated.gather(2, winner.expand(*winner.shape[:3], value.shape[3]))
 
 
-def _scaled(query: Tensor, beta: float) -> Tensor:
-    if beta == 0:
+def _scale_query(query: Tensor, scale: float) -> Tensor:
+    if scale == 0:
         return torch.zeros_like(query)
-    return query * (beta if abs(beta) != float("inf") else (1.0 if beta > 0 else -1.0))
+    return query * (scale if abs(scale) != float("inf") else (1.0 if scale > 0 else -1.0))
 
 
 class Softmax(torch.autograd.Function):
@@ -91,12 +91,15 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(query, key, value, best, task, *learned):
-        clean = known_finite(key, value)
-        safe_key, safe_value = (key, value) if clean else (cleaned(key), cleaned(value))
-        output, total = _forward(query, safe_key, safe_value, best, task, learned)
-        if not clean:
-            output = torch.where(_touched(query, key, value, best, task, learned), torch.nan, output)
-        return output, total
+        if is_known_finite(query, key, value):
+            output, lse = _forward(query, key, value, best, task, learned)
+            if is_known_finite(output):
+                return output, lse
+            # Scores that overflowed: a row of minus infinities has weights of zero.
+            return _forward(query, key, value, best, task, learned, overflows=True)
+        safe = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
+        output, lse = _forward(*safe, best, task, learned, overflows=True)
+        return torch.where(_find_nan_outputs(query, key, value, best, task, learned), torch.nan, output), lse
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -107,12 +110,12 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        gradient, _ = gradients
+        grad_output, _ = gradients
         query, key, value, *rest = ctx.saved_tensors
         best = rest.pop(0) if ctx.has_best else None
-        output, total, *learned = rest
+        output, lse, *learned = rest
         task = replace(ctx.task, learns=any(ctx.needs_input_grad[5:]))
-        grads = SoftmaxGradient.apply(query, key, value, best, output, total, gradient, task, *learned)
+        grads = SoftmaxBackward.apply(query, key, value, best, output, lse, grad_output, task, *learned)
         return grads[0], grads[1], grads[2], None, None, *grads[3:]
 
     @staticmethod
@@ -122,23 +125,27 @@ class Softmax(torch.autograd.Function):
         if any(dim is not None for dim in in_dims[5:]) or any(
             len(tensor) > 1 for tensor in learned if task.bias is None
         ):
-            results = one_by_one(size, in_dims, arguments, Softmax.apply)
+            results = map_one_by_one(size, in_dims, arguments, Softmax.apply)
         else:
-            results = unfold(size, Softmax.apply(*fold(size, in_dims[:4], tensors), task, *learned))
+            results = split_mapped_axis(
+                size, Softmax.apply(*merge_mapped_axis(size, in_dims[:4], tensors), task, *learned)
+            )
         return results, (0, 0)
 
 
-class SoftmaxGradient(torch.autograd.Function):
+class SoftmaxBackward(torch.autograd.Function):
     """The way back as an operation of its own, so that vmap can batch it too."""
 
     @staticmethod
-    def forward(query, key, value, best, output, total, gradient, task, *learned):
-        # Outputs that were spoiled by something not finite carry no gradient.
+    def forward(query, key, value, best, output, lse, grad_output, task, *learned):
+        # Outputs that were spoiled by something not finite carry no grad_output.
         spoiled = torch.isnan(output)
-        gradient, output = torch.where(spoiled, 0, gradient), torch.where(spoiled, 0, output)
-        if not known_finite(key, value):
-            key, value = cleaned(key), cleaned(value)
-        return _backward(query, key, value, best, output, total, gradient, task, learned)
+        grad_output, output = torch.where(spoiled, 0, grad_output), torch.where(spoiled, 0, output)
+        if not is_known_finite(query, key, value):
+            query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
+        given = query, key, value, best, output, lse, grad_output, task, learned
+        grads = _backward(*given)
+        return grads if is_known_finite(*grads) else _backward(*given, overflows=True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -148,7 +155,7 @@ class SoftmaxGradient(torch.autograd.Function):
     def backward(ctx, *gradients):
         raise BackendError(
             "'blocked' differentiates once, not twice.",
-            asked="a gradient of a gradient",
+            asked="a grad_output of a grad_output",
             because="its scores are gone after the first backward pass",
             instead='backend="reference" for second derivatives',
         )
@@ -157,102 +164,125 @@ class SoftmaxGradient(torch.autograd.Function):
     def vmap(info, in_dims, *arguments):
         size, tensors, task, learned = info.batch_size, arguments[:7], arguments[7], arguments[8:]
         if learned:
-            # One sample's gradient of the bias must not meet another's.
-            results = one_by_one(size, in_dims, arguments, SoftmaxGradient.apply)
+            # One sample's grad_output of the bias must not meet another's.
+            results = map_one_by_one(size, in_dims, arguments, SoftmaxBackward.apply)
         else:
-            results = unfold(size, SoftmaxGradient.apply(*fold(size, in_dims[:7], tensors), task))
+            results = split_mapped_axis(
+                size, SoftmaxBackward.apply(*merge_mapped_axis(size, in_dims[:7], tensors), task)
+            )
         return results, (0,) * len(results)
 
 
 def _softmax_in_place(scores: Tensor) -> Tensor:
     """Scores become weights where they stand: a second tile would push the first out of the cache."""
+    scores = scores.contiguous()  # the operator writes as if its output were dense
     return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
 
-def _put(job: Job, tile: Tile, total: Tensor, left: Tensor, right: Tensor) -> None:
+def _write_product(job: Job, tile: Tile, output: Tensor, left: Tensor, right: Tensor) -> None:
     """Write a product over queries, or add it when other tiles touch the same queries."""
     part = tile.by_head(torch.bmm(left, right))
     if job.alone:
-        job.query.put(total, part)
+        job.query.put(output, part)
     else:
-        job.query.add(total, part)
+        job.query.add(output, part)
 
 
-def _forward(query, key, value, best, task: Task, learned) -> tuple[Tensor, Tensor]:
-    """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query, 1)`."""
+def _forward(query, key, value, best, task: Task, learned, overflows: bool = False) -> tuple[Tensor, Tensor]:
+    """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query, 1)`.
+
+    `overflows`: visible scores may be minus infinity, all those of a query even.
+    """
     output = query.new_zeros(*query.shape[:3], value.shape[-1])
-    total = query.new_full((*query.shape[:3], 1), -torch.inf)
-    scaled = _scaled(query, task.beta)
+    lse = query.new_full((*query.shape[:3], 1), -torch.inf)
+    scaled = _scale_query(query, task.scale)
     for job in task.jobs(query, key):
         tile = Tile(job, task, query, key, learned)
-        scores = tile.compute(scaled, best)
-        may_be_empty = job.may_be_empty or tile.biased or best is not None
-        if job.alone and not task.keeps_sums and not may_be_empty:
-            _put(job, tile, output, _softmax_in_place(scores), tile.columns(value))
+        scores = tile.compute(scaled, best, overflows=overflows)
+        may_be_empty = job.may_be_empty or tile.biased or best is not None or overflows
+        if job.alone and not task.keeps_lse and not may_be_empty:
+            _write_product(job, tile, output, _softmax_in_place(scores), tile.columns(value))
             continue
         largest = scores.amax(-1, keepdim=True)
         weight = _softmax_in_place(scores)
         # The largest weight is exp(largest - lse), so the log-sum-exp costs a maximum.
-        summed = largest - weight.amax(-1, keepdim=True).log()
+        tile_lse = largest - weight.amax(-1, keepdim=True).log()
         if may_be_empty:
             nothing = largest == -torch.inf
-            weight, summed = weight.masked_fill_(nothing, 0), summed.masked_fill_(nothing, -torch.inf)
-        summed = tile.by_head(summed)
+            weight, tile_lse = weight.masked_fill_(nothing, 0), tile_lse.masked_fill_(nothing, -torch.inf)
+        tile_lse = tile.by_head(tile_lse)
         if job.alone:
-            _put(job, tile, output, weight, tile.columns(value))
-            job.query.put(total, summed)
+            _write_product(job, tile, output, weight, tile.columns(value))
+            job.query.put(lse, tile_lse)
             continue
         part = tile.by_head(torch.bmm(weight, tile.columns(value)))
-        # What these queries saw before and what they see now are averaged by their sums (online softmax).
-        before, old = job.query.take(total), job.query.take(output)
-        after = torch.logaddexp(before, summed)
+        # What these queries saw before and what they see now are averaged by their log-sum-exps (online softmax).
+        before, old = job.query.take(lse), job.query.take(output)
+        after = torch.logaddexp(before, tile_lse)
         shift = after.masked_fill(after == -torch.inf, 0)
-        job.query.put(output, old * (before - shift).exp() + part * (summed - shift).exp())
-        job.query.put(total, after)
-    return output, total
+        job.query.put(output, old * (before - shift).exp() + part * (tile_lse - shift).exp())
+        job.query.put(lse, after)
+    return output, lse
 
 
-def _backward(query, key, value, best, output, total, gradient, task: Task, learned) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and of what the bias has learned."""
-    delta = (output * gradient).sum(-1, keepdim=True)
-    total = total.masked_fill(total == -torch.inf, 0)
-    scaled = _scaled(query, task.beta)
-    sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-    bias_sums = [torch.zeros_like(tensor) for tensor in learned]
-    reads_content = best is None and task.beta != 0
-    # What the bias itself sends back to the query is not scaled by beta, so it is added up apart.
-    from_bias = torch.zeros_like(query) if learned else query
+def _backward(
+    query, key, value, best, output, lse, grad_output, task: Task, learned, overflows: bool = False
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value and of what the bias has learned.
+
+    `overflows`: scores may be infinite, or a bias NaN. A row that has such a score has no weights.
+    """
+    delta = (output * grad_output).sum(-1, keepdim=True)
+    lost = ~(lse < torch.inf)
+    lse = lse.masked_fill(lse == -torch.inf, 0)
+    scaled = _scale_query(query, task.scale)
+    # Dense, whatever the strides of the inputs: `zeros_like` would keep those, and a view of it might be a copy.
+    grads = [tensor.new_zeros(tensor.shape) for tensor in (query, key, value)]
+    # Many small terms are added up: not in half precision.
+    bias_grads = [
+        tensor.new_zeros(tensor.shape, dtype=torch.promote_types(tensor.dtype, query.dtype)) for tensor in learned
+    ]
+    reads_content = best is None and task.scale != 0
+    # What the bias itself sends back to the query is not scaled by scale, so it is added up apart.
+    from_bias = query.new_zeros(query.shape) if learned else query
     for job in task.jobs(query, key):
         tile = Tile(job, task, query, key, learned)
-        weight = tile.compute(scaled, best, minus=total).exp_()
-        above = tile.queries(gradient)
-        job.key.add(sums[2], tile.by_column(torch.bmm(weight.transpose(1, 2), above)))
-        slope = torch.baddbmm(tile.queries(delta), above, tile.columns(value).transpose(1, 2), beta=-1).mul_(weight)
+        if overflows:
+            # Scores as the forward pass had them, bit by bit: one of 1e30 is not reached again by another sum.
+            weight = (tile.compute(scaled, best, overflows=True) - tile.queries(lse)).clamp_(max=0).exp_()
+            weight = weight.masked_fill_(tile.queries(lost), 0)
+        else:
+            weight = tile.compute(scaled, best, minus=lse).exp_()
+        grad_tile = tile.queries(grad_output)
+        job.key.add(grads[2], tile.by_column(torch.bmm(weight.transpose(1, 2), grad_tile)))
+        grad_scores = torch.baddbmm(tile.queries(delta), grad_tile, tile.columns(value).transpose(1, 2), beta=-1).mul_(
+            weight
+        )
         if tile.biased and (task.learns or (task.bias is not None and task.bias.needs_content)):
-            tile.differentiate(slope, bias_sums, from_bias, sums[1])
+            tile.differentiate(grad_scores, bias_grads, from_bias, grads[1])
         if reads_content:
-            _put(job, tile, sums[0], slope, tile.key)
-            job.key.add(sums[1], tile.by_column(torch.bmm(slope.transpose(1, 2), tile.queries(scaled))))
+            _write_product(job, tile, grads[0], grad_scores, tile.key)
+            job.key.add(grads[1], tile.by_column(torch.bmm(grad_scores.transpose(1, 2), tile.queries(scaled))))
     if reads_content:
-        sums[0] *= task.beta
+        grads[0] *= task.scale
     if learned:
-        sums[0] += from_bias
-    return *sums, *bias_sums
+        grads[0] += from_bias
+    return *grads, *(grad.to(tensor.dtype) for grad, tensor in zip(bias_grads, learned, strict=True))
 
 
-def _touched(query, key, value, best, task: Task, learned) -> Tensor:
-    """Which outputs saw a key or value that is not finite: `(batch, head, query, value_dim)`."""
-    bad_key = (~torch.isfinite(key)).any(-1, keepdim=True).to(query.dtype)
+def _find_nan_outputs(query, key, value, best, task: Task, learned) -> Tensor:
+    """Which outputs are NaN by the rule: a query, a visible key or value is not finite. Shaped as the output."""
+    bad_query, bad_key = (find_nonfinite_rows(tensor).to(query.dtype) * task.reads_content for tensor in (query, key))
     bad_value = (~torch.isfinite(value)).to(query.dtype)
     touched = query.new_zeros(*query.shape[:3], value.shape[-1])
-    safe = cleaned(key)
-    scaled = _scaled(query, task.beta)
+    query, key = zero_nonfinite(query), zero_nonfinite(key)
+    scaled = _scale_query(query, task.scale)
     for job in task.jobs(query, key):
-        tile = Tile(job, task, query, safe, learned)
+        tile = Tile(job, task, query, key, learned)
         height = job.query.index.shape[1] * task.group
         seen = tile.addend() != -torch.inf  # hidden by the pattern, or by a bias of minus infinity
         seen = seen.expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
-        harm = torch.bmm(seen, tile.columns(bad_key))
+        harm = torch.bmm(seen, tile.columns(bad_key)) + seen.sum(-1, keepdim=True) * tile.queries(bad_query)
         if best is not None:  # only winners hand their value over
             seen = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)
         job.query.add(touched, tile.by_head(torch.bmm(seen, tile.columns(bad_value)) + harm))

@@ -6,19 +6,21 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.backends.base import Backend, Request
-from regard.finite import cleaned, known_finite
+from regard.caching import lru_cache_bytes
+from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
-from regard.plan import plan
+from regard.planner import plan
+
+if TYPE_CHECKING:  # importing FlexAttention loads Dynamo, which takes seconds
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of one block of FlexAttention
 
@@ -71,14 +73,11 @@ class Flex(Backend):
             return "FlexAttention is for GPUs; elsewhere it runs without its kernel and forms the whole square"
         return None
 
+    def is_opaque(self, request: Request) -> bool:
+        return True
+
     def run(self, request: Request) -> Tensor:
-        # A plan is Python: to torch.compile the whole backend is one step it does not look into.
-        apart = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
-        return cast("Callable[[Request], Tensor]", apart)(request)
-
-
-def _run(request: Request) -> Tensor:
-    return run_with(request, _eager if request.query.device.type == "cpu" else _compiled)
+        return run_with(request, _eager if request.query.device.type == "cpu" else _compiled)
 
 
 def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:
@@ -86,29 +85,32 @@ def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:
     query, key, value = request.query, request.key, request.value
     if query.device.type == "cpu":  # it refuses tensors that could want a gradient, even where none is recorded
         query, key, value = query.detach(), key.detach(), value.detach()
-    if request.beta == 0:
+    if request.scale == 0:
         query = torch.zeros_like(query)
-    mask = block_mask(request.pattern, request.lengths, query.device)
-    broken = None
-    if not known_finite(key, value):
+    mask = block_mask(request.pattern, request.lengths, query.device, request.batch)
+    broken, lost = None, torch.zeros((), dtype=torch.bool, device=query.device)
+    if not is_known_finite(query, key, value):
         broken = ~torch.isfinite(value)
-        if not request.uniform:
-            broken = broken | ~torch.isfinite(key).all(-1, keepdim=True)
-        key, value = cleaned(key), cleaned(value)
+        if request.scale != 0:
+            broken, lost = broken | find_nonfinite_rows(key), find_nonfinite_rows(query)
+        query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
     flex = functools.partial(flex, block_mask=mask, enable_gqa=request.group > 1)
-    output = flex(query, key, value, score_mod=_score_mod(request), scale=request.beta)
+    output = flex(query, key, value, score_mod=_score_mod(request), scale=request.scale)
     if broken is None:
         return output
-    # The plain mean of what is broken is positive exactly where something broken was seen.
+    # The plain mean of what is broken is positive exactly where something broken was seen; of ones, where anything was.
     equal = torch.zeros_like(query).float(), torch.zeros_like(key).float()
-    share = flex(*equal, broken.float(), score_mod=_hides(request), scale=1.0)
-    return torch.where(share > 0, torch.nan, output)
+    marks = torch.cat((broken.float(), torch.ones_like(broken[..., :1]).float()), -1)
+    share = flex(*equal, marks, score_mod=_hides(request), scale=1.0) > 0
+    return torch.where(share[..., :-1] | (lost & share[..., -1:]), torch.nan, output)
 
 
 def _eager(*arguments, **options) -> Tensor:
     with warnings.catch_warnings():
         # On a CPU forming the square is what was asked for by name.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        from torch.nn.attention.flex_attention import flex_attention
+
         return flex_attention(*arguments, **options)
 
 
@@ -120,6 +122,8 @@ def _compiled(*arguments, **options) -> Tensor:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
@@ -210,24 +214,33 @@ def _members(count: Array) -> tuple[Array, Array]:
     return owner, np.arange(owner.size) - np.repeat(np.cumsum(count) - count, count)
 
 
-@functools.lru_cache(maxsize=64)
-def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device) -> BlockMask:
+def _count_bytes(holder: object) -> int:
+    """Bytes of the tensors that are attributes of a block mask or of a graph."""
+    return sum(value.nbytes for value in vars(holder).values() if isinstance(value, Tensor))
+
+
+@lru_cache_bytes(_count_bytes)
+def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device, batch: int) -> BlockMask:
     """The pattern as FlexAttention wants it; rows that the pattern does not tell apart share one."""
     found, allows = blocks(pattern, lengths), traced(pattern, lengths, device)
     arrays = (found.partial_count, found.partial, found.full_count, found.full)
+    rows = pattern.rows or 1
+    times = 1 if rows == 1 else batch // rows  # heads that came in as rows, for each batch row
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return allows(batch, query, key)
+        return allows(batch if times == 1 else batch % rows, query, key)
+
+    from torch.nn.attention.flex_attention import BlockMask
 
     return BlockMask.from_kv_blocks(
-        *(torch.from_numpy(array).to(device).unsqueeze(1) for array in arrays),
+        *(torch.from_numpy(np.concatenate([array] * times)).to(device).unsqueeze(1) for array in arrays),
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
         seq_lengths=(lengths.queries, lengths.keys),
     )
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache_bytes(_count_bytes)
 def traced(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx.GraphModule:
     """The pattern at one pair as a graph of torch operations with its tables as constants.
 
@@ -242,6 +255,8 @@ def traced(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx
     places = [torch.zeros((), dtype=torch.int32, device=device) for _ in range(3)]
     allows(*places)  # fills the caches with ordinary tensors
     with TransformGetItemToIndex():  # a table at a traced number is a lookup, not a question for its value
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         return make_fx(allows)(*places)
 
 

@@ -1,9 +1,11 @@
 """The two limits of temperature, exactly: the mean of what is visible, and the best of it.
 
-Requirements of both: no approximation by a very small or very large beta, and memory linear in the tokens.
+Requirements of both: no approximation by a very small or very large scale, and memory linear in the tokens.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,21 +13,22 @@ from torch import Tensor
 
 from regard.backends.base import Request, accumulation_dtype
 from regard.backends.scores import Task, Tile
-from regard.backends.tiles import lay_out, stand_up
-from regard.finite import cleaned, known_finite
-from regard.folding import fold, one_by_one, unfold
+from regard.backends.tiles import fold_batch, unfold_batch
+from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
+from regard.caching import lru_cache_bytes
+from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 from regard.patterns import Lengths, Pattern
-from regard.plan import Part, plan
-from regard.plan.cache import keep
+from regard.patterns.box import Array
+from regard.planner import Part, plan
+from regard.planner.ragged import stack_by_shape
 
 BLOCK = 64
-STEPS_LIMIT = 128 << 20  # bytes of tree nodes and weights to remember
 
 
 def winners(query: Tensor, key: Tensor, task: Task, learned: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """For each query the best content score, the first key that reaches it and how many may: `(batch, head, query, 1)`.
 
-    A query that sees nothing has count zero; one that sees a key which is not finite has a best score of NaN.
+    A query that sees nothing has count zero; one that is lost (see `regard.nonfinite`) has a best score of NaN.
     """
     return Winners.apply(query.detach(), key.detach(), task, *(tensor.detach() for tensor in learned))
 
@@ -35,29 +38,34 @@ class Winners(torch.autograd.Function):
 
     @staticmethod
     def forward(query, key, task, *learned):
-        clean = known_finite(key)
-        safe, broken = (key, None) if clean else (cleaned(key), ~torch.isfinite(key).all(-1, keepdim=True))
+        broken = None
+        if not is_known_finite(query, key):
+            broken = find_nonfinite_rows(query).to(query.dtype), find_nonfinite_rows(key).to(key.dtype)
+            query, key = zero_nonfinite(query), zero_nonfinite(key)
         best = query.new_full((*query.shape[:3], 1), -torch.inf)
         winner = torch.zeros(best.shape, dtype=torch.long, device=query.device)
         count = torch.zeros_like(winner)
         spoiled = torch.zeros_like(best)
-        signed = query if task.beta > 0 else -query
+        signed = query if task.scale > 0 else -query
         for job in task.jobs(query, key):
-            tile = Tile(job, task, query, safe, learned)
+            tile = Tile(job, task, query, key, learned)
             scores = tile.content(signed)
             top, place = scores.max(-1, keepdim=True)
             slack = tile.rounding()
             ties = ((scores + slack >= top) & (scores > -torch.inf)).sum(-1, keepdim=True)
             slack = slack.amax(-1, keepdim=True)
-            # A query that is not finite has no best key.
-            job.query.add(spoiled, tile.by_head((~torch.isfinite(top) & (top != -torch.inf)).to(scores.dtype)))
+            # Of scores that overflowed none is the best; of biases that are not finite, minus infinity only hides.
+            lost = ~(top < torch.inf)
+            if tile.biased:
+                lost = lost | (~(tile.addend() < torch.inf)).any(-1, keepdim=True)
+            job.query.add(spoiled, tile.by_head(lost.to(scores.dtype)))
             number = job.key.index.expand(tile.batch * tile.kv_heads, -1, -1).flatten(0, 1)
             found = number.gather(1, place.squeeze(-1)).unsqueeze(-1)
             _keep_best(job, [best, winner, count], [tile.by_head(part) for part in (top, found, ties, slack)])
             if broken is not None:
-                bad = tile.columns(broken).to(scores.dtype)
-                seen = (scores > -torch.inf).to(scores.dtype)
-                job.query.add(spoiled, tile.by_head(torch.bmm(seen, bad)))
+                seen = (tile.addend() != -torch.inf).expand(scores.shape).to(scores.dtype)
+                harm = torch.bmm(seen, tile.columns(broken[1]))
+                job.query.add(spoiled, tile.by_head(harm + seen.sum(-1, keepdim=True) * tile.queries(broken[0])))
         return torch.where(spoiled > 0, torch.nan, best), winner, count
 
     @staticmethod
@@ -72,9 +80,9 @@ class Winners(torch.autograd.Function):
     def vmap(info, in_dims, *arguments):
         query, key, task, *learned = arguments
         if learned:
-            return one_by_one(info.batch_size, in_dims, (query, key, task, *learned), Winners.apply), (0, 0, 0)
-        folded = fold(info.batch_size, in_dims[:2], (query, key))
-        return unfold(info.batch_size, Winners.apply(*folded, task)), (0, 0, 0)
+            return map_one_by_one(info.batch_size, in_dims, (query, key, task, *learned), Winners.apply), (0, 0, 0)
+        folded = merge_mapped_axis(info.batch_size, in_dims[:2], (query, key))
+        return split_mapped_axis(info.batch_size, Winners.apply(*folded, task)), (0, 0, 0)
 
 
 def _keep_best(job, state: list[Tensor], found: list[Tensor]) -> None:
@@ -95,32 +103,32 @@ def uniform(request: Request) -> Tensor:
     its length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
     """
     dtype, rows = accumulation_dtype(request), request.pattern.rows
-    laid = lay_out(request.value.to(dtype), rows)
+    laid = fold_batch(request.value.to(dtype), rows)
     # Tokens first: heads are columns of one product, and its matrix of ones is not repeated for each of them.
     value = laid.permute(2, 0, 1, 3).flatten(1)
-    clean = known_finite(value)
-    layers = [value] if clean else [cleaned(value), (~torch.isfinite(value)).to(dtype)]
+    clean = is_known_finite(value)
+    layers = [value] if clean else [zero_nonfinite(value), (~torch.isfinite(value)).to(dtype)]
     queries = request.lengths.queries * (rows or 1)
     sums = [value.new_zeros(queries, value.shape[1]) for _ in layers]
     count = value.new_zeros(queries, 1)
-    for step in _steps(request.pattern, request.lengths):
+    for step in _plan_means(request.pattern, request.lengths):
         weight, query, node, order = (
             tensor.to(value.device) for tensor in (step.weight, step.query, step.node, step.key_index)
         )
         seen = (weight > 0).to(dtype)
         for number, layer in enumerate(layers):
-            taken = _tree(layer[order]).index_select(0, node.reshape(-1)).unflatten(0, node.shape)
+            taken = _build_tree(layer[order]).index_select(0, node.reshape(-1)).unflatten(0, node.shape)
             sums[number] = sums[number].index_add(0, query.reshape(-1), torch.bmm(seen, taken).flatten(0, 1))
         count = count.index_add(0, query.reshape(-1), weight.sum(-1).to(dtype).reshape(-1, 1))
     output = sums[0] / count.clamp(min=1)
     if not clean:
         output = torch.where(sums[1] > 0, torch.nan, output)
-    output = stand_up(output.unflatten(1, (*laid.shape[:2], laid.shape[3])).permute(1, 2, 0, 3), rows)
+    output = unfold_batch(output.unflatten(1, (*laid.shape[:2], laid.shape[3])).permute(1, 2, 0, 3), rows)
     output = output.repeat_interleave(request.group, dim=1) if request.group > 1 else output
     return output.to(request.value.dtype)
 
 
-def _tree(value: Tensor) -> Tensor:
+def _build_tree(value: Tensor) -> Tensor:
     """Sums over 1, 2, 4, ... neighbours, one level after the other, along the tokens."""
     levels = [value]
     while len(levels[-1]) > 1:
@@ -139,31 +147,33 @@ class _Step:
         self.size = key_index.nbytes + query.nbytes + node.nbytes + weight.nbytes
 
 
-@keep(STEPS_LIMIT, lambda steps: 1024 + sum(step.size for step in steps))
-def _steps(pattern: Pattern, lengths: Lengths) -> tuple[_Step, ...]:
+@lru_cache_bytes(lambda steps: sum(step.size for step in steps))
+def _plan_means(pattern: Pattern, lengths: Lengths) -> tuple[_Step, ...]:
     steps = []
     rows = pattern.rows or 1
     for part in plan(pattern, *lengths, block=BLOCK).parts:
-        offsets = _level_offsets(rows * lengths.keys)
-        shapes: dict[tuple, list[tuple]] = {}
-        for tile in range(part.tiles):
-            query = part.queries(tile)
-            for row in [int(part.row[tile])] if part.pattern.rows else range(rows):
-                nodes, sizes, ragged = _nodes(part, tile, row * lengths.keys, offsets)
-                if not len(nodes) and not len(ragged):
-                    continue
-                looked = part.mask(query, part.key_index[ragged - row * lengths.keys], row).numpy().astype(np.int64)
-                width = -(-(len(nodes) + len(ragged)) // 32) * 32
-                fill = width - len(nodes) - len(ragged)
-                weight = np.concatenate([np.repeat(sizes[None], len(query), 0), looked], 1)
-                weight = np.pad(weight, ((0, 0), (0, fill)))
-                member = (query + row * lengths.queries, np.pad(np.concatenate([nodes, ragged]), (0, fill)), weight)
-                shapes.setdefault((len(query), width), []).append(member)
         order = np.concatenate([part.key_index + row * lengths.keys for row in range(rows)])
-        for members in shapes.values():
-            query, node, weight = (torch.from_numpy(np.stack(column)) for column in zip(*members, strict=True))
-            steps.append(_Step(torch.from_numpy(order), query, node, weight))
+        for _, arrays in stack_by_shape(_list_tiles(part, lengths, rows)):
+            steps.append(_Step(torch.from_numpy(order), *map(torch.from_numpy, arrays)))
     return tuple(steps)
+
+
+def _list_tiles(part: Part, lengths: Lengths, rows: int) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
+    """Shape of each tile; its queries, the tree's nodes they read, and how many keys each node holds for each query."""
+    offsets = _level_offsets(rows * lengths.keys)
+    for tile in range(part.tiles):
+        query = part.queries(tile)
+        for row in part.batch_rows(tile, rows):
+            nodes, sizes, ragged = _find_nodes(part, tile, row * lengths.keys, offsets)
+            if not len(nodes) and not len(ragged):
+                continue
+            mask = part.mask(query, part.key_index[ragged - row * lengths.keys], row).numpy().astype(np.int64)
+            width = -(-(len(nodes) + len(ragged)) // 32) * 32
+            fill = width - len(nodes) - len(ragged)
+            weight = np.concatenate([np.repeat(sizes[None], len(query), 0), mask], 1)
+            weight = np.pad(weight, ((0, 0), (0, fill)))
+            node = np.pad(np.concatenate([nodes, ragged]), (0, fill))
+            yield (len(query), width), (query + row * lengths.queries, node, weight)
 
 
 def _level_offsets(keys: int) -> list[int]:
@@ -175,7 +185,7 @@ def _level_offsets(keys: int) -> list[int]:
     return offsets
 
 
-def _nodes(part: Part, tile: int, before: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_nodes(part: Part, tile: int, before: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tree nodes that make up the whole runs, how many keys each holds, and the places of the ragged keys.
 
     `before` keys of other batch rows come first.

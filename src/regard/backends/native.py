@@ -7,17 +7,14 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.kernels import library
-from regard.kernels.decode import run_decode
+from regard.kernels.decode import MAX_QUERIES, run_decode
+from regard.kernels.eager import is_traced
 from regard.kernels.intervals import intervals
 from regard.kernels.positions import table_of
 from regard.kernels.program import best_plan
 from regard.kernels.softmax import Score, attention
 from regard.kernels.traced import words_of
-from regard.kernels.watched import watched_closely
-from regard.patterns import Causal
-from regard.plan import Plan
-
-FEW = 4  # queries for which keys are better read row by row than in tiles
+from regard.planner import Plan
 
 # What benchmarks/attention.py measured on two cores with AVX2, in float32 without a bias; it is named where it applies.
 MERITS = {
@@ -40,7 +37,7 @@ class Native(Backend):
             return "its tiles compute a softmax, and a feature map replaces it; causal features run inside 'linear'"
         if request.query.device.type != "cpu":
             return f"its kernels run on the CPU, and the tensors are on {request.query.device.type}"
-        if not {request.query.dtype, request.key.dtype, request.value.dtype} <= library.NUMBERS.keys():
+        if not {request.query.dtype, request.key.dtype, request.value.dtype} <= library.DTYPE_CODES.keys():
             return f"its kernels read float64, float32, bfloat16 and float16, not {request.query.dtype}"
         if request.hard:
             return "its softmax is soft: hard attention is a search, which 'blocked' does"
@@ -54,19 +51,19 @@ class Native(Backend):
         return None
 
     def merit(self, request: Request) -> str | None:
-        case = _case(request)
+        case = _find_benchmark(request)
         return None if case is None else MERITS[case]
 
     def plan(self, request: Request) -> Plan | None:
         return best_plan(request.pattern, request.lengths, library.lanes(accumulation_dtype(request)))
 
     def run(self, request: Request) -> Tensor:
-        query, key, value = _one_dtype(request)
+        query, key, value = _unify_dtypes(request)
         dtype = accumulation_dtype(request)
         if 0 in (*request.lengths, request.batch) or not value.shape[-1]:
-            return _nothing(request)
-        if request.lengths.queries <= FEW and (seen := _intervals(request)) is not None:
-            return run_decode(query, key, value, *seen, request.beta)[0].to(request.value.dtype)
+            return value.new_zeros(*query.shape[:3], value.shape[3], dtype=request.value.dtype)
+        if request.lengths.queries <= MAX_QUERIES and (seen := _find_intervals(request)) is not None:
+            return run_decode(query, key, value, *seen, request.scale)[0].to(request.value.dtype)
         table = query_code = key_code = bias = None
         if isinstance(request.bias, Tensor):
             bias = request.bias.to(dtype)
@@ -74,41 +71,33 @@ class Native(Backend):
             table, query_code, key_code = table_of(request.bias, request.lengths)
             table = table.to(dtype)
         words, masks = words_of(request.pattern, request.lengths, library.lanes(dtype))
-        score = Score(table, query_code, key_code, bias, words, masks, request.beta)
+        score = Score(table, query_code, key_code, bias, words, masks, request.scale)
         return attention(query, key, value, score)[0].to(request.value.dtype)
 
 
-def _case(request: Request) -> str | None:
+def _find_benchmark(request: Request) -> str | None:
     """Which measurement speaks about a request, if one does."""
     if request.query.dtype != torch.float32 or request.bias is not None:
         return None
-    if request.lengths.queries <= FEW:
-        return "decode" if _intervals(request) is not None else None
+    if request.lengths.queries <= MAX_QUERIES:
+        return "decode" if _find_intervals(request) is not None else None
     if request.dense:
         return "dense"
-    return "causal" if isinstance(request.pattern, Causal) else "sparse"
+    return "causal" if request.pattern.is_causal else "sparse"
 
 
-def _intervals(request: Request) -> tuple[Tensor, Tensor] | None:
-    """What few queries see of a cache, if that is one interval each and nobody wants more than the output."""
-    if request.bias is not None or request.needs_gradient or watched_closely():
+def _find_intervals(request: Request) -> tuple[Tensor, Tensor] | None:
+    """What few queries see of a cache, if that is one interval each and only the output is needed."""
+    if request.bias is not None or request.needs_gradient or is_traced():
         return None
-    return intervals(request.pattern, request.lengths)
+    seen = intervals(request.pattern, request.lengths)
+    return None if seen is None else (request.by_row(seen[0]), request.by_row(seen[1]))
 
 
-def _one_dtype(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+def _unify_dtypes(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value as they are, unless autocast made their dtypes differ."""
     tensors = (request.query, request.key, request.value)
     if tensors[0].dtype == tensors[1].dtype == tensors[2].dtype:
         return tensors
     dtype = accumulation_dtype(request)
     return tensors[0].to(dtype), tensors[1].to(dtype), tensors[2].to(dtype)
-
-
-def _nothing(request: Request) -> Tensor:
-    """Zeros, which still belong to the graph of the inputs."""
-    zeros = request.query.new_zeros(*request.query.shape[:3], request.value.shape[3], dtype=request.value.dtype)
-    if not request.needs_gradient:
-        return zeros
-    nothing = torch.cat([tensor.flatten()[:0] for tensor in (request.query, request.key, request.value)])
-    return zeros + nothing.sum().to(zeros.dtype)

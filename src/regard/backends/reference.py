@@ -7,13 +7,13 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.features import scaled_features
-from regard.finite import cleaned
+from regard.nonfinite import find_nonfinite_rows, zero_nonfinite
 
 
 class Reference(Backend):
     """Plain torch over the whole square `(query, key)`.
 
-    `weights = softmax(beta * query . key + bias)` over the visible keys, `output = weights . value`. A query that
+    `weights = softmax(scale * query . key + bias)` over the visible keys, `output = weights . value`. A query that
     sees nothing has weights of zero. Every backend has to agree with this one.
     """
 
@@ -24,24 +24,10 @@ class Reference(Backend):
 
     def run(self, request: Request) -> Tensor:
         value = _repeat(request.value, request.group).to(accumulation_dtype(request))
-        position = position_scores(request)
-        weight = weights(request, position)
-        output = weight @ cleaned(value)
-        # Hard attention hands over the winner itself: a loser's weight is exactly zero, whatever its value.
-        shown = visible(request, position)
-        seen = weight > 0 if request.hard else shown.expand(weight.shape)
-        touched = _meets(seen, ~torch.isfinite(value)) | spoiled_rows(request, shown)
+        weight, shown, lost = weights(request, position_scores(request))
+        output = weight @ zero_nonfinite(value)
+        touched = _meets(shown, ~torch.isfinite(value)) | lost
         return torch.where(touched, torch.nan, output).to(request.value.dtype)
-
-
-def spoiled_rows(request: Request, shown: Tensor) -> Tensor:
-    """Which queries see a key that is not finite: `(batch, head, query, 1)`. Uniform attention reads no key."""
-    broken = ~torch.isfinite(_repeat(request.key, request.group)).all(-1, keepdim=True)
-    seen = shown.expand(request.batch, request.heads, *request.lengths)
-    spoiled = _meets(seen, broken & (not request.uniform))
-    if request.hard:  # a softmax passes on scores that are not finite, a choice has to be told
-        spoiled = spoiled | (seen & ~torch.isfinite(content_scores(request))).any(-1, keepdim=True)
-    return spoiled
 
 
 def _meets(seen: Tensor, broken: Tensor) -> Tensor:
@@ -49,36 +35,62 @@ def _meets(seen: Tensor, broken: Tensor) -> Tensor:
     return seen.float() @ broken.float() > 0
 
 
-def visible(request: Request, position: Tensor) -> Tensor:
-    """Who sees whom, a mask that broadcasts to `(batch, head, query, key)`; a bias of minus infinity hides a pair."""
-    mask = _by_pattern(request)
-    return mask if request.bias is None else mask & (position.detach() != -torch.inf)
+def weights(request: Request, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention weights, the pairs that count, both `(batch, head, query, key)`, and which rows are lost.
+
+    A pair counts if it is visible; in the hard limit, if its key is also among the winners, whatever its weight.
+    Each row of weights sums to one, or to zero if it sees nothing. A row `(batch, head, query, 1)` is lost if it has a
+    score that is NaN or plus infinity, or sees a key that is not finite (see `regard.nonfinite`); its weights are zero.
+    """
+    shape = (request.batch, request.heads, *request.lengths)
+    shown = _by_pattern(request).expand(shape)
+    if request.uniform:
+        nothing_lost = torch.zeros(*shape[:3], 1, dtype=torch.bool, device=shown.device)
+        return _normalised(shown.to(accumulation_dtype(request))), shown, nothing_lost
+    if request.bias is not None:  # minus infinity hides a pair
+        shown = shown & (position.detach() != -torch.inf)
+    broken = _broken_pairs(request, position.detach())
+    if request.feature_map is not None:
+        lost = (shown & broken).any(-1, keepdim=True)
+        return _kernel_weights(request, shown & ~lost), shown, lost
+    content = content_scores(request)
+    if request.hard:
+        # The limit of softmax(scale * s + b) for growing scale: all mass on the largest s, shared between ties by b.
+        signed = (content if request.scale > 0 else -content).detach()
+        lost = _lost(shown, broken, signed)
+        mask = shown & ~lost & (signed > -torch.inf)
+        signed = torch.where(mask, signed, -torch.inf)
+        best = signed.amax(-1, keepdim=True) if signed.shape[-1] else signed
+        winners = (signed + rounding(request) >= best) & mask
+        scores = torch.where(winners, position, -torch.inf)
+        shown = winners | (shown & lost)
+    else:
+        scores = request.scale * content + position if request.scale else position.expand(shape)
+        lost = _lost(shown, broken, scores.detach())
+        scores = torch.where(shown & ~lost, scores, -torch.inf)
+    return _softmax(scores.expand(shape)), shown, lost
+
+
+def _broken_pairs(request: Request, position: Tensor) -> Tensor:
+    """Pairs that spoil the row that sees them: their query, key or bias is not finite."""
+    broken = ~(position < torch.inf)
+    if not request.reads_content:
+        return broken
+    return (
+        broken
+        | find_nonfinite_rows(request.query)
+        | find_nonfinite_rows(_repeat(request.key, request.group)).transpose(-1, -2)
+    )
+
+
+def _lost(shown: Tensor, broken: Tensor, scores: Tensor) -> Tensor:
+    """Which rows see a broken pair or have a score that is NaN or plus infinity."""
+    return (shown & (broken | ~(scores < torch.inf))).any(-1, keepdim=True)
 
 
 def _by_pattern(request: Request) -> Tensor:
     mask = request.pattern.matrix(*request.lengths, device=request.query.device)
-    return mask[:, None] if mask.ndim == 3 else mask
-
-
-def weights(request: Request, position: Tensor) -> Tensor:
-    """The attention weights `(batch, head, query, key)`; each row sums to one, or to zero if it sees nothing."""
-    mask = _by_pattern(request)
-    shape = (request.batch, request.heads, *request.lengths)
-    if request.uniform:
-        return _normalised(mask.to(accumulation_dtype(request)).expand(shape))
-    if request.feature_map is not None:
-        return _kernel_weights(request, mask)
-    content = content_scores(request)
-    if request.hard:
-        # The limit of softmax(beta * s + b) for growing beta: all mass on the largest s, shared between ties by b.
-        mask = mask & (position > -torch.inf)
-        signed = torch.where(mask, content if request.beta > 0 else -content, -torch.inf).detach()
-        best = signed.amax(-1, keepdim=True) if signed.shape[-1] else signed
-        scores = torch.where((signed + rounding(request) >= best) & mask, position, -torch.inf)
-    else:
-        content = request.beta * content if request.beta else torch.zeros_like(content)
-        scores = torch.where(mask, content + position, -torch.inf)
-    return _softmax(scores.expand(shape))
+    return request.by_row(mask)[:, None] if mask.ndim == 3 else mask
 
 
 def rounding(request: Request) -> Tensor:
@@ -87,16 +99,17 @@ def rounding(request: Request) -> Tensor:
     Equal keys get products that differ in the last bits, by where they stand in the matrix. They are ties all the same.
     """
     dtype = accumulation_dtype(request)
-    query, key = request.query.detach().to(dtype), cleaned(_repeat(request.key.detach(), request.group).to(dtype))
+    query = zero_nonfinite(request.query.detach().to(dtype))
+    key = zero_nonfinite(_repeat(request.key.detach(), request.group).to(dtype))
     norms = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
     return 2 * torch.finfo(dtype).eps * query.shape[-1] * norms
 
 
 def content_scores(request: Request) -> Tensor:
-    """`query . key` for every pair; what is not finite in a key counts as zero here and spoils its rows at the end."""
+    """`query . key` for every pair; what is not finite in them counts as zero here and spoils rows at the end."""
     dtype = accumulation_dtype(request)
     key = _repeat(request.key, request.group).to(dtype)
-    return request.query.to(dtype) @ cleaned(key).transpose(-1, -2)
+    return zero_nonfinite(request.query.to(dtype)) @ zero_nonfinite(key).transpose(-1, -2)
 
 
 def position_scores(request: Request) -> Tensor:
@@ -110,8 +123,8 @@ def position_scores(request: Request) -> Tensor:
     i = torch.arange(request.lengths.queries, device=device) + request.lengths.offset
     j = torch.arange(request.lengths.keys, device=device)
     if bias.needs_content:
-        key = cleaned(_repeat(request.key, request.group).to(dtype))
-        return bias.content_scores(i, j, request.query.to(dtype), key)
+        key = zero_nonfinite(_repeat(request.key, request.group).to(dtype))
+        return bias.content_scores(i, j, zero_nonfinite(request.query.to(dtype)), key)
     return bias.scores(i[:, None], j).to(dtype)
 
 
@@ -129,8 +142,8 @@ def _softmax(scores: Tensor) -> Tensor:
 def _kernel_weights(request: Request, mask: Tensor) -> Tensor:
     assert request.feature_map is not None
     dtype = accumulation_dtype(request)
-    key = cleaned(_repeat(request.key, request.group).to(dtype))
-    query, key = scaled_features(request.feature_map, request.beta, request.query.to(dtype), key)
+    key = zero_nonfinite(_repeat(request.key, request.group).to(dtype))
+    query, key = scaled_features(request.feature_map, request.scale, zero_nonfinite(request.query.to(dtype)), key)
     return _normalised(torch.where(mask, query @ key.transpose(-1, -2), 0))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from regard.backends.tiles import Job, Places, program
+from regard.backends.tiles import Job, TokenIndex, group_tiles
 from regard.biases.base import Bias
 from regard.patterns import Lengths, Pattern
 
@@ -23,17 +23,22 @@ class Task:
 
     pattern: Pattern
     lengths: Lengths
-    beta: float
+    scale: float
     bias: Bias | None
     block: int
     group: int  # query heads per key head
-    keeps_sums: bool = True  # whether a backward pass will want the log-sum-exp
+    keeps_lse: bool = True  # whether a backward pass will need the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
     bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern tells apart
 
+    @property
+    def reads_content(self) -> bool:
+        """Whether queries and keys enter the scores: at `scale=0` only a bias may read them."""
+        return self.scale != 0 or (self.bias is not None and self.bias.needs_content)
+
     def jobs(self, query: Tensor, key: Tensor) -> Iterator[Job]:
         """All tiles of the pattern, in pieces that fit the cache."""
-        for group in program(self.pattern, self.lengths, self.block):
+        for group in group_tiles(self.pattern, self.lengths, self.block):
             yield from group.jobs(query.shape[0] * key.shape[1] * self.group, query.device)
 
 
@@ -79,24 +84,29 @@ class Tile:
 
     # Scores
 
-    def compute(self, scaled_query: Tensor, best: Tensor | None, minus: Tensor | None = None) -> Tensor:
+    def compute(
+        self, scaled_query: Tensor, best: Tensor | None, minus: Tensor | None = None, overflows: bool = False
+    ) -> Tensor:
         """Scores with `-inf` where hidden, less `minus` for each query.
 
-        With `best`, only content scores that reach it stay: hard attention.
+        With `best`, only content scores that reach it stay: hard attention. `overflows`: content may be infinite, and
+        adding minus infinity would not hide it.
         """
-        start = self.addend() if minus is None else self.addend() - self.queries(minus)
+        addend = self.addend()
+        start = addend if minus is None else addend - self.queries(minus)
         if best is not None:
             reached = self.content(scaled_query) + self.rounding() >= self.queries(best)
             return torch.where(reached, start, -torch.inf)
         rows, keys = self.queries(scaled_query), self.key.transpose(1, 2)
         if not start.ndim:
             return torch.bmm(rows, keys)
-        return torch.baddbmm(start, rows, keys)
+        scores = torch.baddbmm(start, rows, keys)
+        return torch.where(addend != -torch.inf, scores, -torch.inf) if overflows else scores
 
     def content(self, scaled_query: Tensor) -> Tensor:
         """Content scores alone, with `-inf` where a pair is hidden, be it by the pattern or by the bias."""
         scores = torch.bmm(self.queries(scaled_query), self.key.transpose(1, 2))
-        return torch.where(self.addend() > -torch.inf, scores, -torch.inf)
+        return torch.where(self.addend() != -torch.inf, scores, -torch.inf)
 
     def rounding(self) -> Tensor:
         """How far apart equal dot products may come out; nearer than this is a tie (see the reference)."""
@@ -108,7 +118,7 @@ class Tile:
         """What is added to the content: the bias where visible, `-inf` where hidden; broadcasts to the scores."""
         if self.biased:
             return torch.where(self.seen(), self.bias(), -torch.inf) if self.job.group.ragged else self.bias()
-        hidden = self.job.hidden(self.key.dtype)
+        hidden = self.job.additive_mask(self.key.dtype)
         if hidden is None:
             return torch.zeros((), dtype=self.key.dtype, device=self.key.device)
         hidden = hidden.repeat(1, self.task.group, 1) if self.task.group > 1 else hidden
@@ -138,7 +148,7 @@ class Tile:
         """The bias as `(batch or 1, head or 1, tile, query', key')`."""
         bias = self.task.bias
         if bias is None:
-            return self._tensor_tile(learned[0])
+            return self._take_tensor_tile(learned[0])
         i, j = self._local(self.job.query, 0) + self.task.lengths.offset, self._local(self.job.key, 1)
         names = [name for name, _ in bias.named_parameters()]
         parameters = dict(zip(names, learned, strict=True))
@@ -146,11 +156,11 @@ class Tile:
             return functional_call(bias, parameters, (i, j, *content))
         return functional_call(bias, parameters, (i[:, :, None], j[:, None, :])).unsqueeze(0)
 
-    def _local(self, places: Places, axis: int) -> Tensor:
+    def _local(self, places: TokenIndex, axis: int) -> Tensor:
         """Token numbers inside their own batch row."""
         return places.index if self.task.pattern.rows is None else places.index % self.task.lengths[axis]
 
-    def _tensor_places(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    def _locate_pairs(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Where a plain tensor `(batch or 1, head or 1, query or 1, key or 1)` keeps the pairs of this tile."""
         rows = self.task.pattern.rows if self.task.bias_by_row and self.task.pattern.rows else 1
         i = self.job.query.index if self.task.bias_by_row else self._local(self.job.query, 0)
@@ -163,15 +173,15 @@ class Tile:
         j = torch.zeros_like(self.job.key.index) if tensor.shape[3] == 1 else self._local(self.job.key, 1)
         return i[:, :, None], j[:, None, :]
 
-    def _tensor_tile(self, tensor: Tensor) -> Tensor:
-        i, j = self._tensor_places(tensor)
+    def _take_tensor_tile(self, tensor: Tensor) -> Tensor:
+        i, j = self._locate_pairs(tensor)
         return tensor[:, :, i, j]
 
     # Gradients
 
-    def differentiate(self, slope: Tensor, learned: list[Tensor], query: Tensor, key: Tensor) -> None:
+    def differentiate(self, grad_scores: Tensor, learned: list[Tensor], query: Tensor, key: Tensor) -> None:
         """Add the gradient of the scores to what the bias has learned and, if it reads them, to query and key."""
-        by_head = self.by_head(slope)
+        by_head = self.by_head(grad_scores)
         if self.task.bias is None:
             self._differentiate_tensor(by_head, learned[0])
             return
@@ -179,8 +189,8 @@ class Tile:
             inputs = [tensor.detach().requires_grad_() for tensor in self.learned]
             content = [tensor.detach().requires_grad_() for tensor in self._content()]
             scores = self._bias(tuple(inputs), *content)
-        upstream = by_head.sum_to_size(*scores.shape).to(scores.dtype)
-        grads = torch.autograd.grad(scores, [*inputs, *content], upstream, allow_unused=True)
+        grad_output = by_head.sum_to_size(*scores.shape).to(scores.dtype)
+        grads = torch.autograd.grad(scores, [*inputs, *content], grad_output, allow_unused=True)
         for total, part in zip(learned, grads, strict=False):
             if part is not None:
                 total += part
@@ -189,8 +199,9 @@ class Tile:
             self.job.key.add(key, grads[-1].unflatten(1, (self.kv_heads, -1)).sum(2))
 
     def _differentiate_tensor(self, by_head: Tensor, total: Tensor) -> None:
-        i, j = self._tensor_places(total)
+        i, j = self._locate_pairs(total)
         part = by_head.sum_to_size(len(total), total.shape[1], *by_head.shape[2:]).to(total.dtype)
         # A bias that is the same for all queries, or for all keys, collects them in its only place.
         pairs = (i * total.shape[3] + j).expand(part.shape[2:]).reshape(-1)
-        total.flatten(2).index_add_(2, pairs, part.flatten(2))
+        # A view, never a copy: `flatten` of a tensor that is not dense would be one, and what is added to it is lost.
+        total.view(*total.shape[:2], total.shape[2] * total.shape[3]).index_add_(2, pairs, part.flatten(2))

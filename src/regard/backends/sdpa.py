@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Backend, Request
-from regard.finite import cleaned, known_finite
-from regard.patterns import Causal
+from regard.nonfinite import find_nonfinite_rows, is_known_finite, is_known_nonfinite, zero_nan_bias, zero_nonfinite
 
 
 class Sdpa(Backend):
@@ -24,11 +23,11 @@ class Sdpa(Backend):
             return "torch's SDPA has no feature maps"
         if request.hard:
             return "torch's SDPA has no hard limit"
-        if request.beta <= 0:
+        if request.scale <= 0:
             return "torch's SDPA counts on a positive scale: it multiplies the minus infinity of hidden scores by it"
-        if not request.dense and not isinstance(request.pattern, Causal):
+        if not request.dense and not request.pattern.is_causal:
             return "torch's SDPA skips nothing: a pattern would cost the whole square"
-        if isinstance(request.pattern, Causal) and request.lengths.queries != request.lengths.keys:
+        if request.pattern.is_causal and request.lengths.queries != request.lengths.keys:
             return "torch aligns its causal mask with the first key; here the last query sits on the last key"
         if request.bias is not None and not isinstance(request.bias, Tensor):
             return "torch's SDPA takes a bias only as the whole square"
@@ -45,25 +44,52 @@ class Sdpa(Backend):
         return None
 
     def run(self, request: Request) -> Tensor:
-        query, key, value = request.query, request.key, request.value
-        causal = not request.dense
-        bias = request.bias.to(query.dtype) if isinstance(request.bias, Tensor) else None
-        broken = None
-        if not known_finite(key, value):
-            broken = ~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)
-            key, value = cleaned(key), cleaned(value)
-        output = scaled_dot_product_attention(
-            query, key, value, bias, is_causal=causal, scale=request.beta, enable_gqa=request.group > 1
-        )
-        if broken is not None:
-            seen = broken.cummax(2).values if causal else broken.any(2, keepdim=True)
-            seen = seen.repeat_interleave(request.group, dim=1)
-            if bias is not None:  # minus infinity hides a pair
-                broken = broken.repeat_interleave(request.group, dim=1).to(query.dtype)
-                shown = (bias != -torch.inf).to(query.dtype).expand(-1, -1, *request.lengths)
-                seen = shown @ broken > 0
-            output = torch.where(seen, torch.nan, output)
-        if not known_finite(query):
-            # torch's CPU kernel answers zero to a query that is NaN.
-            output = torch.where(torch.isfinite(query).all(-1, keepdim=True), output, torch.nan)
-        return output
+        tensors = request.query, request.key, request.value
+        bias = request.bias.to(request.query.dtype) if isinstance(request.bias, Tensor) else None
+        lost = None
+        if not is_known_finite(*tensors) or (bias is not None and not is_known_finite(bias)):
+            lost = _find_nan_outputs(request, bias)
+            tensors = zero_nonfinite(tensors[0]), zero_nonfinite(tensors[1]), zero_nonfinite(tensors[2])
+            bias = None if bias is None else zero_nan_bias(bias)
+        output = _run(request, *tensors, bias)
+        if is_known_nonfinite(output):
+            output = _attend_with_overflow(request, *tensors, bias)
+        return output if lost is None else torch.where(lost, torch.nan, output)
+
+
+def _run(request: Request, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    shared = request.group > 1
+    causal = not request.dense
+    return scaled_dot_product_attention(query, key, value, bias, 0.0, causal, scale=request.scale, enable_gqa=shared)
+
+
+def _attend_with_overflow(request: Request, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """The same where finite scores overflow: torch's kernels add minus infinity to them, which is NaN."""
+    key, value = (
+        tensor.repeat_interleave(request.group, dim=1).to(torch.promote_types(tensor.dtype, torch.float32))
+        for tensor in (key, value)
+    )
+    scores = request.scale * (query.to(key.dtype) @ key.mT)
+    shown = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device)
+    if bias is not None:
+        scores, shown = scores + bias, shown & (bias != -torch.inf)
+    shown = shown if request.dense else shown.tril()
+    lost = (shown & ~(scores < torch.inf)).any(-1, keepdim=True)
+    live = shown & ~lost & (scores > -torch.inf)
+    top = torch.where(live, scores, -torch.inf).detach().amax(-1, keepdim=True)
+    weight = torch.where(live, torch.where(live, scores - top, 0).exp(), 0)
+    weight = weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+    return torch.where(lost, torch.nan, weight @ value).to(request.value.dtype)
+
+
+def _find_nan_outputs(request: Request, bias: Tensor | None) -> Tensor:
+    """Which outputs are NaN by the rule of `regard.nonfinite`: `(batch, head, query or 1, value_dim)`."""
+    broken = ~torch.isfinite(request.value) | find_nonfinite_rows(request.key)
+    causal = not request.dense
+    if bias is None:
+        seen = broken.cummax(2).values if causal else broken.any(2, keepdim=True)
+        return seen.repeat_interleave(request.group, dim=1) | find_nonfinite_rows(request.query)
+    shown = (bias != -torch.inf).expand(-1, -1, *request.lengths)
+    seen = shown.to(torch.float32) @ broken.repeat_interleave(request.group, dim=1).to(torch.float32) > 0
+    unfit = (~(bias < torch.inf)).any(-1, keepdim=True)
+    return seen | unfit | (find_nonfinite_rows(request.query) & shown.any(-1, keepdim=True))

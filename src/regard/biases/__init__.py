@@ -1,4 +1,4 @@
-"""Scores that depend on position, asked for pair by pair and differentiable, never a square."""
+"""Positional biases: scores evaluated per pair, differentiable, without materialising the score matrix."""
 
 from regard.biases._axes import axis_scores, distances, falls_apart, table_scores
 from regard.biases._encodings import quadratic_encoding

@@ -1,4 +1,4 @@
-"""What the constructors of the biases accept, and how their parameters are made."""
+"""Validation of the constructor arguments of biases, and initialisation of their parameters."""
 
 from __future__ import annotations
 
@@ -106,20 +106,22 @@ def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes:
 
 
 def normal(shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: torch.Generator | None) -> Tensor:
-    """Normal numbers in float64, so that one seed gives the same parameters in every dtype."""
+    """Normal samples in float64, so that one seed gives the same parameters in every dtype."""
     device = "cpu" if generator is None else generator.device
+    if torch.get_default_device().type == "meta":  # a module that is built for its shapes
+        device, generator = "meta", None
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
     return drawn * std + mean
 
 
 def place(values: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
-    """`values` in the asked dtype and device, or in torch's defaults."""
+    """`values` in the given dtype and device, or in torch's defaults."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     device = torch.get_default_device() if device is None else device
     return values.to(device=device, dtype=dtype)
 
 
 def shown(**arguments: object) -> str:
-    """The arguments of a constructor as they are written, without those that are `None`."""
+    """Format constructor arguments for `extra_repr`, without those that are `None`."""
     texts = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     return ", ".join(f"{name}={value!r}" for name, value in texts.items() if value is not None)

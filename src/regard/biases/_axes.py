@@ -1,4 +1,4 @@
-"""Which biases on a grid are a score along rows plus one along columns."""
+"""Biases on a grid that are separable: a score along rows plus one along columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def axis_scores(bias: Bias) -> tuple[Tensor, Tensor] | None:
 
         score[h, (r, c), (k, l)] = rows[h, r, k] + columns[h, c, l]
 
-    `None` for a bias that is no such sum: one that reads content, one along a line, a `Gaussian` with a slant. A
-    `Gaussian` without a slant is such a sum, but its slope in the slant is not: while `root` learns, it answers `None`.
+    `None` for a bias that is not separable: one that depends on content, one on a sequence, a rotated `Gaussian`. An
+    axis-aligned `Gaussian` is separable, but its gradient by the off-diagonal entries of `root` is not: while `root`
+    requires grad, the result is `None`.
 
         >>> from regard.biases import axis_scores
         >>> rows, columns = axis_scores(Quadratic(1, grid=(2, 3), centre=[[0, 1]], alpha=1.0))
@@ -36,18 +37,18 @@ def axis_scores(bias: Bias) -> tuple[Tensor, Tensor] | None:
 
 
 def falls_apart(bias: Bias) -> bool:
-    """Whether `axis_scores` has an answer, asked without computing it."""
-    if not bias.relative or getattr(bias, "grid", None) is None:  # or a subclass with scores of its own
+    """True if `axis_scores` returns scores for this bias; computes none."""
+    if not bias.relative or getattr(bias, "grid", None) is None:  # or a subclass that overrides `scores`
         return False
     return isinstance(bias, (RowColumn, Quadratic)) or (isinstance(bias, Gaussian) and not _slants(bias))
 
 
 def _slants(bias: Gaussian) -> bool:
-    """Whether the covariance has a slant, or may learn one."""
+    """True if the precision has off-diagonal entries, or may learn them."""
     if torch.is_grad_enabled() and bias.root.requires_grad:
         return True
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True  # numbers cannot be asked there
+        return True  # control flow must not depend on tensor values there
     return bias.root.is_meta or bool(bias.precision[:, 0, 1].any())
 
 
@@ -61,7 +62,7 @@ def _hills(grid: tuple[int, int], centre: Tensor, steepness: Tensor) -> tuple[Te
 
 
 def table_scores(table: Tensor) -> Tensor:
-    """A table of relative positions, `(head, 2 size - 1)`, as scores `(head, size, size)`: entry `k - q + size - 1`.
+    """Expand a table of relative positions, `(head, 2 size - 1)`, to `(head, size, size)`: entry `k - q + size - 1`.
 
     >>> from regard.biases import table_scores
     >>> table_scores(torch.tensor([[-1.0, 0.0, 1.0]]))[0].tolist()

@@ -1,4 +1,4 @@
-"""Features of relative positions, for the scores that multiply them by learned vectors."""
+"""Encodings of relative positions, for biases that multiply them by learned vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.calculus import sinusoidal
 
 
 def quadratic_encoding(*along: Tensor) -> Tensor:
-    """The encoding `(|delta|^2, delta_1, delta_2, ...)`, with which four terms become one quadratic.
+    """The encoding `(|delta|^2, delta_1, delta_2, ...)`, with which `TransformerXL` becomes `Quadratic`.
 
     With `W = I`, zero queries, keys and `u`, and `v = -alpha (1, -2 centre_1, -2 centre_2)`, `TransformerXL`
     scores `-alpha (|delta|^2 - 2 delta . centre)`: the scores of `Quadratic` up to a constant per head.
@@ -36,7 +36,7 @@ def _sinusoid_per_axis(features: int, *along: Tensor) -> Tensor:
 
 
 def feature_count(encoding: Callable[..., Tensor], axes: int, device: torch.device | str | None) -> int:
-    """How many features the encoding has, asked of the encoding itself."""
+    """The number of features of an encoding, from a call with one delta."""
     origin = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(axes)]
     answer = encoding(*origin)
     if answer.dim() != 2 or answer.shape[0] != 1:

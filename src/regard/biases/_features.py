@@ -1,4 +1,4 @@
-"""A hill of relative positions as an inner product of features of absolute ones."""
+"""Gaussian biases of relative position as inner products of features of absolute positions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from regard.patterns.box import Lengths
 
 
 def features_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
-    r"""Features of queries `(head, query, f)` and of keys `(key, f)` whose products are the scores of a hill.
+    r"""Features of queries `(head, query, f)` and of keys `(key, f)` whose inner products are the scores of the bias.
 
         Quadratic   -alpha |k - p|^2 = alpha (1, 2 p_1, 2 p_2) . (-|k|^2, k_1, k_2) - alpha |p|^2,    p = q + centre
         Gaussian    -1/2 (k - p)^T P (k - p) = (-P_11 / 2, -P_12, -P_22 / 2, (P p)_1, (P p)_2) . (k_1^2, k_1 k_2, k_2^2,
                     k_1, k_2) - 1/2 p^T P p
 
-    The last term, the same for all keys of a query, is left out: softmax ignores it. So a hill needs 3 features on a
-    grid and 2 along a line, a slanted one 5, and joined to query and key they make it ordinary attention without a
-    bias: no table, no square. Keys share their features among heads. Coordinates count from the middle, which
-    halves the largest and so quarters what rounding can do.
+    The last term, the same for all keys of a query, is left out: softmax ignores it. A `Quadratic` needs 3 features on
+    a grid and 2 on a sequence, a `Gaussian` on a grid 5. Concatenated to query and key they give ordinary attention
+    without a bias. Heads share the features of the keys. Coordinates are centred, which halves the largest one and
+    divides the rounding error of its square by four.
 
     `None` for other biases, and where tokens lie outside the grid.
 
@@ -53,7 +53,7 @@ def features_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
 
 
 def has_features(bias: Bias, lengths: Lengths) -> bool:
-    """Whether `features_of` has an answer, asked without computing it."""
+    """True if `features_of` returns features for this bias and these lengths; computes none."""
     if not bias.relative or not isinstance(bias, (Quadratic, Gaussian)):
         return False
     if bias.grid is None:
@@ -62,8 +62,8 @@ def has_features(bias: Bias, lengths: Lengths) -> bool:
 
 
 def _places(bias: Quadratic | Gaussian, lengths: Lengths) -> tuple[Tensor, Tensor]:
-    """Where queries and keys lie, `(token, axis)`, from the middle of the keys."""
-    dtype = torch.promote_types(bias.centre.dtype, torch.float32)  # halves count to 256 only
+    """Coordinates of queries and keys, `(token, axis)`, relative to the centre of the keys."""
+    dtype = torch.promote_types(bias.centre.dtype, torch.float32)  # bfloat16 represents integers up to 256 only
     query = torch.arange(lengths.queries, dtype=dtype, device=bias.centre.device) + lengths.offset
     key = torch.arange(lengths.keys, dtype=dtype, device=bias.centre.device)
     middle = (lengths.keys - 1) / 2

@@ -1,4 +1,4 @@
-"""Where a key lies, seen from a query: along a line, or on a grid read row by row."""
+"""Positions of keys relative to queries, on a sequence or on a grid in row-major order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def deltas(
     """Key minus query, one integer tensor per axis, and which pairs lie on the grid.
 
     Token `start + row * columns + column` lies at `(row, column)`. Tokens in front of `start` or behind the
-    last row are moved onto the grid, so that every delta is a valid one, and marked `False`. Along a line
-    (`grid=None`) every integer is a position, and the mark is `None`.
+    last row are clamped to the grid, so that every delta is a valid index, and marked `False` in the mask. On a
+    sequence (`grid=None`) every integer is a position, and the mask is `None`.
     """
     if grid is None:
         return (key_position - query_position,), None
@@ -42,13 +42,13 @@ def masked(scores: Tensor, inside: Tensor | None) -> Tensor:
 
 
 def every_head(heads: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """All head indices, ready to broadcast against the pairs in front of them: `(head, 1, ...)`."""
+    """All head indices, shaped to broadcast against the pairs: `(head, 1, ...)`."""
     axes = max(query_position.dim(), key_position.dim())
     return torch.arange(heads, device=key_position.device).reshape(-1, *(1,) * axes)
 
 
 def own_head(heads: int, head: Tensor) -> Tensor:
-    """The head of the bias that serves a head of the attention; a bias with one head serves all."""
+    """The head index of the bias for a head of the attention; a bias with one head is shared by all."""
     return torch.zeros_like(head) if heads == 1 else head
 
 
@@ -59,7 +59,7 @@ def look_up(table: Tensor, entry: Tensor) -> Tensor:
 
 
 def total(terms: Iterable[Tensor]) -> Tensor:
-    """The sum of a few tensors; the builtin `sum` would first add a 0."""
+    """The sum of a few tensors, without the initial 0 of the builtin `sum`."""
     return reduce(operator.add, terms)
 
 
@@ -67,7 +67,7 @@ def distinct(codes: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct integers of every row of `codes`, and which of them each entry is.
 
     Returns `values` `(*tile, distinct)` and `which` `(*tile, pairs)`: `values.gather(-1, which) == codes`.
-    Rows with fewer distinct integers than the others are filled up with their smallest one.
+    Rows with fewer distinct integers than the others are padded with their smallest one.
     """
     ordered, order = codes.sort(dim=-1)
     rank = torch.zeros_like(ordered)

@@ -1,4 +1,4 @@
-"""Attention with linear biases: the farther a key, the lower its score."""
+"""ALiBi: attention with linear biases."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Alibi(Bias):
 
     Source: Press, Smith and Lewis, "Train Short, Test Long" (ICLR 2022), section 3 and the authors' code.
 
-    Where we differ: the paper's attention is causal, its distance is `i - j`. Ours is `|i - j|`, which is
-    the same under `Causal()` and also serves an encoder.
+    Where we differ: the paper's attention is causal and its distance is `i - j`. Here it is `|i - j|`, which is
+    the same under `Causal()` and extends to encoders.
 
     Args:
         heads: number of heads, `H`.
-        slopes: other slopes, `(head,)`.
+        slopes: `(head,)`, in place of the published slopes.
+        dtype, device: of the slopes; torch's defaults if not given.
 
     >>> bias = Alibi(8)
     >>> bias.slopes.tolist()
@@ -54,15 +55,15 @@ class Alibi(Bias):
         self._slopes = None if slopes is None else numbers("Alibi", "slopes", slopes, (self.heads,), "head")
         values = published_slopes(self.heads) if self._slopes is None else self._slopes
         self._exact = tuple(values.tolist())
-        # The constructor's arguments determine the slopes, so checkpoints need not carry them.
+        # The constructor's arguments determine the slopes, so they are not part of the state dict.
         self.register_buffer("slopes", place(values, dtype, device), persistent=False)
 
     def reset_buffers(self) -> None:
-        """The slopes anew, for a module that was built without memory."""
+        """Recompute the slopes, for a module that was built on the meta device."""
         self.slopes = torch.tensor(self._exact, dtype=torch.float64, device="cpu").to(self.slopes.dtype)
 
     def _apply(self, fn, recurse: bool = True):
-        # A conversion rounds; the next one must not start from what is left.
+        # A dtype conversion rounds; recompute, so that the next one does not start from rounded slopes.
         super()._apply(fn, recurse)
         if not self.slopes.is_meta:
             exact = torch.tensor(self._exact, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""What every positional bias promises to the operator."""
+"""The interface of positional biases."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from torch import Tensor, nn
 
 
 class Bias(nn.Module):
-    """Scores that depend on position, added to `beta * query . key` before the softmax.
+    """Scores that depend on position, added to `scale * query . key` before the softmax.
 
-    A bias never builds the square. It is asked for the scores of the pairs somebody needs, given as two
-    index tensors of absolute positions that broadcast against each other, and answers with one score per
-    head and pair. Backends ask for it tile by tile and differentiate the answer, so a bias is written once,
-    in plain torch, and gets gradients everywhere.
+    The matrix of scores is never materialised. `scores` takes two index tensors of absolute positions that
+    broadcast against each other, and returns one score per head and pair. Backends call it tile by tile
+    and differentiate the result, so a bias is written once, in plain torch, and has gradients on every
+    backend.
 
     Attributes:
-        heads: how many heads the bias knows; `1` fits any number of heads.
+        heads: number of heads; `1` broadcasts over any number.
         needs_content: whether the scores also depend on the projected queries and keys (`TransformerXL`).
-            Such a bias is asked through `content_scores(query_position, key_position, query, key)` instead.
-        relative: whether a score depends only on how far key and query are apart: along a line or, when the bias has
-            a `grid`, in rows and columns from its `start`. Fast kernels tabulate such a bias. It must be claimed by the
-            class that writes `scores`; a subclass with other scores does not inherit the claim.
+            Such a bias implements `content_scores(query_position, key_position, query, key)` instead.
+        relative: whether a score depends on the relative position only: on a sequence or, when the bias has
+            a `grid`, in rows and columns from its `start`. Kernels tabulate such a bias. The class that defines
+            `scores` must declare it; a subclass that overrides `scores` does not inherit the declaration.
 
-    Positions are integers of any size. Along a line each has its place, also the negative ones that arise
-    with more queries than keys. On a grid, a pair with a token that is not on the grid scores 0.
+    Positions are integers of any size, negative ones included, which arise with more queries than keys. On a
+    grid, a pair with a token outside the grid has score 0.
     """
 
     heads: int = 1
@@ -47,10 +47,10 @@ class Bias(nn.Module):
         raise NotImplementedError
 
     def forward(self, *positions_and_content: Tensor) -> Tensor:
-        """What the operator asks for: `scores`, or `content_scores` where the bias needs content."""
+        """`scores`, or `content_scores` if the bias needs content."""
         answer = self.content_scores if self.needs_content else self.scores
         return answer(*positions_and_content)
 
     def content_scores(self, query_position: Tensor, key_position: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The bias of every pair when it reads content: `(batch, head, *tile, query, key)`."""
+        """The content-dependent bias of every pair: `(batch, head, *tile, query, key)`."""
         raise NotImplementedError

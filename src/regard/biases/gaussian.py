@@ -1,4 +1,4 @@
-"""Every head looks around one relative position, with a width and a slant of its own."""
+"""Gaussian attention by relative position, with a full covariance per head."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Gaussian(Bias):
 
         score[h, i, j] = -1/2 (delta - mu[h])^T Sigma[h]^-1 (delta - mu[h]),   Sigma[h]^-1 = S[h] S[h]^T
 
-    with `delta = position(j) - position(i)`, key minus query: one number along a line, or (row, column) on a
-    `grid` read row by row from position `start`. `mu` is the parameter `centre`, `(head, axis)`, and `S` the
+    with `delta = position(j) - position(i)`, key minus query: one number on a sequence, or (row, column) on a
+    `grid` in row-major order from position `start`. `mu` is the parameter `centre`, `(head, axis)`, and `S` the
     parameter `root`, `(head, axis, axis)`, which may be any matrix: `S S^T` never has a negative eigenvalue.
-    Pairs with a token that is not on the grid score 0. `S = s I` is `Quadratic` with `alpha = s^2 / 2`.
+    Pairs with a token outside the grid have score 0. `S = s I` is `Quadratic` with `alpha = s^2 / 2`.
 
     Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional
     Layers" (ICLR 2020), the appendix on the generalised quadratic encoding.
@@ -31,11 +31,12 @@ class Gaussian(Bias):
 
     Args:
         heads: number of heads.
-        grid: rows and columns; `None` is a line.
-        centre: where each head looks, `(head, axis)`, instead of a random place.
-        root: `S`, `(head, axis, axis)`, instead of nearly the identity.
+        grid: rows and columns; `None` is a sequence.
+        centre: initial centres, `(head, axis)`; random if not given.
+        root: initial `S`, `(head, axis, axis)`; nearly the identity if not given.
         start: position of the grid's first token, 1 after a class token.
-        generator: source of the initial centres and roots.
+        generator: random generator of the initial centres and roots.
+        dtype, device: of the parameters; torch's defaults if not given.
 
     >>> bias = Gaussian(1, grid=(5, 7), centre=[[0, 1]], root=[[[2, 0], [0, 1]]])
     >>> bias.scores(torch.tensor(16), torch.tensor([16, 17, 18, 24]))[0].tolist()

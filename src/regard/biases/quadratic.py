@@ -1,4 +1,4 @@
-"""Every head looks around one relative position, equally far in every direction."""
+"""Isotropic Gaussian attention by relative position."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from regard.biases.base import Bias
 
 
 class Quadratic(Bias):
-    r"""A round hill per head: a centre, relative to the query, and a steepness.
+    r"""The logarithm of an isotropic Gaussian per head: a centre, relative to the query, and a steepness `alpha`.
 
         score[h, i, j] = -alpha[h] * |delta - centre[h]|^2,   delta = position(j) - position(i)
 
-    with `i` the query, `j` the key, and `delta` one number along a line, or (row, column) on a `grid` read
-    row by row from position `start`. Pairs with a token that is not on the grid score 0. Without content the
+    with `i` the query, `j` the key, and `delta` one number on a sequence, or (row, column) on a `grid` in
+    row-major order from position `start`. Pairs with a token outside the grid have score 0. Without content the
     weights are a discrete normal distribution around the centre, with standard deviation
-    `1 / sqrt(2 alpha)` per axis while `alpha` is at most about 1/2. As `alpha` grows, a head whose centre is
-    whole-numbered and inside the image looks at one pixel, and nine such heads are a 3 x 3 convolution.
+    `1 / sqrt(2 alpha)` per axis while `alpha` is at most about 1/2. As `alpha` grows, a head with an integer
+    centre inside the image attends to one pixel, and nine such heads compute a 3 x 3 convolution.
 
     `alpha` must not become negative and is learned as
 
@@ -38,24 +38,25 @@ class Quadratic(Bias):
 
     with a parameter `spread` and a fixed `reference`. By default `reference = 1/2`, which makes `spread` the
     spread of the authors' code. An `alpha` given to the constructor becomes the reference, with spread 1, so
-    that the score has exactly this `alpha`: no square root has been taken and squared again. A step of 1 %
-    in the spread is one of 2 % in `alpha`, whatever its size. At `alpha = 0` the spread has no gradient, and
-    a large `alpha` leaves hardly any to the centre: train soft, near 1/2.
+    that the score has exactly this `alpha`, without the rounding of a square root. A step of 1 % in the spread
+    is one of 2 % in `alpha`, whatever its size. At `alpha = 0` the spread has no gradient, and with a large
+    `alpha` the gradient of the centre vanishes: train near 1/2.
 
     Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional
     Layers" (ICLR 2020), equation (9) and section 4.2. As there, `centre` starts as N(0, 2^2) and `spread` as
     1 + N(0, 0.01^2).
 
-    Where we differ: the paper's equation (9) leaves out `-alpha |centre|^2`, which softmax ignores. We keep
-    the completed square, whose largest score is 0, so that nothing large cancels in float32.
+    Where we differ: the paper's equation (9) omits `-alpha |centre|^2`, which softmax ignores. We keep
+    the completed square, whose largest score is 0, so that large terms do not cancel in float32.
 
     Args:
         heads: number of heads.
-        grid: rows and columns; `None` is a line.
-        centre: where each head looks, `(head, axis)`, instead of a random place.
-        alpha: steepness, one number or `(head,)`, instead of about 1/2.
+        grid: rows and columns; `None` is a sequence.
+        centre: initial centres, `(head, axis)`; random if not given.
+        alpha: initial steepness, one number or `(head,)`; about 1/2 if not given.
         start: position of the grid's first token, 1 after a class token.
-        generator: source of the initial centres and spreads.
+        generator: random generator of the initial centres and spreads.
+        dtype, device: of the parameters; torch's defaults if not given.
 
     >>> bias = Quadratic(1, grid=(5, 7), centre=[[0, 1]], alpha=104.0)
     >>> bias.scores(torch.tensor(16), torch.tensor([16, 17, 18, 24]))[0].tolist()

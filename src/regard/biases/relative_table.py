@@ -13,31 +13,32 @@ from regard.biases.base import Bias
 
 
 class RelativeTable(Bias):
-    r"""One learned number per head and relative position, along a line or on a grid.
+    r"""One learned scalar per head and relative position, on a sequence or on a grid.
 
         line   score[h, i, j] = table[h, clip(j - i, -distance, distance) + distance]
         grid   score[h, i, j] = table[h, row(j) - row(i) + R - 1, column(j) - column(i) + C - 1]
 
-    with `i` the query's position, `j` the key's, and `grid = (R, C)` read row by row from position `start`.
-    The table is `(head, 2 distance + 1)` or `(head, 2 R - 1, 2 C - 1)`. Along a line all keys farther than
-    `distance` share one entry on each side, and every integer is a position. Pairs with a token that is not
-    on the grid score 0.
+    with `i` the query's position, `j` the key's, and `grid = (R, C)` in row-major order from position `start`.
+    The table is `(head, 2 distance + 1)` or `(head, 2 R - 1, 2 C - 1)`. On a sequence all keys farther than
+    `distance` share one entry on each side, and every integer is a position. Pairs with a token outside
+    the grid have score 0.
 
     Source: the clipping is Shaw, Uszkoreit and Vaswani, "Self-Attention with Relative Position
     Representations" (NAACL 2018), section 3.2; the table on a grid is `B` in equation (4) of Liu et al.,
     "Swin Transformer" (ICCV 2021).
 
     Where we differ: Shaw et al. learn a vector per relative position and multiply it by the query; this is
-    the scalar. Swin subtracts the other way round, query minus key, so that a Swin table becomes ours by
-    `swin.T.reshape(heads, 2 R - 1, 2 C - 1).flip(1, 2)`. Both tables start as N(0, 0.02^2); Swin cuts that
-    normal at +-2, a hundred standard deviations, which never acts.
+    the scalar. Swin subtracts the other way round, query minus key; a Swin table is converted by
+    `swin.T.reshape(heads, 2 R - 1, 2 C - 1).flip(1, 2)`. Both tables start as N(0, 0.02^2); Swin truncates that
+    normal at +-2, a hundred standard deviations, which has no effect.
 
     Args:
         heads: number of heads.
-        distance: the largest distance, along a line, with an entry of its own.
+        distance: the largest relative position on a sequence with an entry of its own.
         grid: rows and columns; give either this or `distance`.
         start: position of the grid's first token, 1 after a class token.
-        generator: source of the initial table.
+        generator: random generator of the initial table.
+        dtype, device: of the parameters; torch's defaults if not given.
 
     >>> bias = RelativeTable(3, grid=(5, 7), start=1)
     >>> bias, tuple(bias.table.shape)
@@ -95,7 +96,7 @@ class RelativeTable(Bias):
         return masked(self.table.flatten(1)[own_head(self.heads, head), entry], inside)
 
     def _entry(self, query_position: Tensor, key_position: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where each pair's score stands in the flattened table, and which pairs lie on the grid."""
+        """Each pair's index into the flattened table, and which pairs lie on the grid."""
         along, inside = deltas(query_position, key_position, self.grid, self.start)
         if self.distance is not None:
             return along[0].clamp(-self.distance, self.distance) + self.distance, inside

@@ -17,8 +17,8 @@ class RowColumn(Bias):
 
         score[h, i, j] = row[h, row(j) - row(i) + R - 1] + column[h, column(j) - column(i) + C - 1]
 
-    with `i` the query's position, `j` the key's, and `grid = (R, C)` read row by row from position `start`.
-    The tables are `(head, 2 R - 1)` and `(head, 2 C - 1)`. Pairs with a token not on the grid score 0.
+    with `i` the query's position, `j` the key's, and `grid = (R, C)` in row-major order from position `start`.
+    The tables are `(head, 2 R - 1)` and `(head, 2 C - 1)`. Pairs with a token outside the grid have score 0.
     Because the score is a sum over the two axes, position-only attention on a whole grid factorises into one
     softmax over rows and one over columns.
 
@@ -26,14 +26,15 @@ class RowColumn(Bias):
     Layers" (ICLR 2020), section 4.3, the learned relative encoding without content.
 
     Where we differ: the paper learns vectors for rows and columns, shared by the heads, and one weight vector
-    per head; their inner products are the tables here, which hold `2 R + 2 C - 2` numbers per head. Rows and
-    columns have lengths of their own. Both tables start as N(0, 0.02^2).
+    per head; their inner products are the tables here, which hold `2 R + 2 C - 2` numbers per head. `R` and
+    `C` may differ. Both tables start as N(0, 0.02^2).
 
     Args:
         heads: number of heads.
         grid: rows and columns.
         start: position of the grid's first token, 1 after a class token.
-        generator: source of the initial tables.
+        generator: random generator of the initial tables.
+        dtype, device: of the parameters; torch's defaults if not given.
 
     >>> bias = RowColumn(3, grid=(5, 7))
     >>> tuple(bias.row.shape), tuple(bias.column.shape)

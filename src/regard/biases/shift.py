@@ -1,4 +1,4 @@
-"""Every head looks at exactly one relative position: the hard limit of a hill."""
+"""Hard attention to one relative position per head: the limit of `Quadratic`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ EDGES = ("replicate", "zeros", "circular", "reflect")
 
 
 class Shift(Bias):
-    r"""Each head looks at one place only, a fixed number of steps from the query.
+    r"""Each head attends to exactly one position, at a fixed offset from the query.
 
         score[h, i, j] = 0    where position(j) = edge(position(i) + steps[h]),    -infinity elsewhere
 
-    with `steps` whole numbers, one along a line or (row, column) on a `grid` read row by row from position 0. What lies
-    outside the grid is found by the edges:
+    with integer `steps`, one on a sequence or (row, column) on a `grid` in row-major order from position 0. `edges`
+    defines what happens outside the grid:
 
-        replicate   the nearest place inside, clamp(p, 0, n - 1): what the hill of `Quadratic` does as alpha grows
-        zeros       nothing: the head sees no key there, and its output is zero
+        replicate   the nearest position inside, clamp(p, 0, n - 1): the limit of `Quadratic` as alpha grows
+        zeros       no key is visible, and the output is zero
         circular    p mod n
-        reflect     mirrored at the outermost places, which are not repeated
+        reflect     mirrored at the outermost positions, which are not repeated
 
-    Without content (`beta=0`) attention is a copy, bit by bit, whatever else is in the values; nine heads are the nine
-    shifted images that a 3 x 3 convolution adds up. Nothing is learned: the limit has no slope.
+    Without content (`scale=0`) attention is a bitwise copy, whatever the other values are; nine heads give the nine
+    shifted images that a 3 x 3 convolution sums. Nothing is learned: the limit has no gradient.
 
     Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional Layers" (ICLR
     2020), Lemma 1; the limit alpha -> infinity in the proof of Lemma 2.
 
-    Where we differ: the paper's limit replicates at the border, whatever the convolution wants; here it is chosen. A
-    line has no known end, so that along a line there is only "zeros"; `grid=(1, tokens)` is a line with ends. Pairs
-    with a token that is not on the grid score 0, as everywhere.
+    Where we differ: the paper's limit replicates at the border, whatever the convolution's padding; here it is chosen.
+    A bias does not know the length of a sequence, so without a grid only "zeros" is available; `grid=(1, tokens)` is a
+    sequence with ends. Pairs with a token outside the grid have score 0, as for all biases.
 
     Args:
         heads: number of heads.
-        steps: where each head looks, `(head, axis)`, whole numbers.
-        grid: rows and columns; `None` is a line.
-        edges: what is outside the grid; `None` is "replicate" on a grid and "zeros" along a line.
+        steps: offset of each head, `(head, axis)`, integers.
+        grid: rows and columns; `None` is a sequence.
+        edges: "replicate", "zeros", "circular" or "reflect"; `None` is "replicate" on a grid and "zeros" on a sequence.
+        dtype: of the scores; torch's default if not given.
+        device: of the buffers.
 
     >>> bias = Shift(2, steps=[[0, 1], [1, 0]], grid=(2, 3))
     >>> x = torch.arange(6.0).reshape(1, 1, 6, 1)
-    >>> attend(torch.zeros(1, 2, 6, 1), x, x, beta=0, bias=bias).flatten(2).tolist()
+    >>> attend(torch.zeros(1, 2, 6, 1), x, x, scale=0, bias=bias).flatten(2).tolist()
     [[[1.0, 2.0, 2.0, 4.0, 5.0, 5.0], [3.0, 4.0, 5.0, 3.0, 4.0, 5.0]]]
     """
 
@@ -67,16 +69,16 @@ class Shift(Bias):
         self.heads = head_count("Shift", heads)
         self.grid, self.start = grid_of("Shift", grid, 0)
         self.edges = _edges(edges, self.grid)
-        # Without an end there is nothing to find: whether a pair meets depends on its steps alone.
+        # With zeros, a score depends on the relative position alone.
         self.relative = self.edges == "zeros"
         self._steps = _whole(steps, self.heads, 1 if self.grid is None else 2)
-        # The constructor's arguments determine both, so checkpoints need not carry them; zero knows the dtype.
+        # The constructor's arguments determine both, so they are not in the state dict; `zero` carries the dtype.
         self.register_buffer("steps", torch.tensor(self._steps, device=device), persistent=False)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         self.register_buffer("zero", torch.zeros((), dtype=dtype, device=device), persistent=False)
 
     def reset_buffers(self) -> None:
-        """The steps anew, for a module that was built without memory."""
+        """Recompute the buffers, for a module that was built on the meta device."""
         self.steps = torch.tensor(self._steps, device="cpu")
         self.zero = torch.zeros((), dtype=self.zero.dtype, device="cpu")
 
@@ -95,9 +97,9 @@ class Shift(Bias):
         return masked(self._meets((key_row == down) & (key_column == across)), query_inside & key_inside)
 
     def targets(self, queries: int, first: int = 0) -> Tensor:
-        """The position that each head looks at from `queries` positions on, beginning with `first`, `(head, query)`.
+        """The position that each head attends to, for `queries` queries from position `first` on: `(head, query)`.
 
-        What is negative is no position: with zeros, a place outside the grid is -1.
+        Negative values mean that no key is visible: with zeros, a position outside the grid is -1.
 
         >>> Shift(1, steps=[[2]]).targets(3).tolist(), Shift(1, [[0, -1]], (1, 3), "circular").targets(3).tolist()
         ([[2, 3, 4]], [[2, 0, 1]])
@@ -115,7 +117,7 @@ class Shift(Bias):
         return torch.where(inside, found[0] * columns + found[1], -1)
 
     def _found(self, place: Tensor, size: int) -> Tensor:
-        """Where a place along an axis of `size` is found; with zeros, it stays outside."""
+        """Map a coordinate to an axis of `size` by `edges`; with zeros, it may stay outside."""
         if self.edges == "replicate":
             return place.clamp(0, size - 1)
         if self.edges == "circular":
@@ -155,7 +157,7 @@ def _edges(edges: str | None, grid: tuple[int, int] | None) -> str:
 
 
 def _whole(steps: Tensor | Sequence[Sequence[int]], heads: int, axes: int) -> list[list[int]]:
-    """The steps of every head along every axis, refused unless they are whole numbers."""
+    """The steps of every head along every axis; raises unless they are integers."""
     try:
         given = torch.as_tensor(steps, device="cpu")
         exact, shape = given.to(torch.int64), tuple(given.shape)

@@ -1,4 +1,4 @@
-"""The relative score of Transformer-XL, whose position part also reads the queries and the keys."""
+"""The relative bias of Transformer-XL, which depends on queries and keys too."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ if TYPE_CHECKING:
 
 
 class TransformerXL(Bias):
-    r"""Scores between content and relative position, and one global preference for each.
+    r"""Scores between content and relative position, and a global bias for each.
 
         score[h, i, j] = scale * ( q[h, i] . r[h, delta] + u[h] . k[h, j] + v[h] . r[h, delta] )
         r[h, delta] = W[h] encoding(delta),   delta = position(j) - position(i)
 
     with `q` and `k` the projected queries and keys, `W` the parameter `projection` `(head, dim, feature)`,
-    and `u` and `v` parameters `(head, dim)`. Together with the attention's own `beta * q . k` these are the
-    paper's four terms; `scale` is `1 / sqrt(dim)` like `beta` unless given. `delta` is key minus query: one
-    number along a line, or (row, column) on a `grid` read row by row from position `start`. If a token is
-    not on the grid, `r` is 0 for its pairs; `u . k`, which knows no position, stays.
+    and `u` and `v` parameters `(head, dim)`. Together with the attention's own `scale * q . k` these are the
+    paper's four terms; `scale` is `1 / sqrt(dim)`, like the attention's, unless given. `delta` is key minus query: one
+    number on a sequence, or (row, column) on a `grid` in row-major order from position `start`. If a token is
+    outside the grid, `r` is 0 for its pairs; `u . k`, which does not depend on position, stays.
 
-    Only the distinct deltas of a tile get an `r`: `rows + columns - 1` of them between neighbouring tokens.
+    `r` is computed once per distinct delta of a tile: `rows + columns - 1` of them between neighbouring tokens.
 
     Source: Dai et al., "Transformer-XL" (ACL 2019), section 3.3; on a grid Cordonnier, Loukas and Jaggi (ICLR
     2020), equation (8).
 
-    Where we differ: the paper encodes query minus key and writes all sines before all cosines; ours
+    Where we differ: the paper encodes query minus key and puts all sines before all cosines; here they
     alternate. So a checkpoint's `W` needs its columns interleaved and the sine columns negated. All
     parameters start as N(0, 0.02^2), as in the authors' code.
 
     Args:
         heads: number of heads.
-        dim: size of one head's queries and keys.
-        encoding: called with one integer tensor of deltas per axis, answers `(*deltas, feature)`; by default
+        dim: head dim of queries and keys.
+        encoding: takes one integer tensor of deltas per axis and returns `(*deltas, feature)`; by default
             sinusoids, `heads * dim` of them as in the paper (on a grid half for rows, half for columns).
-        grid: rows and columns; `None` is a line.
+        grid: rows and columns; `None` is a sequence.
         start: position of the grid's first token, 1 after a class token.
-        scale: what multiplies the three terms.
-        generator: source of the initial parameters.
+        scale: factor of the three terms.
+        generator: random generator of the initial parameters.
+        dtype, device: of the parameters; torch's defaults if not given.
 
     >>> bias = TransformerXL(heads=3, dim=4)
     >>> query, key, position = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.arange(7)
@@ -116,7 +117,7 @@ class TransformerXL(Bias):
         query: Float[Tensor, "batch head *tile query dim"],
         key: Float[Tensor, "batch head *tile key dim"],
     ) -> Float[Tensor, "batch head *tile query key"]:
-        """The bias of every pair of every tile; grouped key heads have been repeated by the caller."""
+        """The bias of every pair of every tile; the caller repeats grouped key heads."""
         self._check(query, key)
         u, v = self.u.to(query.dtype), self.v.to(query.dtype)
         from_content = torch.einsum("bh...kd,hd->bh...k", key, u).unsqueeze(-2)

@@ -1,13 +1,14 @@
-"""The derivative of softmax, without the cancellation that hides it in a saturated row."""
+"""The derivative of softmax, accurate in saturated rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regard.calculus._softmax import Beta, beta_tensor, check_finite_beta, softmax
+from regard.calculus._arguments import check_axes, read_tensor
+from regard.calculus._softmax import Beta, check_finite_beta, read_arguments, softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,25 +26,27 @@ def jacobian(scores: Float[Tensor, "*batch key"], beta: Beta = 1.0) -> Float[Ten
     Source: Prince, Understanding Deep Learning, problem 12.4.
 
     Where we differ: the diagonal is `beta y_i sum_{j != i} y_j`. The textbook's `diag(y) - y y^T` subtracts
-    two equal numbers where a weight is close to one and answers 0 instead of 5.6e-42 in Prince's own example.
+    two equal numbers where a weight is close to one and gives 0 instead of 5.6e-42 in Prince's own example.
 
     >>> jacobian(torch.tensor([0.0, 0.0]))
     tensor([[ 0.2500, -0.2500],
             [-0.2500,  0.2500]])
     """
     check_finite_beta(beta, "jacobian")
-    weight = softmax(scores, beta)
+    scores, temperature, *_ = read_arguments("jacobian", scores, beta)
+    weight = softmax(scores, temperature)
     keys = weight.shape[-1]
     same = torch.eye(keys, dtype=torch.bool, device=weight.device)
     other = torch.where(same, 0.0, weight[..., None, :])
     factor = torch.where(same, other.sum(-1, keepdim=True), -other)
-    return _matrix_beta(beta, scores) * (weight[..., :, None] * factor)
+    temperature = temperature[..., None] if temperature.ndim else temperature  # broadcast against one matrix per row
+    return temperature * (weight[..., :, None] * factor)
 
 
 def jvp(
     scores: Float[Tensor, "*batch key"], tangent: Float[Tensor, "*batch key"], beta: Beta = 1.0
 ) -> Float[Tensor, "*batch key"]:
-    """Push a change of the scores forward to the change of the weights, in O(keys), building no matrix.
+    """Jacobian-vector product: the change of the weights for a change of the scores, in O(keys).
 
         J t = beta y * (t - <y, t>)
 
@@ -52,27 +55,34 @@ def jvp(
 
     Source: the equation of `jacobian` applied to a vector.
 
-    Where we differ: t is first measured from its entry at the largest weight, which J cannot see (J 1 = 0)
-    and which keeps the result accurate where that weight is close to one.
+    Where we differ: the entry of t at the largest weight is subtracted from t first. That does not change J t
+    (J 1 = 0) and keeps the result accurate where that weight is close to one.
 
     >>> jvp(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
     tensor([ 0.2500, -0.2500])
     """
-    check_finite_beta(beta, "jvp")
-    weight = softmax(scores, beta)
+    return _push("jvp", scores, "tangent", tangent, beta)
+
+
+def _push(function: str, scores: Any, name: str, tangent: Any, beta: Any) -> Tensor:
+    check_finite_beta(beta, function)
+    scores, temperature, *_ = read_arguments(function, scores, beta)
+    tangent = read_tensor(function, name, tangent, scores)
+    check_axes(function, scores=(scores, ""), **{name: (tangent, "")})
+    weight = softmax(scores, temperature)
     weight, tangent = torch.broadcast_tensors(weight, tangent)
     if weight.shape[-1] == 0:
         return weight * tangent
     winner = weight.argmax(-1, keepdim=True)
     offset = torch.where(weight == 0, 0.0, tangent - tangent.gather(-1, winner))
     mean = (weight * offset).sum(-1, keepdim=True)
-    return beta_tensor(beta, scores) * (weight * (offset - mean))
+    return temperature * (weight * (offset - mean))
 
 
 def vjp(
     scores: Float[Tensor, "*batch key"], cotangent: Float[Tensor, "*batch key"], beta: Beta = 1.0
 ) -> Float[Tensor, "*batch key"]:
-    """Pull a gradient of the weights back to a gradient of the scores, in O(keys), building no matrix.
+    """Vector-Jacobian product: the grad of the scores for a grad of the weights, in O(keys).
 
         J^T g = J g = beta y * (g - <y, g>)
 
@@ -83,10 +93,4 @@ def vjp(
     >>> vjp(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), beta=2.0)
     tensor([ 0.5000, -0.5000])
     """
-    return jvp(scores, cotangent, beta)
-
-
-def _matrix_beta(beta: Beta, scores: Tensor) -> Tensor:
-    """Beta with one more axis when it is a tensor with axes, so that it meets a matrix per row."""
-    beta = beta_tensor(beta, scores)
-    return beta[..., None] if beta.ndim else beta
+    return _push("vjp", scores, "cotangent", cotangent, beta)

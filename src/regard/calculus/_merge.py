@@ -1,4 +1,4 @@
-"""Joining attentions over disjoint keys, by one number per query: the log-sum-exp of its scores."""
+"""Merging attentions over disjoint keys by the log-sum-exp of their scores, as in FlashAttention and online softmax."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard.calculus._arguments import check_axes, read_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,12 +27,12 @@ def merge(
     output_b: Float[Tensor, "*batch query value_dim"],
     lse_b: Float[Tensor, "*batch query"],
 ) -> Merged:
-    """Join the attentions of the same queries over two disjoint sets of keys into the attention over both.
+    """Merge the attentions of the same queries over two disjoint sets of keys into the attention over both.
 
         h = (e^{l_a} h_a + e^{l_b} h_b) / (e^{l_a} + e^{l_b}),     l = log(e^{l_a} + e^{l_b})
 
-    h: outputs; l: log-sum-exp of the scores each output was made from, beta included. Merging is commutative
-    and associative, so chunks may be joined in any order.
+    h: outputs; l: log-sum-exp of the scores of each output, beta included. Merging is commutative and
+    associative, so chunks may be merged in any order.
 
     Source: Milakov & Gimelshein, Online normalizer calculation for softmax (2018).
 
@@ -41,6 +43,20 @@ def merge(
     >>> output, lse
     (tensor([[3.]]), tensor([0.6931]))
     """
+    output_a, lse_a, output_b, lse_b = read_tensors(
+        "merge", output_a=output_a, lse_a=lse_a, output_b=output_b, lse_b=lse_b
+    )
+    check_axes(
+        "merge",
+        output_a=(output_a, "query value_dim"),
+        lse_a=(lse_a, "query"),
+        output_b=(output_b, "query value_dim"),
+        lse_b=(lse_b, "query"),
+    )
+    return _merge(output_a, lse_a, output_b, lse_b)
+
+
+def _merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> Merged:
     top = torch.maximum(lse_a, lse_b).detach()
     top = torch.where(top == -math.inf, 0.0, top)
     mass_a, mass_b = (lse_a - top).exp(), (lse_b - top).exp()
@@ -57,13 +73,13 @@ def append_key(
     score: Float[Tensor, "*batch query"],
     value: Float[Tensor, "*batch value_dim"],
 ) -> Merged:
-    """Let every query of an unmasked attention see one more key, without visiting the old ones.
+    """Append one key to an unmasked attention, without visiting the old ones.
 
         h' = (e^l h + e^s v) / (e^l + e^s),     l' = log(e^l + e^s)
 
     h, l: output and log-sum-exp so far; s: the new key's score for each query, beta and bias included (-inf
-    for a query that may not see it); v: its value. The cost is O(queries * value_dim), whatever the number of
-    keys.
+    for a query that does not attend to it); v: its value. The cost is O(queries * value_dim), independent of the
+    number of keys.
 
     Source: as `merge`, with one part a single key. Where we differ: an attention may start empty (`lse =
     -inf`).
@@ -71,7 +87,8 @@ def append_key(
     >>> append_key(torch.zeros(1, 1), torch.tensor([-torch.inf]), torch.zeros(1), torch.tensor([5.0])).output
     tensor([[5.]])
     """
-    return merge(output, lse, value[..., None, :].expand_as(output), score)
+    output, lse, score, value = _read_key("append_key", output, lse, score, value)
+    return _merge(output, lse, value[..., None, :], score)
 
 
 def remove_key(
@@ -80,7 +97,7 @@ def remove_key(
     score: Float[Tensor, "*batch query"],
     value: Float[Tensor, "*batch value_dim"],
 ) -> Merged:
-    """Take one key out of an attention again: the inverse of `append_key`.
+    """Remove one key from an attention: the inverse of `append_key`.
 
         h' = h + a / (1 - a) (h - v),     l' = l + log(1 - a),     a = e^{s - l}
 
@@ -88,14 +105,15 @@ def remove_key(
 
     Source: the equations of `append_key`, solved for h and l.
 
-    Where we differ: removal cannot restore what rounding took. What is left, 1 - a, is known to one part in
-    (1 - a) / (eps max(1, |l|)); the result's relative error is the inverse of that. Where not one digit would
-    be right, the key counts as the only one, and removing it leaves nothing: zeros and -inf.
+    Where we differ: removal cannot undo rounding. The remaining weight, 1 - a, is known to one part in
+    (1 - a) / (eps max(1, |l|)); the relative error of the result is the inverse of that. Where no digit would
+    be right, the key is treated as the only one, and the result is empty: zeros and -inf.
 
     >>> output, lse = append_key(torch.tensor([[2.0]]), torch.zeros(1), torch.zeros(1), torch.tensor([4.0]))
     >>> remove_key(output, lse, torch.zeros(1), torch.tensor([4.0])).output
     tensor([[2.]])
     """
+    output, lse, score, value = _read_key("remove_key", output, lse, score, value)
     drop = torch.where(score == -math.inf, -math.inf, score - lse)
     left = -drop.expm1()
     only = ~(left > torch.finfo(left.dtype).eps * lse.abs().clamp(min=1.0))
@@ -106,7 +124,20 @@ def remove_key(
     return Merged(rest, torch.where(only, -math.inf, lse + left.log()))
 
 
+def _read_key(function: str, output: Tensor, lse: Tensor, score: Tensor, value: Tensor) -> list[Tensor]:
+    read = read_tensors(function, output=output, lse=lse, score=score, value=value)
+    output, lse, score, value = read
+    check_axes(
+        function,
+        output=(output, "query value_dim"),
+        lse=(lse, "query"),
+        score=(score, "query"),
+        value=(value, "value_dim"),
+    )
+    return read
+
+
 def _weighed(mass: Tensor, output: Tensor) -> Tensor:
-    """`mass * output` where a mass of zero wins over anything, NaN and infinity included."""
+    """`mass * output`, and 0 where the mass is zero, even if the output is NaN or infinite."""
     mass = mass[..., None]
     return mass * torch.where(mass == 0, 0.0, output)

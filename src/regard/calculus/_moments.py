@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from regard.calculus._arguments import read_number, read_whole_number
 from regard.errors import CalculusError
 
 
@@ -41,7 +42,7 @@ class DotProductMoments:
 
     def standard_error(self, samples: int) -> float:
         """Standard deviation of the mean of s^2 over independent samples: beta^2 sqrt((2 D^2 + 6 D) / n)."""
-        if samples < 1:
+        if read_whole_number("standard_error", "samples", samples) < 1:
             raise CalculusError(
                 "A standard error needs samples.",
                 asked=f"samples = {samples}",
@@ -52,7 +53,7 @@ class DotProductMoments:
 
 
 def dot_product_moments(dim: int, beta: float = 1.0) -> DotProductMoments:
-    """Say how a score is distributed when query and key are independent standard normal vectors.
+    """Moments of a score when query and key are independent standard normal vectors.
 
         s = beta a . b
         E[s] = 0,   E[s^2] = beta^2 D,   E[s^4] = beta^4 (3 D^2 + 6 D),   excess kurtosis 6 / D
@@ -70,11 +71,11 @@ def dot_product_moments(dim: int, beta: float = 1.0) -> DotProductMoments:
     >>> dot_product_moments(64).variance, dot_product_moments(64, beta=1 / 8).variance
     (64.0, 1.0)
     """
-    if dim < 1:
+    if read_whole_number("dot_product_moments", "dim", dim) < 1:
         raise CalculusError(
             "A dot product needs vectors with at least one number.",
             asked=f"dim = {dim}",
             because="an empty sum is always 0 and has no kurtosis",
             instead="the head's dim, 1 or more",
         )
-    return DotProductMoments(dim, beta)
+    return DotProductMoments(int(dim), read_number("dot_product_moments", "beta", beta))

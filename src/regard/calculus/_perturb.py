@@ -1,13 +1,21 @@
-"""What happens to attention when one key moves: exactly, and without attending again."""
+"""The exact change of attention when one key changes, without recomputing it."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.calculus._arguments import (
+    check_axes,
+    check_dtypes,
+    read_number,
+    read_tensor,
+    read_tensors,
+    read_whole_number,
+)
 from regard.calculus._softmax import check_finite_beta, softmax
 from regard.errors import CalculusError
 
@@ -16,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class Perturbed(NamedTuple):
-    """Attention after one key moved.
+    """Attention after one key changed.
 
-    `weight (*batch, query)` is the moved key's new weight, `output (*batch, query, value_dim)` the new
-    output, and `factor (*batch, query)` the one number by which the weights of all other keys were
-    multiplied.
+    `weight (*batch, query)` is the changed key's new weight, `output (*batch, query, value_dim)` the new
+    output, and `factor (*batch, query)` the factor by which the weights of all other keys were multiplied.
     """
 
     weight: Tensor
@@ -40,12 +47,11 @@ def perturb_key(
 
         a' = sigmoid(logit a + s),     A_i' = A_i (1 - a') / (1 - a),     h' = h + (a' - a) / (1 - a) (v - h)
 
-    a: `weight` of the moved key for each query; s: `score_change`, see the function of that name; A_i: any
-    other key's weight; h: `output`; v: the moved key's value. The law holds for changes of any size. The
-    output moves on the straight segment between v and what the query sees without the key; |a' - a| <= |s| /
-    4.
+    a: `weight` of the changed key for each query; s: `score_change`, see the function of that name; A_i: any
+    other key's weight; h: `output`; v: the changed key's value. This is exact for changes of any size. The
+    output moves on the line segment between v and the output without the key; |a' - a| <= |s| / 4.
 
-    Source: a change of one score multiplies the odds a / (1 - a) by e^s and leaves all other ratios alone.
+    Source: a change of one score multiplies the odds a / (1 - a) by e^s and leaves all other ratios unchanged.
 
     Where we differ: neither logit nor 1 / (1 - a) is formed. With d = 1 - a + a e^s,
 
@@ -53,9 +59,9 @@ def perturb_key(
 
     which stays finite for weights 0 and 1 and for s = inf or -inf; s = -inf removes the key. A weight of
     exactly 1 is an only key: the output does not change (and is zero if the key is removed). A weight of
-    exactly 0 stays 0. Rounding in h counts 1 / d times, so a key that gave up nearly all the weight leaves
-    fewer digits. Pass `rest`, the other keys' weight 1 - a, where it is known more exactly than the
-    subtraction gives it.
+    exactly 0 stays 0. Rounding in h is multiplied by 1 / d, so precision is lost when the key had nearly all the
+    weight and loses it. Pass `rest`, the other keys' weight 1 - a, where it is known more accurately than by
+    subtraction.
 
     >>> weight, output, factor = perturb_key(
     ...     torch.tensor([0.5]), torch.tensor([[1.0]]), torch.tensor([2.0]), torch.tensor([1.0])
@@ -63,7 +69,9 @@ def perturb_key(
     >>> weight, output
     (tensor([0.7311]), tensor([[1.4621]]))
     """
-    rest = 1 - weight if rest is None else rest
+    weight, output, value, score_change = _read("perturb_key", weight, output, value, score_change)
+    rest = 1 - weight if rest is None else read_tensor("perturb_key", "rest", rest, weight)
+    check_axes("perturb_key", weight=(weight, "query"), rest=(rest, "query"))
     moved, step, factor, gone = _odds(weight, score_change, rest)
     result = output + step[..., None] * (value[..., None, :] - output)
     return Perturbed(moved, torch.where(gone[..., None], 0.0, result), factor)
@@ -75,7 +83,7 @@ def perturb_key_first_order(
     value: Float[Tensor, "*batch value_dim"],
     score_change: Float[Tensor, "*batch query"],
 ) -> Perturbed:
-    """Approximate `perturb_key` by its tangent, to see how far a linear argument carries.
+    """First-order approximation of `perturb_key`.
 
         a' = a + a (1 - a) s,     A_i' = A_i (1 - a s),     h' = h + a s (v - h)
 
@@ -87,6 +95,7 @@ def perturb_key_first_order(
     >>> perturb_key_first_order(half, torch.ones(1, 1), two, one).output
     tensor([[1.5000]])
     """
+    weight, output, value, score_change = _read("perturb_key_first_order", weight, output, value, score_change)
     pull = weight * score_change
     result = output + pull[..., None] * (value[..., None, :] - output)
     return Perturbed(weight + (1 - weight) * pull, result, 1 - pull)
@@ -100,7 +109,7 @@ def score_change(
     stretch: float | None = None,
     beta: float | None = None,
 ) -> Float[Tensor, "*batch query"]:
-    """Say by how much every query's score of one key changes when the key is shifted or stretched.
+    """The change of every query's score of one key when the key is shifted or scaled.
 
         s = beta e . q  for k -> k + e,     s = beta (c - 1) k . q  for k -> c k
 
@@ -113,11 +122,16 @@ def score_change(
     >>> score_change(torch.tensor([[1.0, 2.0]]), torch.tensor([1.0, 0.0]), stretch=3.0, beta=1.0)
     tensor([2.])
     """
-    beta = 1 / math.sqrt(query.shape[-1]) if beta is None else beta
+    query, key = read_tensors("score_change", query=query, key=key)
+    check_axes("score_change", query=(query, "query dim"), key=(key, "dim"))
+    check_dtypes("score_change", query=query, key=key)
+    temperature = _read_beta("score_change", beta, query)
     if shift is not None and stretch is None:
-        direction = shift
+        direction = read_tensor("score_change", "shift", shift, query)
+        check_axes("score_change", query=(query, "query dim"), shift=(direction, "dim"))
+        check_dtypes("score_change", query=query, shift=direction)
     elif stretch is not None and shift is None:
-        direction = key * (stretch - 1)
+        direction = key * (_read_factor("score_change", "stretch", stretch) - 1)
     else:
         raise CalculusError(
             "A key is moved in one way at a time.",
@@ -125,7 +139,7 @@ def score_change(
             because="shift adds a vector to the key and stretch multiplies it; the order would matter",
             instead="exactly one of shift=vector and stretch=number",
         )
-    return beta * (query @ direction[..., :, None]).squeeze(-1)
+    return temperature * (query @ direction[..., :, None]).squeeze(-1)
 
 
 def perturb_attention(
@@ -138,20 +152,24 @@ def perturb_attention(
     stretch: float | None = None,
     beta: float | None = None,
 ) -> tuple[Float[Tensor, "*batch query key"], Float[Tensor, "*batch query value_dim"]]:
-    """Attend once with the old keys, then give the weights and output with key `index` shifted or stretched.
+    """Attend once with the old keys, then return the weights and output with key `index` shifted or scaled.
 
-        A = softmax(beta q k^T);     A' by the law of `perturb_key` with s = `score_change`;     h' = A' v
+        A = softmax(beta q k^T);     A' by the formula of `perturb_key` with s = `score_change`;     h' = A' v
 
     Symbols as in those two functions. Source: as `perturb_key`.
 
-    Where we differ: having all weights at hand, it sums 1 - a from the other keys' and takes h' from the new
-    weights, so no digit is lost, whatever the old weight. Beta must be finite.
+    Where we differ: all weights are known, so 1 - a is the sum of the other keys' weights and h' is computed from
+    the new weights; no precision is lost, whatever the old weight. Beta must be finite.
 
     >>> q, k, v = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [3.0]])
     >>> perturb_attention(q, k, v, 0, shift=torch.tensor([1.0]))
     (tensor([[0.7311, 0.2689]]), tensor([[1.5379]]))
     """
+    query, key, value = read_tensors("perturb_attention", query=query, key=key, value=value)
+    check_axes("perturb_attention", query=(query, "query dim"), key=(key, "key dim"), value=(value, "key value_dim"))
+    check_dtypes("perturb_attention", query=query, key=key, value=value)
     keys = key.shape[-2]
+    index = read_whole_number("perturb_attention", "index", index)
     if not -keys <= index < keys:
         raise CalculusError(
             "There is no such key to move.",
@@ -160,15 +178,35 @@ def perturb_attention(
             because="an index names one of the keys, from either end",
             instead=f"an index from {-keys} to {keys - 1}",
         )
-    beta = 1 / math.sqrt(query.shape[-1]) if beta is None else beta
-    check_finite_beta(beta, "perturb_attention")
-    change = score_change(query, key[..., index, :], shift=shift, stretch=stretch, beta=beta)
-    weights = softmax(query @ key.mT, beta)
+    temperature = _read_beta("perturb_attention", beta, query)
+    check_finite_beta(temperature, "perturb_attention")
+    change = score_change(query, key[..., index, :], shift=shift, stretch=stretch, beta=temperature)
+    weights = softmax(query @ key.mT, temperature)
     chosen = torch.arange(keys, device=key.device) == index % keys
     rest = torch.where(chosen, 0.0, weights).sum(-1)
     moved, _, factor, _ = _odds(weights[..., index], change, rest)
     new_weights = torch.where(chosen, moved[..., None], weights * factor[..., None])
     return new_weights, new_weights @ value
+
+
+def _read(function: str, weight: Tensor, output: Tensor, value: Tensor, score_change: Tensor) -> list[Tensor]:
+    given = {"weight": weight, "output": output, "value": value, "score_change": score_change}
+    read = read_tensors(function, **given)
+    axes = ("query", "query value_dim", "value_dim", "query")
+    check_axes(function, **dict(zip(given, zip(read, axes, strict=True), strict=True)))
+    return read
+
+
+def _read_beta(function: str, beta: Any, query: Tensor) -> Any:
+    """The inverse temperature, a number or a tensor of one; `1/sqrt(dim)` unless given."""
+    if beta is None:
+        return 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
+    return _read_factor(function, "beta", beta)
+
+
+def _read_factor(function: str, name: str, value: Any) -> Any:
+    """A number, or a tensor of floating-point numbers, which keeps its gradient."""
+    return read_tensor(function, name, value) if isinstance(value, Tensor) else read_number(function, name, value)
 
 
 def _odds(weight: Tensor, change: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

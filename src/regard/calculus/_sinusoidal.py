@@ -1,13 +1,15 @@
-"""Positions written as angles on circles of many speeds."""
+"""Sinusoidal positional encoding."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from regard.calculus._arguments import read_number, read_tensor, read_whole_number
 from regard.errors import CalculusError
 
 if TYPE_CHECKING:
@@ -19,11 +21,11 @@ Positions = float | Sequence[float] | Tensor
 def sinusoidal(
     positions: Positions, dim: int, *, base: float = 10000.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*position dim"]:
-    """Write each position as `dim / 2` points on the unit circle, turning ever more slowly.
+    """The sinusoidal encoding of positions: `dim / 2` pairs of sine and cosine, of decreasing frequency.
 
         PE(p)_{2i} = sin(w_i p),     PE(p)_{2i+1} = cos(w_i p),     w_i = base^(-2i / dim)
 
-    p: position, any real number; w_i: angular speed of pair i. `PE(p) . PE(q) = sum_i cos(w_i (p - q))`
+    p: position, any real number; w_i: frequency of pair i. `PE(p) . PE(q) = sum_i cos(w_i (p - q))`
     depends on the distance only, and `PE(p) . PE(p) = dim / 2`.
 
     Source: Vaswani et al., Attention Is All You Need, section 3.5.
@@ -35,7 +37,7 @@ def sinusoidal(
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
-    angle = _angles(positions, dim, base)
+    angle = _angles("sinusoidal", "positions", positions, dim, base)
     table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
     return table.to(torch.get_default_dtype() if dtype is None else dtype)
 
@@ -43,7 +45,7 @@ def sinusoidal(
 def sinusoidal_rotation(
     shift: Positions, dim: int, *, base: float = 10000.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*shift dim dim"]:
-    """Give the one matrix that moves every sinusoidal position by the same shift.
+    """The matrix that maps every sinusoidal encoding to that of the shifted position.
 
         PE(p + k) = R_k PE(p) for all p,     R_k = diag_i [[cos w_i k, sin w_i k], [-sin w_i k, cos w_i k]]
 
@@ -58,7 +60,7 @@ def sinusoidal_rotation(
     tensor([[1., 0.],
             [-0., 1.]])
     """
-    angle = _angles(shift, dim, base)
+    angle = _angles("sinusoidal_rotation", "shift", shift, dim, base)
     cosine, sine = angle.cos(), angle.sin()
     matrix = angle.new_zeros(*angle.shape[:-1], dim, dim)
     even = torch.arange(0, dim, 2, device=angle.device)
@@ -69,7 +71,8 @@ def sinusoidal_rotation(
     return matrix.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
-def _angles(positions: Positions, dim: int, base: float) -> Tensor:
+def _angles(function: str, name: str, positions: Positions, dim: int, base: float) -> Tensor:
+    dim = read_whole_number(function, "dim", dim)
     if dim < 2 or dim % 2:
         raise CalculusError(
             "Sinusoidal positions come in pairs.",
@@ -77,13 +80,16 @@ def _angles(positions: Positions, dim: int, base: float) -> Tensor:
             because="each speed uses one sine and one cosine",
             instead="an even dim of 2 or more",
         )
-    if not base > 0:
+    if not 0 < read_number(function, "base", base) < math.inf:
         raise CalculusError(
             "The base of sinusoidal positions must be positive.",
             asked=f"base = {base}",
             because="the speeds are its powers -2i/dim, which are real for positive numbers only",
             instead="base = 10000, or a larger one for longer texts",
         )
-    position = torch.as_tensor(positions).to(torch.float64)
+    if isinstance(positions, Tensor) and not positions.is_complex() and positions.dtype != torch.bool:
+        position = positions.to(torch.float64)  # integers too
+    else:
+        position = read_tensor(function, name, positions, torch.zeros((), dtype=torch.float64))
     pair = torch.arange(0, dim, 2, dtype=torch.float64, device=position.device)
     return position[..., None] * base ** (-pair / dim)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.calculus._arguments import check_axes, read_axis, read_mask, read_number, read_tensor
 from regard.errors import CalculusError
 
 if TYPE_CHECKING:
@@ -17,21 +18,42 @@ Beta = float | Tensor
 
 
 class Levels(NamedTuple):
-    """A row measured downwards from its winner: what softmax, its entropy and its normaliser share."""
+    """A row of scores relative to its maximum: intermediate results of softmax, entropy and logsumexp."""
 
-    visible: Tensor  # which scores take part
-    top: Tensor  # the winner's score, its sign flipped if beta < 0; -inf where nothing is visible
+    visible: Tensor  # which scores are visible
+    top: Tensor  # the largest score, its sign flipped if beta < 0; -inf where nothing is visible
     steepness: Tensor  # |beta|, with 0 in place of an infinity (`lost` has taken its part)
-    gap: Tensor  # score minus winner, <= 0, always finite
+    gap: Tensor  # score minus the largest, <= 0, always finite
     energy: Tensor  # |beta| * gap, -inf where the weight is zero by definition
-    weight: Tensor  # exp(energy): the winner has exactly 1
+    weight: Tensor  # exp(energy): exactly 1 for the largest score
     total: Tensor  # sum of the weights, at least 1, and 1 in place of 0 where nothing is visible
 
 
-def levels(scores: Tensor, beta: Beta, dim: int, where: Tensor | None) -> Levels:
-    """Shift by the winner before multiplying by beta, so that no finite score can overflow."""
-    check_scores(scores)
-    beta = beta_tensor(beta, scores)
+class Arguments(NamedTuple):
+    """The validated arguments of softmax, entropy and logsumexp."""
+
+    scores: Tensor
+    beta: Tensor
+    dim: int  # counted from the end
+    where: Tensor | None
+
+
+def read_arguments(function: str, scores: Any, beta: Any, dim: Any = -1, where: Any = None) -> Arguments:
+    scores = read_tensor(function, "scores", scores)
+    if scores.ndim == 0:
+        raise CalculusError(
+            f"{function} needs an axis of scores.",
+            asked=f"scores with shape {tuple(scores.shape)}",
+            because="weights are shared along an axis",
+            instead="scores=torch.tensor([0.5, 1.0, 2.0])",
+        )
+    dim = read_axis(function, dim, scores)
+    mask = None if where is None else read_mask(function, "where", where, scores)
+    return Arguments(scores, read_beta(function, beta, scores, dim), dim, mask)
+
+
+def levels(scores: Tensor, beta: Tensor, dim: int, where: Tensor | None) -> Levels:
+    """Subtract the maximum before multiplying by beta, so that no finite score overflows."""
     visible = scores != -math.inf
     if where is not None:
         visible = visible & where
@@ -70,16 +92,16 @@ def softmax(
     statistical mechanics.
 
     Where we differ: `where` (True means visible) hides scores, and so does a score of -inf at *every* beta,
-    0 and negative ones included, because -inf is how a masked score is written. A hidden score never touches
-    the result, even if it is NaN. A row with nothing visible gives zeros, with zero gradient. Positivity is a
-    statement about real numbers: a float32 weight is exactly 0 once `beta z` is 103.98 below the winner's.
+    0 and negative ones included, because -inf is how a masked score is written. A masked score never affects
+    the result, even if it is NaN. A row with nothing visible gives zeros, with zero gradient. In floating point
+    weights may underflow: a float32 weight is exactly 0 once `beta z` is 103.98 below the largest.
 
     >>> softmax(torch.tensor([1.0, 2.0, 3.0]))
     tensor([0.0900, 0.2447, 0.6652])
     >>> softmax(torch.tensor([3.0, 1.0, 3.0]), beta=math.inf)
     tensor([0.5000, 0.0000, 0.5000])
     """
-    row = levels(scores, beta, dim, where)
+    row = levels(*read_arguments("softmax", scores, beta, dim, where))
     return row.weight / row.total
 
 
@@ -89,7 +111,7 @@ def logsumexp(
     dim: int = -1,
     where: Bool[Tensor, "*mask"] | None = None,
 ) -> Float[Tensor, "*batch"]:
-    """Give the logarithm of the softmax normaliser, the one number `merge` needs to join two attentions.
+    """The logarithm of the softmax normaliser, which `merge` uses to combine two attentions.
 
         lse = log sum_j exp(beta z_j)
 
@@ -101,43 +123,48 @@ def logsumexp(
     tensor(0.6931)
     """
     check_finite_beta(beta, "logsumexp")
-    row = levels(scores, beta, dim, where)
+    given = read_arguments("logsumexp", scores, beta, dim, where)
+    row, dim = levels(*given), given.dim
     empty = ~row.visible.any(dim, keepdim=True)
     base = torch.where(empty, 0.0, row.top) * row.steepness
     return torch.where(empty, -math.inf, base + row.total.log()).squeeze(dim)
 
 
-def beta_tensor(beta: Beta, scores: Tensor) -> Tensor:
-    """Beta as a tensor of the scores' dtype, refused if it is a NaN."""
-    if isinstance(beta, Tensor):
-        return beta.to(scores)
-    if math.isnan(beta):
+def read_beta(function: str, beta: Any, scores: Tensor, dim: int = -1) -> Tensor:
+    """Beta as a tensor of the scores' dtype: a number, or a tensor with size 1 on the axis of the keys."""
+    if isinstance(beta, Tensor | list | tuple) or hasattr(beta, "__array__"):
+        given: Any = beta.to(scores) if isinstance(beta, Tensor) and _is_whole(beta) else beta
+        found = read_tensor(function, "beta", given, scores).to(scores)
+        if found.ndim >= -dim and found.shape[dim] != 1:
+            raise CalculusError(
+                f"{function} has one beta for all scores of a row.",
+                asked=f"beta {tuple(found.shape)} for scores {tuple(scores.shape)}",
+                because="beta is the temperature of a row, and its scores lie along one axis",
+                instead="a number, or a tensor with size 1 on that axis: beta[..., None]",
+            )
+        check_axes(function, scores=(scores, ""), beta=(found, ""))
+        return found
+    if isinstance(beta, float) and math.isnan(beta):
         raise CalculusError(
             "beta is not a number.",
             asked="beta = nan",
             because="every real beta has a meaning, and so have inf and -inf, but nan has none",
             instead="look where beta was computed; 1/sqrt(dim) is the usual value",
         )
-    return torch.full((), beta, dtype=scores.dtype, device=scores.device)
+    return torch.full((), read_number(function, "beta", beta), dtype=scores.dtype, device=scores.device)
+
+
+def _is_whole(beta: Tensor) -> bool:
+    """True for an integer tensor, which is accepted and converted."""
+    return not beta.is_floating_point() and not beta.is_complex() and beta.dtype != torch.bool
 
 
 def check_finite_beta(beta: Beta, formula: str) -> None:
-    """Refuse an infinite beta where the formula has no limit; a tensor is trusted, to stay traceable."""
-    if not isinstance(beta, Tensor) and math.isinf(beta):
+    """Raise for an infinite beta where the formula has no limit; tensors are not checked, to stay traceable."""
+    if isinstance(beta, float) and math.isinf(beta):
         raise CalculusError(
             f"{formula} has no value at infinite beta.",
             asked=f"beta = {beta}",
             because="it diverges, or has no derivative where scores tie",
             instead="a large finite beta; softmax, entropy and entropy_slope accept infinity",
-        )
-
-
-def check_scores(scores: Tensor) -> None:
-    """Refuse scores that are not real floating-point numbers with at least one axis."""
-    if not scores.is_floating_point() or scores.ndim == 0:
-        raise CalculusError(
-            "softmax needs an axis of floating-point scores.",
-            asked=f"scores of {scores.dtype} with shape {tuple(scores.shape)}",
-            because="weights are real numbers between 0 and 1, shared along an axis",
-            instead="scores.float(), or scores.double(), with at least one axis",
         )

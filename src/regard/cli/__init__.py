@@ -42,13 +42,13 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The words that the command understands."""
-    from regard.cli import check, cost, show, train
+    from regard.cli import check, cost, cost_words, show, train
 
     whole = Parser(
         prog="regard",
         description="Check attention against its laws: the smallest case in which a claim does not hold; and say what\n"
         "attentions, layers and models cost: formulas, numbers and the parts they are made of.",
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_words.textbook_questions()}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"regard {_version()}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import InputError
 
 if TYPE_CHECKING:
+    from regard.adapters import Adapter
     from regard.laws import Report
     from regard.laws.checking import Progress
 
@@ -30,7 +31,7 @@ TARGET is one of
   timm:vit_tiny_patch16_224   a model of timm with random weights
   path/to/checkpoint          a folder with a config.json, or a file of weights
 """
-EPILOG = "Ends with 0 if every claim holds, 1 if one is broken, 2 if the question cannot be asked."
+EPILOG = "Ends with 0 if every claim holds, 1 if one is broken, flaky or undecided, 2 if the question cannot be asked."
 
 
 def add(commands: Any) -> None:
@@ -46,8 +47,15 @@ def add(commands: Any) -> None:
     words.add_argument("--kind", choices=KINDS, help="how to call it, where that cannot be seen")
     words.add_argument("--law", metavar="SLUG", action="append", default=[], help="look at this law only; repeatable")
     words.add_argument("--claims", metavar="A,B", help="the laws that it claims; its kind decides if not given")
+    words.add_argument(
+        "--also", metavar="A,B", action="append", default=[], help="check these laws besides its claims; repeatable"
+    )
+    words.add_argument(
+        "--reference", metavar="TARGET", help="compare values with this too: a function or module called like TARGET"
+    )
     words.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed draws the same cases")
-    words.add_argument("--fast", action="store_true", help="a second for each law instead of ten")
+    words.add_argument("--fast", action="store_true", help="a tenth of the search")
+    words.add_argument("--seconds", metavar="S", type=float, help="stop a law after this time; it is undecided then")
     words.add_argument("--probe", action="store_true", help="claim nothing: say which laws hold, and measure")
     words.add_argument(
         "--option",
@@ -58,6 +66,9 @@ def add(commands: Any) -> None:
     )
     words.add_argument("--json", metavar="FILE", help="write the report as JSON")
     words.add_argument("--html", metavar="FILE", help="write the report as a page")
+    words.add_argument(
+        "--script", metavar="FILE", help="write the counterexample as a Python file that needs torch and TARGET alone"
+    )
     words.add_argument("--list", action="store_true", help="list the laws that would be looked at, and stop")
     words.set_defaults(run=run)
 
@@ -66,40 +77,70 @@ def run(words: argparse.Namespace) -> int:
     """Check, print, write, and say how it went."""
     laws = [slug for given in words.law for slug in _split(given)]
     claims = None if words.claims is None else _split(words.claims)
+    also = [slug for given in words.also for slug in _split(given)]
     if words.target is None:
         if words.list:
-            return list_laws(words, [*laws, *(claims or [])])
+            return list_laws(words, [*laws, *(claims or []), *also])
         raise InputError(
             "no target was given.",
             because="a law observes what something does",
             instead="regard check module:name; regard check --help shows other targets",
         )
     options = dict(read_option(text) for text in words.option)
-    for file in (words.json, words.html):
+    for file in (words.json, words.html, words.script):
         _check_writable(file)
 
+    from regard.adapters import adapt
     from regard.cli.targets import find
-    from regard.laws import check, probe, read
+    from regard.laws import check, probe
     from regard.laws.checking import find_laws
     from regard.laws.claims import infer
 
-    if laws or claims is not None:
-        find_laws([*laws, *(claims or [])])  # a misspelt law is told before anything long begins
-    subject = read(find(words.target, words.seed), words.kind, **options)
-    chosen = laws or claims or (None if words.probe else infer(subject))
+    named = [slug for slug in laws if slug != "reference" or words.reference is None]
+    if named or claims is not None or also:
+        find_laws([*named, *(claims or []), *also])  # a misspelt law is told before anything long begins
+    target = find(words.target, words.seed)
+    subject = adapt(target, words.kind, **options)
+    reference = None if words.reference is None else _find_reference(words, target, subject, options)
+    chosen = named or claims or (None if words.probe else infer(subject))
+    chosen = chosen if chosen is None or named else [*chosen, *also]
     if words.list:
         return list_laws(words, chosen)
     from regard.laws import LAWS
 
     with _progress(len(find_laws(chosen)) if chosen else len(LAWS)) as progress:
         if words.probe:
-            report = probe(subject, laws=chosen, seed=words.seed, fast=words.fast, progress=progress)
+            report = probe(
+                subject, laws=chosen, seed=words.seed, fast=words.fast, seconds=words.seconds, progress=progress
+            )
         else:
             only = laws or None
-            report = check(subject, claims=claims, only=only, seed=words.seed, fast=words.fast, progress=progress)
-    report.asked = {"kind": words.kind, "claims": claims, **options}
+            report = check(
+                subject,
+                claims=claims,
+                only=only,
+                also=also,
+                reference=reference,
+                seed=words.seed,
+                fast=words.fast,
+                seconds=words.seconds,
+                progress=progress,
+            )
+    report.asked = {"kind": words.kind, "claims": claims, "also": also, "reference": words.reference, **options}
+    report.target = words.target
     report.command = _command(words)
     return _tell(report, words)
+
+
+def _find_reference(words: argparse.Namespace, target: Any, subject: Adapter, options: dict[str, Any]) -> Adapter:
+    """The reference, made with the same seed; where names and shapes of parameters fit it has those of the target."""
+    from regard.cli.targets import find
+    from regard.laws.reference import copy_parameters, read_reference
+
+    reference = find(words.reference, words.seed)
+    if copy_parameters(target, reference):
+        print("the reference has the parameters of the target; buffers are its own", file=sys.stderr)
+    return read_reference(reference, subject, words.kind, options).subject
 
 
 def list_laws(words: argparse.Namespace, names: list[str] | None = None) -> int:
@@ -163,9 +204,11 @@ def _check_writable(file: str | None) -> None:
 def _command(words: argparse.Namespace) -> str:
     """The command again, without its law, its seed and where it writes."""
     parts = ["regard", "check", words.target]
-    for name in ("kind", "claims"):
+    for name in ("kind", "claims", "reference"):
         if getattr(words, name) is not None:
             parts += [f"--{name}", getattr(words, name)]
+    for slugs in words.also:
+        parts += ["--also", slugs]
     for option in words.option:
         parts += ["--option", option]
     parts += [f"--{name}" for name in ("fast", "probe") if getattr(words, name)]
@@ -174,7 +217,11 @@ def _command(words: argparse.Namespace) -> str:
 
 def _tell(report: Report, words: argparse.Namespace) -> int:
     report.show()
-    for file, write in ((words.json, report.to_json), (words.html, report.to_html)):
+    for file, write in (
+        (words.json, report.to_json),
+        (words.html, report.to_html),
+        (words.script, report.script),
+    ):
         if file is None:
             continue
         try:

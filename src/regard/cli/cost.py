@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.cost import Cost
+    from regard.cost_model import Cost
 
 STEPS = ("forward", "backward", "training", "decode")
 BACKENDS = ("reference", "native", "blocked", "positional")
@@ -40,7 +40,7 @@ TARGET is one of
   path/to/checkpoint          a folder with a config.json, or a file of weights
   "Window(128, 0)"            an attention over the pairs of a pattern; sizes by --tokens, --dim, --heads
 
-or a word for a table that textbooks ask for; `regard cost WORD --help` has its sizes
+or a textbook question, answered as a table (model: a published model); `regard cost WORD --help` has its sizes
   {words}
 
 or `curve A B ...` for costs against length as a picture, and where they cross.
@@ -57,7 +57,7 @@ EPILOG = """examples:
 Ends with 0, or 2 if the question cannot be asked."""
 
 MODEL_EPILOG = """examples:
-  regard cost model gpt2 --tokens 1024 --step decode
+  regard cost model gpt2 --tokens 1023 --step decode
   regard cost model vit-b16
   regard cost model davit-tiny --image 224x224 --levels 1"""
 
@@ -158,23 +158,23 @@ def parser(word: str = "") -> argparse.ArgumentParser:
 
 def sizes(group: Any) -> None:
     """The sizes of a run."""
-    group.add_argument("--tokens", metavar="N", type=whole, help="tokens; with --step decode, those in the cache")
-    group.add_argument("--batch", metavar="B", type=whole, default=1, help="rows of the batch (1)")
-    group.add_argument("--keys", metavar="M", type=whole, help="tokens that are looked at, if they are others")
     group.add_argument(
-        "--context-tokens", metavar="T", type=whole, help="tokens of the other text: what an encoder reads"
+        "--tokens", metavar="N", type=whole, help="sequence length; with --step decode, the tokens in the cache"
     )
+    group.add_argument("--batch", metavar="B", type=whole, default=1, help="batch size (1)")
+    group.add_argument("--keys", metavar="M", type=whole, help="key length, if it is another")
+    group.add_argument("--context-tokens", metavar="T", type=whole, help="sequence length of the encoder")
     group.add_argument("--image", metavar="RxC", type=image, help="rows and columns: 224x224, or 224")
     group.add_argument("--heads", metavar="H", type=whole, help="heads, of a pattern")
-    group.add_argument("--kv-heads", metavar="G", type=whole, help="heads of keys and values, of a pattern")
-    group.add_argument("--dim", metavar="d", type=whole, help="channels of a head, of a pattern")
-    group.add_argument("--value-dim", metavar="e", type=whole, help="channels of a value, of a pattern")
+    group.add_argument("--kv-heads", metavar="G", type=whole, help="key/value heads, of a pattern")
+    group.add_argument("--dim", metavar="d", type=whole, help="head dim, of a pattern")
+    group.add_argument("--value-dim", metavar="e", type=whole, help="head dim of values, of a pattern")
     group.add_argument(
         "--input",
         metavar="SHAPE",
         type=shape,
         action="append",
-        help="a shape, 2,5,7, for a target nobody knows; repeatable",
+        help="a shape, 2,5,7, of an input of a target that is not recognised; repeatable",
     )
 
 
@@ -204,22 +204,23 @@ def answer(asked: argparse.Namespace, make: Callable[[], Any] | None = None) -> 
     if asked.json != "-":
         show(found, extra, asked)
     if asked.picture is not None:
-        from regard.cost.picture import curves
+        from regard.cost_model.chart import draw_curves
 
         with status(f"{asked.target}: at every length of the picture"):
-            picture = curves({found.name: found}, of=asked.of, low=asked.low, high=asked.high)
+            picture = draw_curves({found.name: found}, of=asked.of, low=asked.low, high=asked.high)
         write_picture(picture, asked.picture)
     return 0
 
 
 def show(found: Cost, extra: dict[str, Any], asked: argparse.Namespace) -> None:
     """The table, and below it what else was asked for."""
-    from regard.cost.table import depths, printed, render
+    from regard.cost_model.table import depth_table, render
+    from regard.render.terminal import print_fitted
 
-    printed(lambda width: render(found, asked.levels, width))
+    print_fitted(lambda width: render(found, asked.levels, width))
     if asked.depth:
         print()
-        printed(lambda width: depths(found, asked.levels, width))
+        print_fitted(depth_table(found, asked.levels).to_rich)
     for value in extra.values():
         print()
         print(value)
@@ -242,7 +243,7 @@ def named(text: str, seed: int, *, empty: bool = True) -> Any:
 
 def costed(target: Any, asked: argparse.Namespace) -> Cost:
     """Its cost, with the sizes that are asked for."""
-    from regard.cost import cost
+    from regard.cost_model import cost
 
     return cost(
         target,
@@ -258,7 +259,7 @@ def costed(target: Any, asked: argparse.Namespace) -> Cost:
 
 def measured(target: Any, found: Cost, asked: argparse.Namespace) -> Any:
     """Run it, and put the least time that it could take beside the time that it took."""
-    from regard.cost.measuring import Beside, measure
+    from regard.cost_model.measuring import Beside, measure
 
     took = measure(target, step=asked.step, backend=asked.backend or "auto", dtype=_dtype(asked), **_sizes(asked))
     return Beside(found.roofline(), took)
@@ -320,11 +321,11 @@ def curve_parser() -> argparse.ArgumentParser:
     )
     said.add_argument("targets", metavar="A", nargs="+", help="what to draw")
     group = said.add_argument_group("sizes")
-    group.add_argument("--batch", metavar="B", type=whole, default=1, help="rows of the batch (1)")
+    group.add_argument("--batch", metavar="B", type=whole, default=1, help="batch size (1)")
     group.add_argument("--heads", metavar="H", type=whole, default=1, help="heads (1)")
-    group.add_argument("--kv-heads", metavar="G", type=whole, help="heads of keys and values, if there are fewer")
-    group.add_argument("--dim", metavar="d", type=whole, default=64, help="channels of a head (64)")
-    group.add_argument("--value-dim", metavar="e", type=whole, help="channels of a value, if they are others")
+    group.add_argument("--kv-heads", metavar="G", type=whole, help="key/value heads, if there are fewer")
+    group.add_argument("--dim", metavar="d", type=whole, default=64, help="head dim (64)")
+    group.add_argument("--value-dim", metavar="e", type=whole, help="head dim of values, if it is another")
     said.add_argument("--step", choices=STEPS, default="forward", help="training is forward and backward")
     said.add_argument("--backend", choices=BACKENDS, help="whose work is counted; the mathematics if not given")
     said.add_argument("--dtype", choices=DTYPES, help="in which numbers")
@@ -338,7 +339,7 @@ def curve_parser() -> argparse.ArgumentParser:
 def draw(asked: argparse.Namespace) -> int:
     """Compute the curves, print where they begin, end and cross, and draw them."""
     check_writable(asked.json, picture=asked.picture)
-    from regard.cost.picture import curves
+    from regard.cost_model.chart import draw_curves
 
     with status("computing the curves"):
         costs = {}
@@ -347,7 +348,7 @@ def draw(asked: argparse.Namespace) -> int:
             # Channels and heads are given to what has none of its own.
             others = {} if described(target) is not None else dict.fromkeys(OWN)
             costs[target] = costed(thing, argparse.Namespace(**{**vars(asked), **others, "tokens": asked.low}))
-        picture = curves(costs, of=asked.of, low=asked.low, high=asked.high)
+        picture = draw_curves(costs, of=asked.of, low=asked.low, high=asked.high)
     if asked.json is not None:
         write_json(picture.to_dict(), asked.json)
     if asked.json != "-":
@@ -389,9 +390,10 @@ def shape(text: str) -> tuple[int, ...]:
 def check_writable(*files: str | None, picture: str | None = None) -> None:
     """What cannot be written is better known before anything long begins."""
     if picture is not None:
-        from regard.cost.picture import check_ending
+        from regard.cost_model.chart import SUFFIXES
+        from regard.render.files import check_suffix
 
-        check_ending(picture)
+        check_suffix(picture, SUFFIXES)
     for file in (*files, picture):
         if file is None or file == "-":
             continue

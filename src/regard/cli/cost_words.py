@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from regard.cost.textbook import Table
+    from regard.cost_model.textbook import Table
 
 
 class Size(NamedTuple):
@@ -40,9 +38,9 @@ class Word(NamedTuple):
     make: Callable[[argparse.Namespace], Table]
 
 
-TOKENS = Size("tokens", "N", "tokens", also="n")
-WIDTH = Size("width", "D", "channels of a token", also="d")
-GRID = Size("grid", "R C", "rows and columns of patches", sides=2)
+TOKENS = Size("tokens", "N", "sequence length", also="n")
+WIDTH = Size("width", "D", "width (hidden size)", also="d")
+GRID = Size("grid", "R W", "rows and columns of patches", sides=2)
 CHANNELS = Size("channels", "C", "channels of a patch")
 
 
@@ -50,7 +48,7 @@ def _book(name: str, *given: str) -> Callable[[argparse.Namespace], Table]:
     """The table of this name, from the sizes of these names."""
 
     def make(asked: argparse.Namespace) -> Table:
-        from regard.cost import textbook
+        from regard.cost_model import textbook
 
         return getattr(textbook, name)(**{each: getattr(asked, each) for each in given})
 
@@ -58,25 +56,25 @@ def _book(name: str, *given: str) -> Callable[[argparse.Namespace], Table]:
 
 
 def _davit(asked: argparse.Namespace) -> Table:
-    from regard.cost import textbook
+    from regard.cost_model import textbook
 
     return textbook.davit(tuple(asked.grid), asked.channels, asked.window, asked.group_dim)
 
 
 def _patterns(asked: argparse.Namespace) -> Table:
-    from regard.cost import textbook
+    from regard.cost_model import textbook
 
     return textbook.patterns(tuple(asked.grid), asked.channels)
 
 
 def _encoding(asked: argparse.Namespace) -> Table:
-    from regard.cost import textbook
+    from regard.cost_model import textbook
 
     if (asked.tokens is None) == (asked.grid is None):
         raise InputError(
             "it is not clear how many tokens there are.",
             asked="neither tokens nor a grid" if asked.grid is None else "both tokens and a grid",
-            because="tokens are a row of N, or a grid of R by C",
+            because="tokens are a sequence of N, or a grid of R by W",
             instead="--tokens 1024, or --grid 32 32",
         )
     return textbook.encoding(asked.tokens if asked.grid is None else tuple(asked.grid), asked.dim)
@@ -84,17 +82,17 @@ def _encoding(asked: argparse.Namespace) -> Table:
 
 def _parallel(asked: argparse.Namespace) -> Table:
     """Depth in the letters of the source: T or X by Y tokens, J channels, K heads of U for queries and I for values."""
-    from regard.cost import textbook
-    from regard.cost.letters import letters
-    from regard.cost.quantity import Quantity
-    from regard.cost.textbook.table import Row, sizes
+    from regard.cost_model import textbook
+    from regard.cost_model.letters import letters
+    from regard.cost_model.quantity import Quantity
+    from regard.cost_model.textbook.table import Row, sizes
 
     sides = (asked.X, asked.Y)
     if (asked.T is None, None in sides) not in ((True, False), (False, True)) or sides.count(None) == 1:
         raise InputError(
             "it is not clear how many tokens there are.",
             asked=", ".join(f"{name}={getattr(asked, name)}" for name in "TXY" if getattr(asked, name) is not None),
-            because="tokens are a row of T, or a grid of X by Y",
+            because="tokens are a sequence of T, or a grid of X by Y",
             instead="--T 1024, or --X 32 --Y 32",
         )
     if asked.U is None and asked.J % asked.K:
@@ -114,7 +112,40 @@ def _parallel(asked: argparse.Namespace) -> Table:
         work = Row(work.label, (Quantity(formula, values),))
     chains = "sums as chains"
     rows = [row for row in table.rows if row.label != work.label and row.label.startswith(chains) == asked.serial]
-    return dataclasses.replace(table, rows=(*rows, work))
+    return _in_letters(dataclasses.replace(table, rows=(*rows, work)))
+
+
+# The letters of the source, TTIC 31230, which are the options of `parallel`: typed, and printed.
+PARALLEL = {
+    "T": "sequence length",
+    "J": "width (hidden size)",
+    "K": "heads",
+    "U": "head dim of queries and keys",
+    "I": "head dim of values",
+    "X": "rows of the grid",
+    "Y": "columns of the grid",
+}
+
+
+def _in_letters(table: Table) -> Table:
+    """The table in the letters of its source."""
+    import sympy
+
+    from regard.cost_model.letters import letters
+    from regard.cost_model.quantity import Quantity
+    from regard.cost_model.textbook.table import Row
+
+    theirs = (sympy.Symbol(name, positive=True, integer=True) for name in PARALLEL)
+    names: dict[Any, Any] = dict(zip(letters("N D H d e R W"), theirs, strict=True))
+
+    def renamed(cell: Quantity | None) -> Quantity | None:
+        if cell is None:
+            return None
+        values = {names.get(symbol, symbol): number for symbol, number in cell.values.items()}
+        return Quantity(cell.formula.xreplace(names), values, cell.unit)
+
+    rows = tuple(Row(row.label, tuple(map(renamed, row.cells))) for row in table.rows)
+    return dataclasses.replace(table, rows=rows, meanings=PARALLEL)
 
 
 HEADS = Size("heads", "H", "heads")
@@ -127,13 +158,13 @@ WORDS: dict[str, Word | None] = {
     ),
     "mha": Word(
         "what heads cost: projections, scores, stored weights",
-        (TOKENS, WIDTH, HEADS, Size("head-dim", "d", "channels of a head; D / H if not given", required=False)),
+        (TOKENS, WIDTH, HEADS, Size("head-dim", "d", "head dim; D / H if not given", required=False)),
         "--tokens 256 --width 512 --heads 8",
         _book("mha", "tokens", "width", "heads", "head_dim"),
     ),
     "append": Word(
-        "one token more, after N whose keys and values are kept",
-        (TOKENS._replace(meaning="tokens that are there already"), WIDTH),
+        "one token more, after N in the KV cache",
+        (TOKENS._replace(meaning="tokens in the cache, before the new one"), WIDTH),
         "--tokens 255 --width 512",
         _book("append", "tokens", "width"),
     ),
@@ -143,12 +174,18 @@ WORDS: dict[str, Word | None] = {
         "--tokens 4096 --width 64",
         _book("linear", "tokens", "width"),
     ),
+    "merge": Word(
+        "value and output matrices of heads, apart or multiplied into one",
+        (TOKENS, WIDTH, HEADS, Size("value-dim", "e", "head dim of values; D / H if not given", required=False)),
+        "--tokens 256 --width 512 --heads 8",
+        _book("merge", "tokens", "width", "heads", "value_dim"),
+    ),
     "davit": Word(
         "patches that attend to patches, and channels to channels",
         (
             GRID,
             CHANNELS,
-            Size("window", "w", "side of a window (7)", 7, False),
+            Size("window", "w", "window size (7)", 7, False),
             Size("group-dim", "d", "channels of a group (32)", 32, False),
         ),
         "--grid 16 16 --channels 512 --window 7 --group-dim 32",
@@ -158,7 +195,7 @@ WORDS: dict[str, Word | None] = {
         "operations of relative scores, entry by entry and with queries and keys made once",
         (
             TOKENS._replace(required=False),
-            Size("dim", "D", "channels of a token", also="d"),
+            Size("dim", "D", "width (hidden size)", also="d"),
             GRID._replace(meaning="rows and columns of pixels, instead of N", required=False),
         ),
         "--tokens 1024 --dim 64",
@@ -167,13 +204,13 @@ WORDS: dict[str, Word | None] = {
     "parallel": Word(
         "steps of self-attention if everything that can run at once does",
         (
-            Size("T", "T", "tokens", required=False),
-            Size("J", "J", "channels of a token"),
-            Size("K", "K", "heads"),
-            Size("U", "U", "channels of a query and a key, in each head; J / K if not given", required=False),
-            Size("I", "I", "channels of a value, in each head; U if not given", required=False),
-            Size("X", "X", "rows of tokens, instead of T", required=False),
-            Size("Y", "Y", "columns of tokens, instead of T", required=False),
+            Size("T", "T", PARALLEL["T"], required=False),
+            Size("J", "J", PARALLEL["J"]),
+            Size("K", "K", PARALLEL["K"]),
+            Size("U", "U", f"{PARALLEL['U']}; J / K if not given", required=False),
+            Size("I", "I", f"{PARALLEL['I']}; U if not given", required=False),
+            Size("X", "X", f"{PARALLEL['X']}, instead of T", required=False),
+            Size("Y", "Y", f"{PARALLEL['Y']}, instead of T", required=False),
         ),
         "--T 1024 --J 512 --K 8",
         _parallel,
@@ -199,10 +236,10 @@ WORDS: dict[str, Word | None] = {
         "parameters of multi-head attention whose sizes are all free",
         (
             HEADS,
-            Size("input", "D", "channels of a token"),
-            Size("hidden", "d", "channels of a query and a key, in each head"),
-            Size("value", "e", "channels of a value, in each head"),
-            Size("output", "O", "channels that leave"),
+            Size("input", "D", "width of the input"),
+            Size("hidden", "d", "head dim of queries and keys"),
+            Size("value", "e", "head dim of values"),
+            Size("output", "O", "width of the output"),
         ),
         "--heads 8 --input 512 --hidden 64 --value 64 --output 512",
         _book("parameters", "heads", "input", "hidden", "value", "output"),
@@ -210,6 +247,11 @@ WORDS: dict[str, Word | None] = {
     "model": None,
 }
 MODEL_HELP = "a published model by its name: gpt2, bert-base, vit-b16, davit-tiny, ..."
+
+
+def textbook_questions() -> str:
+    """The words that answer a textbook's question, in one line."""
+    return " | ".join(name for name, word in WORDS.items() if word is not None)
 
 
 def listed() -> list[str]:
@@ -230,9 +272,9 @@ def run(name: str, rest: list[str]) -> int:
     if asked.json is not None:
         cost.write_json(table.to_dict(), asked.json)
     if asked.json != "-":
-        from regard.cost.table import printed
+        from regard.render.terminal import print_fitted
 
-        printed(lambda width: render(table, width))
+        print_fitted(table.render)
     return 0
 
 
@@ -265,43 +307,6 @@ def parser(name: str, word: Word) -> argparse.ArgumentParser:
         )
     said.add_argument("--json", metavar="FILE", help="write the table as JSON; - prints it instead")
     return said
-
-
-# Showing
-
-
-def render(table: Table, width: int) -> RenderableType:
-    """The table as rich shows it: numbers to the unit; beside a single column its formula."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from regard.cost.table import cut_short, line, ruled
-    from regard.cost.textbook.table import shown
-
-    alone = len(table.columns) == 1
-    columns = [("", "left"), *((name, "right") for name in table.columns), *([("formula", "left")] if alone else [])]
-    cells = [[table.nothing if cell is None else shown(cell) for cell in row.cells] for row in table.rows]
-    labels = [row.label for row in table.rows]
-    taken = max(map(len, labels)) + 2 + max(len(each) for row in cells for each in [*row, *table.columns])
-    whole = max(map(len, labels)) + sum(2 + max(map(len, column)) for column in zip(table.columns, *cells, strict=True))
-    if not alone and whole > width:  # names of columns take two lines before anything is cut
-        columns = [(name.replace(" ", "\n") if len(name) > 12 else name, side) for name, side in columns]
-    grid = ruled(columns)
-    for row, numbers in zip(table.rows, cells, strict=True):
-        first = row.cells[0]
-        formula = "" if first is None else str(first.formula)
-        extra = [Text(cut_short(formula, max(width - taken - 2, 16)), style="dim")] if alone else []
-        grid.add_row(Text(row.label), *(Text(number, style="bold") for number in numbers), *extra)
-    pieces: list[RenderableType] = [line((table.title, "bold")), Text(), grid]
-    letters = table.legend() if alone else []
-    if letters:
-        meanings = ruled([("letter", "left"), ("number", "right"), ("meaning", "left")])
-        for letter, words, number in letters:
-            meanings.add_row(letter, "-" if number is None else f"{number:,}", Text(words, style="dim"))
-        pieces += [Text(), meanings]
-    if table.note:
-        pieces += [Text(), *(line((row, "dim")) for row in textwrap.wrap(table.note, max(width, 40)))]
-    return Group(*pieces)
 
 
 # Published models

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.adapters.third_party_imports import import_quietly
 from regard.errors import InputError, RegardError
-from regard.laws.subjects.quiet_import import quietly
 
 FORMS = """mypackage.attention:attend        a function, or a module that exists
 mypackage.attention:Attention     a class, built without arguments
@@ -218,7 +218,7 @@ def _offers(owner: Any) -> str:
 
 def _hugging_face(text: str, name: str, seed: int) -> nn.Module:
     _library("transformers", text)
-    from regard.laws.subjects.huggingface import tiny
+    from regard.adapters.huggingface import tiny
 
     name, words = _words(text, name)
     return tiny(name, seed=seed, **words)
@@ -281,7 +281,7 @@ def _words(text: str, name: str) -> tuple[str, dict[str, Any]]:
 
 def _library(name: str, asked: str) -> Any:
     try:
-        return quietly(name)
+        return import_quietly(name)
     except Exception as failure:  # an import may fail with anything
         raise InputError(
             f"{name} cannot be imported.",
@@ -311,7 +311,7 @@ def _checkpoint(text: str, empty: bool = False) -> nn.Module:
     kind = str(config.get("model_type", ""))
     if path.is_dir() and kind and not kind.startswith("regard."):
         try:
-            transformers = quietly("transformers")
+            transformers = import_quietly("transformers")
         except Exception:  # without it our own models read what they can
             return _ours(path, text, config)
         try:

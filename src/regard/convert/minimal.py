@@ -1,21 +1,21 @@
-"""How few heads a convolution needs: its rank, and one more."""
+"""The minimal number of heads of a convolution: its rank plus one."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# How much larger than necessary a component is lifted, so that no weight of its table is 0 and none is out of reach
-# of training. What is lifted is taken away again by the uniform head: more would cost digits.
+# Factor by which the offset of a component exceeds the smallest one that makes it positive, so that no weight of its
+# table is 0 and out of reach of training. The uniform head subtracts the offset again: more would cost precision.
 LIFT = 1.25
 
 
 def kernel_rank(kernel: Tensor) -> int:
     r"""The rank `r` of a kernel `(out, in, *taps)` as a matrix of taps times pairs of channels.
 
-    No attention by position with fewer heads is this convolution. `sum_h A_h (x) W^(h) = sum_t S_t (x) W_t` is of
-    rank `r`, because the shifts `S_t` are independent (of an image that is large enough), and a sum over `h` is of
-    rank at most the number of heads. And `r + 1` heads are enough, see `few_heads`.
+    No positional attention with fewer heads computes this convolution: `sum_h A_h (x) W^(h) = sum_t S_t (x) W_t` has
+    rank `r`, because the shifts `S_t` are linearly independent (on an image that is large enough), and a sum over `h`
+    has rank at most the number of heads. `r + 1` heads are enough, see `few_heads`.
 
         >>> from regard.convert import kernel_rank
         >>> kernel_rank(torch.ones(5, 3, 3, 3)), kernel_rank(torch.eye(9).view(9, 1, 3, 3))
@@ -25,14 +25,14 @@ def kernel_rank(kernel: Tensor) -> int:
 
 
 def few_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
-    r"""Tables `(head, tap)` and matrices `(out, in, head)` that make a kernel `(out, in, tap)`; `None` if taps do it.
+    r"""Tables `(head, tap)` and matrices `(out, in, head)` of a kernel `(out, in, tap)`; `None` if they save no head.
 
         W_t = sum_i c_i(t) B_i = sum_i (c_i(t) + l_i) B_i - (1 / T) (T sum_i l_i B_i)
 
     `c_i` and `B_i` are the `r` components of the kernel's singular value decomposition and `T` the number of taps. With
-    `l_i` large enough, `c_i + l_i` is positive everywhere, and a table of weights once it is divided by its sum, which
-    `B_i` is multiplied with. One more head looks everywhere alike and takes the `l_i` away again: `r + 1` heads. A
-    component without two signs needs no `l_i`; if no one does, `r` heads are enough.
+    `l_i` large enough, `c_i + l_i` is positive everywhere, and a row of attention weights once divided by its sum, by
+    which `B_i` is multiplied. One more head with uniform attention subtracts the `l_i` again: `r + 1` heads. A
+    component of one sign needs no `l_i`; if none does, `r` heads are enough.
     """
     taps = kernel.shape[2]
     coefficients, matrices = _components(kernel)

@@ -1,4 +1,4 @@
-"""Every convolution of a network as attention, and back."""
+"""Conversion of all convolutions of a network to attention, and back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from regard.layers.tables import TableAttention
 
 
 def convert_network(model: nn.Module, **options: Any) -> nn.Module:
-    """A copy of a network with every `Conv1d` and `Conv2d` replaced by the attention it is.
+    """A copy of a network with every `Conv1d` and `Conv2d` replaced by an equivalent attention layer.
 
-    `options` are those of `conv_to_attention`. Whatever else the network has stays as it is, transposed and
-    three-dimensional convolutions too; a convolution that is used in two places becomes one layer in two places. What
-    hung on a convolution (hooks) stays behind, and a network whose code reads `self.conv.weight` itself will not find
-    it.
+    `options` are those of `conv_to_attention`. Other modules stay as they are, transposed and three-dimensional
+    convolutions included; a convolution that is shared becomes one shared layer. Hooks of a convolution are not copied,
+    and code that accesses `self.conv.weight` directly fails.
 
         >>> from torch import nn
         >>> from regard.convert import convert_network, restore_network
@@ -38,7 +37,7 @@ def convert_network(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def restore_network(model: nn.Module) -> nn.Module:
-    """A copy of a network with every `SpatialAttention` and `TableAttention` replaced by the convolution it is."""
+    """A copy of a network with every `SpatialAttention` and `TableAttention` converted back to a convolution."""
 
     def conv(layer: nn.Module) -> nn.Module:
         if isinstance(layer, SpatialAttention) and not layer.exact:
@@ -59,7 +58,7 @@ def restore_network(model: nn.Module) -> nn.Module:
 
 
 def _replaced(model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[Any], nn.Module]) -> nn.Module:
-    """A copy of a tree of modules with those of some kinds exchanged; one module in two places stays one."""
+    """A copy of a module tree with modules of some types replaced; shared modules stay shared."""
     model = copy.deepcopy(model)
     made: dict[nn.Module, nn.Module] = {}
     for module in list(model.modules()):

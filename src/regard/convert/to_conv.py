@@ -1,4 +1,4 @@
-"""Attention as a convolution: the kernel that its heads are together, or the one that comes nearest."""
+"""Convert attention to a convolution: its effective kernel, or a least-squares fit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from regard.convert.from_conv import read_conv
 from regard.errors import InputError
-from regard.layers.gaze import gaze
 from regard.layers.lattice import Edges, Lattice
+from regard.layers.profiles import head_profile
 from regard.layers.spatial import SpatialAttention
 from regard.layers.tables import TableAttention
 
-# A soft head's tail is cut where its weight is below this.
+# The tail of a soft head is truncated where its weight is below this.
 TAIL = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The convolution that an attention is, or comes nearest to.
+    """The convolution that equals an attention layer, or approximates it.
 
     Attributes:
-        conv: a `torch.nn.Conv1d` or `Conv2d` that can take the layer's place.
-        residual: `|layer - conv| / |layer - mean|`, by squares, over images: 0 is the same, 1 is no better than a
-            constant for each channel. `None` if the layer was read and not tried.
+        conv: a `torch.nn.Conv1d` or `Conv2d`, a drop-in replacement of the layer.
+        residual: `|layer - conv| / |layer - mean|`, in the 2-norm, over images: 0 is equal, 1 is no better than a
+            constant per channel. `None` if no images were given.
     """
 
     conv: nn.Conv1d | nn.Conv2d
@@ -46,19 +46,19 @@ class Fit:
 
 
 def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
-    r"""The convolution of a layer that looks by position: the kernel that its heads are together.
+    r"""Convert a positional attention layer to a convolution with its effective kernel.
 
         kernel[delta] = sum_h a_h[delta] W^(h)
 
-    `a_h[delta]` is the weight that head `h` gives to the pixel at `delta` from the query, far from all edges, and
-    `W^(h)` its values. Only this sum can be known from what a layer does: other heads with the same sum are the same
-    layer.
+    `a_h[delta]` is the weight that head `h` gives to the pixel at `delta` from the query, far from the borders, and
+    `W^(h)` its matrix. Only this sum is identifiable: other heads with the same sum compute the same function.
 
-    An exact `SpatialAttention` and a `TableAttention` are a convolution with the same stride, dilation, padding and
-    groups, edges included. A soft one is nearly that: its tails are cut where weights fall below 1e-9, and near an edge
-    its look is squeezed, so that it is no convolution there; `images` tell how much that matters (`Fit.residual`). Any
-    other layer with a `gaze()` that knows its values, such as the heads of `SpatialTransformer`, gives a convolution
-    over its whole grid, with replicated edges. For layers that look by content there is `fit_conv`.
+    An exact `SpatialAttention` and a `TableAttention` equal a convolution with the same stride, dilation, padding and
+    groups, borders included. A soft one is an approximation: its tails are truncated where weights fall below 1e-9, and
+    near a border its weights are renormalised, so it is not a convolution there; pass `images` to measure the
+    difference (`Fit.residual`). Any other layer with a `head_profile()` that has values, such as those of
+    `SpatialTransformer`, gives a convolution over its whole grid, with replicate padding. For content-based attention
+    use `fit_conv`.
 
         >>> layer = conv_to_attention(torch.nn.Conv2d(3, 5, (3, 4), stride=2, dilation=(1, 2), padding=1))
         >>> attention_to_conv(layer)
@@ -71,12 +71,12 @@ def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
     elif isinstance(layer, SpatialAttention):
         conv = _soft(layer)
     else:
-        conv = _gazed(layer)
+        conv = _convert_profile(layer)
     conv.train(layer.training)
     if images is None:
         return Fit(conv)
     _check_reach(conv, images)
-    first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer has its channels last
+    first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer is channels-last
     return Fit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
 
 
@@ -86,15 +86,14 @@ def fit_conv(
     kernel_size: int | Sequence[int] = 3,
     **geometry: Any,
 ) -> Fit:
-    r"""The convolution that comes nearest to any layer on some images, by least squares.
+    r"""Fit a convolution to any function of images, by least squares.
 
         minimise over kernel and bias  sum over images and pixels of |layer(image) - conv(image)|^2
 
     `layer` is a function of images `(batch, channel, row, column)` or `(batch, channel, position)`. `geometry` is what
-    `torch.nn.Conv2d` takes: `stride`, `padding` ("same" unless given), `dilation`, `groups`, `bias`, `padding_mode`. A
-    layer that looks by content is no convolution, and `residual` says how far from one it is on these images. As many
-    pixels as weights for each output are the least; the nearest kernel of the smallest norm is taken if they leave it
-    open.
+    `torch.nn.Conv2d` takes: `stride`, `padding` ("same" unless given), `dilation`, `groups`, `bias`, `padding_mode`.
+    For content-based attention, `residual` measures the distance from a convolution on these images. At least as many
+    pixels as weights per output are needed; an underdetermined fit gives the kernel of smallest norm.
 
         >>> blur = torch.nn.AvgPool2d(3, stride=1)
         >>> from regard.convert import fit_conv
@@ -132,7 +131,7 @@ def fit_conv(
 
 @torch.no_grad()
 def residual(layer: Callable[[Tensor], Tensor], conv: nn.Module, images: Tensor) -> float:
-    """`|layer - conv| / |layer - mean|` over images, by squares; the mean is that of each channel."""
+    """`|layer - conv| / |layer - mean|` over images, in the 2-norm; the mean is per channel."""
     truth, found = layer(images).double(), conv(images).double()
     mean = truth.transpose(0, 1).flatten(1).mean(1).view(-1, *[1] * (truth.ndim - 2))
     off, size = (truth - found).norm(), (truth - mean).norm()
@@ -141,7 +140,7 @@ def residual(layer: Callable[[Tensor], Tensor], conv: nn.Module, images: Tensor)
 
 @torch.no_grad()
 def _solve(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
-    """Fill a convolution with the least-squares weights from what its taps see, `(batch, channel, tap, *query)`."""
+    """Set the least-squares weights of a convolution from the inputs of its taps, `(batch, channel, tap, *query)`."""
     groups = conv.groups
     columns = seen.unflatten(1, (groups, -1)).movedim(0, 3).flatten(3).flatten(1, 2)  # (group, in tap, sample)
     targets = wanted.unflatten(1, (groups, -1)).movedim(0, 2).flatten(2)  # (group, out, sample)
@@ -155,7 +154,7 @@ def _solve(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
 
 
 def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
-    """torch pads no image by more than itself; a soft head on a circle may look round it more than once."""
+    """Raise if the padding exceeds the image, which torch does not support (wide soft heads with circular padding)."""
     if conv.padding_mode not in ("circular", "reflect"):
         return
     for size, taps, dilation, axis in zip(images.shape[2:], conv.kernel_size, conv.dilation, (0, 1), strict=False):
@@ -172,12 +171,12 @@ def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
             )
 
 
-# Layers that look by position
+# Positional layers
 
 
 @torch.no_grad()
 def _soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
-    """The kernel of soft heads far from all edges: what they see of every delta, with the null key's share gone."""
+    """The kernel of soft heads far from the borders: the weight of every delta, without the null key's share."""
     alpha, step = layer.alpha.double(), layer.step.double()
     far = math.ceil(float(step.abs().max()) + math.sqrt(math.log(1 / TAIL) / float(alpha.min().clamp(min=1e-3))))
     line = torch.arange(-far, far + 1, device=step.device)
@@ -199,10 +198,10 @@ def _soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
 
 
 @torch.no_grad()
-def _gazed(layer: nn.Module) -> nn.Conv1d | nn.Conv2d:
-    found = gaze(layer)  # refuses what looks by content
+def _convert_profile(layer: nn.Module) -> nn.Conv1d | nn.Conv2d:
+    found = head_profile(layer)  # raises for content-based attention
     kernel, (rows, columns) = found.kernel, found.grid
-    # Where heads look does not depend on the image, so that all they make of nothing is the bias.
+    # The attention weights do not depend on the image, so the output of a zero image is the bias.
     bias = layer(kernel.new_zeros(1, rows, columns, kernel.shape[1]))[0, 0, 0]
     deltas = list(itertools.product(range(1 - rows, rows), range(1 - columns, columns)))
     return _conv_of(deltas, kernel.flatten(2), Lattice(edges="replicate"), 1, bias)
@@ -212,7 +211,7 @@ def _gazed(layer: nn.Module) -> nn.Conv1d | nn.Conv2d:
 def _conv_of(
     steps: Sequence[Sequence[int]], kernel: Tensor, lattice: Lattice, groups: int, bias: Tensor | None
 ) -> nn.Conv1d | nn.Conv2d:
-    """The convolution with these taps, `kernel (out, in / groups, tap)`, in the fewest places that hold them."""
+    """The smallest convolution with these taps, `kernel (out, in / groups, tap)`."""
     axes = len(steps[0])
     alongs = list(zip(*steps, strict=True))
     strides, trims = lattice.strides(axes), lattice.trims(axes)
@@ -241,7 +240,7 @@ def _conv_of(
     conv.weight.zero_()
     for tap, step in enumerate(steps):
         place = tuple((delta - line.low) // line.dilation for delta, line in zip(step, lines, strict=True))
-        conv.weight[(slice(None), slice(None), *place)] += kernel[:, :, tap]  # heads may look at the same place
+        conv.weight[(slice(None), slice(None), *place)] += kernel[:, :, tap]  # several heads may have the same offset
     if bias is not None and conv.bias is not None:
         conv.bias.copy_(bias)
     return conv
@@ -249,7 +248,7 @@ def _conv_of(
 
 @dataclass(frozen=True)
 class Line:
-    """The taps of one axis: the first step, the distance between steps, and their number."""
+    """The taps along one axis: the first offset, the spacing, and their number."""
 
     low: int
     dilation: int
@@ -257,11 +256,11 @@ class Line:
 
     @classmethod
     def through(cls, steps: Sequence[int], low: int, high: int) -> Line:
-        """The widest spaced line from `low` to `high` that meets every step."""
+        """The taps of widest spacing from `low` to `high` that include every step."""
         dilation = math.gcd(high - low, *(step - low for step in steps)) or 1
         return cls(low, dilation, (high - low) // dilation + 1)
 
 
 def _is_same(steps: Sequence[int]) -> bool:
-    """Whether only `padding="same"` pads so: one pixel more after an axis than before it."""
+    """True for a padding that only `padding="same"` expresses: one pixel more after an axis than before it."""
     return min(steps) <= 0 and max(steps) + min(steps) == 1

@@ -1,4 +1,4 @@
-"""How steep a head must be before it looks at one pixel, and what leaks until then."""
+"""The leak of soft heads: how much weight falls on other pixels, as a function of the steepness alpha."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regard.errors import CalculusError
 
 
 def theta(alpha: float) -> float:
-    r"""What a whole line of keys weighs beside the best one: Jacobi's theta function.
+    r"""The sum of the unnormalised weights of a line of keys: Jacobi's theta function.
 
-        theta(alpha) = sum over all whole j of e^{-alpha j^2} = sqrt(pi / alpha) sum_j e^{-pi^2 j^2 / alpha}
+        theta(alpha) = sum over all integers j of e^{-alpha j^2} = sqrt(pi / alpha) sum_j e^{-pi^2 j^2 / alpha}
 
     `alpha`: the steepness of the score `-alpha (k - q - step)^2`. The second form (Poisson's) is used where `alpha` is
-    below pi; either way a few terms are all there is.
+    below pi; either way a few terms are enough.
 
         >>> import math
         >>> from regard.convert.width import theta
@@ -27,22 +27,22 @@ def theta(alpha: float) -> float:
 
 
 def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
-    r"""The part of its weight that a head spends elsewhere than on its pixel, at worst.
+    r"""The largest share of its weight that a head puts on other pixels than its target.
 
         leak = 1 - theta(alpha)^{-dims}
 
-    the limit for a pixel far from all edges; near an edge there are fewer others and it is smaller. It is `2 dims
-    e^{-alpha}` for a large `alpha`. An output is off by at most `leak (max - min) sum_h |W^(h)|`, max and min of the
-    image. With the null key (`null=True`), whose score is `-alpha / 2`, it is what that key and the others take away
-    from a pixel,
+    the limit for a pixel far from the borders; near a border there are fewer other pixels and it is smaller. It is
+    about `2 dims e^{-alpha}` for a large `alpha`. The error of an output is at most `leak (max - min) sum_h |W^(h)|`,
+    max and min of the image. With the null key (`null=True`), whose score is `-alpha / 2`, it is the share of that
+    key and of the other pixels,
 
         leak = 1 - 1 / (theta^dims + e^{-alpha / 2})
 
-    about `e^{-alpha / 2}`. What pixels take away from the null key, when a step ends outside, is a little less.
+    about `e^{-alpha / 2}`. The share of the pixels when an offset ends outside is slightly smaller.
 
-    Computed without subtracting nearly equal numbers: small leaks have all their digits.
+    Computed without cancellation: small leaks have full precision.
 
-    Source: the limit is lemma 2 of Cordonnier, Loukas and Jaggi (ICLR 2020), which says that it is 0; how fast is ours.
+    Source: lemma 2 of Cordonnier, Loukas and Jaggi (ICLR 2020) states the limit 0; the rate is derived here.
 
         >>> from regard.convert import leak
         >>> leak(4.0), leak(40.0), leak(32.0, null=True)
@@ -95,7 +95,7 @@ def steepness(tolerance: float, dims: int = 2, *, null: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Hardness:
-    """From which `alpha` on a format of numbers takes a soft look for a hard one (see `hardness`)."""
+    """The `alpha` from which on a soft head equals a hard one in a dtype (see `hardness`)."""
 
     rounds: float
     vanishes: float
@@ -103,13 +103,13 @@ class Hardness:
 
 
 def hardness(dtype: torch.dtype, dims: int = 2) -> Hardness:
-    r"""From which steepness on numbers of this format cannot tell a soft look from a hard one.
+    r"""The steepness from which on a soft head equals a hard one in this dtype.
 
-        rounds     2 dims e^{-alpha} is below half a unit of 1: the sum of all weights rounds to that of the pixel
+        rounds     2 dims e^{-alpha} is below half an ulp of 1: the sum of all weights rounds to that of the pixel
         vanishes   e^{-alpha} is below half the smallest number: a neighbour's weight is exactly 0
         flushes    the same where the processor flushes subnormal numbers to zero
 
-    With a whole `alpha` and the square completed, scores are exact as long as they are below `2 / eps`.
+    With an integer `alpha` and the square completed, scores are exact as long as they are below `2 / eps`.
 
         >>> from regard.convert import hardness
         >>> hardness(torch.float32)
@@ -123,7 +123,7 @@ def hardness(dtype: torch.dtype, dims: int = 2) -> Hardness:
             instead="torch.float32, or another floating-point format",
         )
     info = torch.finfo(dtype)
-    smallest = info.smallest_normal * info.eps  # subnormals go on down to here
+    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
     rounds = math.log(2 * dims) - math.log(info.eps / 2)
     return Hardness(rounds, math.log(2) - _log(smallest), -math.log(info.smallest_normal))
 
@@ -133,7 +133,7 @@ def _log(number: float) -> float:
 
 
 def _beside(alpha: float) -> float:
-    """`theta(alpha) - 1`, without the 1 that would swallow its digits."""
+    """`theta(alpha) - 1`, without cancellation."""
     if alpha >= math.pi:
         return 2 * sum(math.exp(-alpha * j * j) for j in range(1, 16))
     dual = 2 * sum(math.exp(-(math.pi**2) * j * j / alpha) for j in range(1, 16)) if alpha > 0.01 else 0.0

@@ -1,4 +1,4 @@
-"""The compiled library: found, loaded and asked in one place.
+"""The compiled library: found, loaded and called in one place.
 
 It has a plain C interface. Each call takes one address: of a struct whose fields are all eight bytes wide, packed here
 by `struct`, which costs a microsecond where a ctypes structure would cost ten.
@@ -16,20 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-NUMBERS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FINE, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
-# The fields of the structs of csrc/interface.h: `q` for whole numbers and addresses, `d` for numbers.
+# The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
 ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
-LINEAR = struct.Struct("=9q2d12q6q8q")
-FEW = struct.Struct("=11q")
-MANY = struct.Struct("=12q")
-LARGE = 1 << 25  # bytes from which the C library's allocator asks the system for every block, and gives it back
+LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
+GEMV = struct.Struct("=11q")
+GEMM = struct.Struct("=12q")
+LARGE = 1 << 25  # bytes from which the C library's allocator maps every block anew, and unmaps it
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
 
 
-def _places() -> list[Path]:
+def _list_candidates() -> list[Path]:
     if os.environ.get(_OVERRIDE):
         return [Path(os.environ[_OVERRIDE])]
     # An editable installation keeps the library beside the metadata, not beside the sources.
@@ -39,13 +39,13 @@ def _places() -> list[Path]:
     return [folder / _FILES.get(sys.platform, "libregard_native.so") for folder in folders]
 
 
-def _load() -> tuple[ctypes.CDLL | None, str | None]:
+def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
-    for place in _places():
-        if not place.is_file():
+    for path in _list_candidates():
+        if not path.is_file():
             continue
         try:
-            return _declared(ctypes.CDLL(str(place))), None
+            return _declare_functions(ctypes.CDLL(str(path))), None
         except (OSError, AttributeError) as error:
             return None, f"its library does not load ({error}); install regard again to build it anew"
     if os.environ.get(_OVERRIDE):
@@ -56,9 +56,9 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     )
 
 
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
-    for number, fields in enumerate((ATTENTION, DECODE, LINEAR, FEW, MANY)):
+    for number, fields in enumerate((ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM)):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
     for name in ("attention", "attention_backward", "decode", "linear", "linear_backward", "few", "many"):
@@ -73,7 +73,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     return found
 
 
-native, _missing = _load()
+native, _missing = _load_library()
 # Kept in Python, so that what traces Python can follow.
 _lanes = native.regard_lanes() if native is not None else 0
 
@@ -103,26 +103,59 @@ def lanes(dtype: torch.dtype) -> int:
     return _lanes // 2 if dtype == torch.float64 else _lanes
 
 
+_one_thread = False  # since the OpenMP runtime has lost its threads
+
+
+def num_threads() -> int:
+    """Threads that a kernel may use: torch's number, or one in a child forked from a process that had several.
+
+    A child inherits the state of OpenMP's thread pool but not its threads: GNU's runtime waits for them forever.
+    """
+    return 1 if _one_thread else torch.get_num_threads()
+
+
+def _has_threads() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:  # no such list on this system
+        return True
+
+
+def _before_fork() -> None:
+    global _parent_has_threads
+    _parent_has_threads = _has_threads()
+
+
+def _after_fork_in_child() -> None:
+    global _one_thread
+    _one_thread = _one_thread or _parent_has_threads
+
+
+_parent_has_threads = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
 def machine_peak(threads: int | None = None, seconds: float = 0.2) -> float:
     """Operations a second, in 1e9, of nothing but float32 multiply-adds: no kernel can be faster."""
     assert native is not None, _missing
-    return native.regard_peak(threads or torch.get_num_threads(), seconds) / 1e9
+    return native.regard_peak(threads or num_threads(), seconds) / 1e9
 
 
-def fresh(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor that a kernel will fill. A large one gets large pages: its memory is new to the process each time."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    if made.nbytes >= LARGE and native is not None:
-        native.regard_expect(made.data_ptr(), made.nbytes)
-    return made
+def empty_output(*shape: int, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor for a kernel to fill; a large one gets huge pages, since its memory is mapped anew."""
+    output = torch.empty(shape, dtype=dtype, device="cpu")
+    if output.nbytes >= LARGE and native is not None:
+        native.regard_expect(output.data_ptr(), output.nbytes)
+    return output
 
 
-def placed(tensor: Tensor) -> tuple[int, int, int, int]:
-    """Address and strides of `(batch, head, token, dim)`, as `Tensor4` wants them."""
+def address_and_strides(tensor: Tensor) -> tuple[int, int, int, int]:
+    """Address and strides of a `(batch, head, token, dim)` tensor: the C struct `Tensor4`."""
     batch, head, token, _ = tensor.stride()
     return tensor.data_ptr(), batch, head, token
 
 
 def last_axis_dense(tensor: Tensor) -> Tensor:
-    """The tensor itself if neighbours in its last axis are neighbours in memory, else a copy."""
+    """The tensor itself if its last axis is contiguous, else a copy."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()

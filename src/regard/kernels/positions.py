@@ -6,14 +6,12 @@ grid of C columns it is `row * (2 C - 1) + column`: no two different steps have 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from regard.biases.base import Bias
+from regard.caching import lru_cache_bytes
 from regard.patterns import Lengths
-from regard.plan.cache import plainly
 
 FAR = 1 << 30  # the code of a token that is not on the grid: no entry is as far away, and what has no entry scores 0
 
@@ -22,8 +20,8 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     """Table `(head, entry)`, differentiable, and the codes of queries and keys."""
     grid = getattr(bias, "grid", None)
     place = None if grid is None else (*grid, getattr(bias, "start", 0))
-    # What traces looks at the sums themselves; remembering is for those who come again.
-    make = _make if torch.compiler.is_compiling() else _codes
+    # A tracer has to see the operations themselves, so nothing is cached under it.
+    make = _compute_codes if torch.compiler.is_compiling() else _compute_codes_cached
     query_code, key_code, query_position, key_position = make(place, lengths)
     return bias.scores(query_position, key_position), query_code, key_code
 
@@ -31,21 +29,22 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
 def entries_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor]:
     """For each entry of the table the positions of a query and a key that have it."""
     grid = getattr(bias, "grid", None)
-    return _codes(None if grid is None else (*grid, getattr(bias, "start", 0)), lengths)[2:]
+    return _compute_codes_cached(None if grid is None else (*grid, getattr(bias, "start", 0)), lengths)[2:]
 
 
-@functools.lru_cache(maxsize=64)
-def _codes(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@lru_cache_bytes(lambda codes: sum(code.nbytes for code in codes))
+def _compute_codes_cached(
+    place: tuple[int, int, int] | None, lengths: Lengths
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes of queries and keys, and for each entry positions of a query and a key that have it."""
-    with plainly():
-        return _make(place, lengths)
+    return _compute_codes(place, lengths)
 
 
-def _make(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _on_a_line(lengths) if place is None else _on_a_grid(*place, lengths)
+def _compute_codes(place: tuple[int, int, int] | None, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _compute_line_codes(lengths) if place is None else _compute_grid_codes(*place, lengths)
 
 
-def _on_a_line(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_line_codes(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     queries, keys = lengths
     query_code = torch.arange(queries, dtype=torch.int32) + (keys - 1)
     entry = torch.arange(queries + keys - 1)
@@ -58,7 +57,7 @@ def _on_a_line(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _on_a_grid(rows: int, columns: int, start: int, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_grid_codes(rows: int, columns: int, start: int, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     wide = 2 * columns - 1
 
     def code(position: Tensor, far: int) -> Tensor:

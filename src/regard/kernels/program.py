@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.caching import lru_cache_bytes
 from regard.patterns import Lengths, Pattern
-from regard.plan import Part, Plan, plan
-from regard.plan.cache import keep
+from regard.planner import Part, Plan, make_plans
+from regard.planner.ragged import DistinctMasks
 
-PLAN_LIMIT, PROGRAM_LIMIT = 64 << 20, 256 << 20  # bytes of plans and of programs to remember
 PAIRS_AT_ONCE = 1 << 22  # of masks
 SEGMENT_AREA = 1 << 20  # pairs after which the way back begins a new segment ...
 SEGMENT_DEPTH = 128  # ... once they are so many for each key it touches: a segment's keys are cleared and added up
@@ -29,27 +29,25 @@ class Program:
 
     words: Tensor  # int32
     masks: Tensor  # int64
-    plan: Plan
     resumes: bool  # whether a query may appear in several parts, whose results are merged
 
     @property
-    def size(self) -> int:
-        return _weight(self.plan) + self.words.nbytes + self.masks.nbytes
+    def bytes(self) -> int:
+        return 1024 + self.words.nbytes + self.masks.nbytes
 
 
-def _weight(made: Plan) -> int:
-    return 1024 + sum(part.size for part in made.parts)
-
-
-@keep(PLAN_LIMIT, _weight)
+@lru_cache_bytes(lambda made: made.bytes)
 def best_plan(pattern: Pattern, lengths: Lengths, lanes: int) -> Plan:
     """The plan whose tiles cost the least on vectors of so many lanes."""
-    heights = [vectors * lanes for vectors in (VECTORS[:1] if pattern._opaque else VECTORS)]
-    plans = [plan(pattern, *lengths, block=height) for height in heights]
-    return min(plans, key=lambda made: sum(_cost(part, lanes) for part in made.parts))
+    lengths = pattern.lengths(*lengths)  # a tracer gives tensors for numbers
+    tallest = -(-lengths.queries // lanes)  # vectors that hold all queries: taller tiles would be the same
+    vectors = dict.fromkeys(min(each, max(1, tallest)) for each in (VECTORS[:1] if pattern._opaque else VECTORS))
+    heights = [each * lanes for each in vectors]
+    plans = make_plans(pattern, lengths, heights)
+    return min(plans, key=lambda made: sum(_estimate_cost(part, lanes) for part in made.parts))
 
 
-def _cost(part: Part, lanes: int) -> float:
+def _estimate_cost(part: Part, lanes: int) -> float:
     """Vectors of scores that a part computes, weighted by how well their tiles use the registers."""
     owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))
     vectors = -(-(part.query_stop - part.query_start) // lanes)[owner]
@@ -58,15 +56,18 @@ def _cost(part: Part, lanes: int) -> float:
     return float(((part.run_stop - part.run_start) * vectors * weight).sum())
 
 
-@keep(PROGRAM_LIMIT, lambda made: made.size)
+@lru_cache_bytes(lambda made: made.bytes)
 def program(pattern: Pattern, lengths: Lengths, lanes: int) -> Program:
     """The program of a pattern for these lengths and vectors of so many lanes, cached."""
     made = best_plan(pattern, lengths, lanes)
     masks = _Masks()
     writer = _Writer(tall=max(VECTORS) * lanes, queries=lengths.queries, alone=len(made.parts) == 1)
-    words = writer.write([_tiles(part, masks) for part in made.parts], [part.pattern.rows or 1 for part in made.parts])
-    words[3:6] = pattern.rows or 1, made.pairs & 0x7FFFFFFF, made.pairs >> 31
-    return Program(torch.from_numpy(words), masks.tensor(), made, resumes=not writer.alone)
+    rows = [part.pattern.rows or 1 for part in made.parts]
+    words = writer.write([_list_tiles(part, masks) for part in made.parts], rows)
+    # A part that tells no batch rows apart serves all of them.
+    pairs = sum(each * (pattern.rows or 1) // count for each, count in zip(masks.pairs, rows, strict=True))
+    words[3:6] = pattern.rows or 1, pairs & 0x7FFFFFFF, pairs >> 31
+    return Program(torch.from_numpy(words), masks.tensor(), resumes=not writer.alone)
 
 
 @dataclass(frozen=True)
@@ -89,51 +90,65 @@ class _Tile:
 
 
 class _Masks:
-    """Every distinct sequence of mask words once: most tiles of a pattern look alike."""
+    """The mask words of all ragged runs, every distinct sequence of them once."""
 
     def __init__(self) -> None:
-        self.known: dict[bytes, int] = {}
-        self.pieces: list[np.ndarray] = []
-        self.count = 0
+        self.distinct = DistinctMasks()
+        self.offsets = [0]  # where each distinct sequence begins, and the next one
+        self.pairs: list[int] = []  # allowed ones in each part
 
     def place(self, words: np.ndarray) -> int:
-        name = words.tobytes()
-        if name not in self.known:
-            self.known[name] = self.count
-            self.pieces.append(words)
-            self.count += len(words)
-        return self.known[name]
+        """Where these words begin among those of all runs."""
+        number = self.distinct.add(words)
+        if number == len(self.offsets) - 1:
+            self.offsets.append(self.offsets[-1] + len(words))
+        return self.offsets[number]
 
     def tensor(self) -> Tensor:
-        words = np.concatenate(self.pieces) if self.pieces else np.zeros(1, dtype=np.uint64)
+        words = np.concatenate(self.distinct.masks) if self.distinct.masks else np.zeros(1, dtype=np.uint64)
         return torch.from_numpy(words.view(np.int64))
 
 
-def _mask_places(part: Part, masks: _Masks) -> np.ndarray:
+def _place_masks(part: Part, masks: _Masks) -> np.ndarray:
     """For every run where its masks begin; -1 for whole ones."""
     places = np.full(part.runs, -1, dtype=np.int64)
     owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))
     height = (part.query_stop - part.query_start)[owner]
     width = part.run_stop - part.run_start
+    masks.pairs.append(int((height * width)[part.run_whole].sum()))
     ragged = np.flatnonzero(~part.run_whole)
-    shapes, which = np.unique(np.stack([height[ragged], width[ragged]]), axis=1, return_inverse=True)
-    for number, (tall, wide) in enumerate(shapes.T):
-        runs = ragged[which.reshape(-1) == number]
-        bits = np.uint64(1) << np.arange(tall, dtype=np.uint64)
-        at_once = max(1, PAIRS_AT_ONCE // int(tall * wide))
-        for begin in range(0, runs.size, at_once):
-            some = runs[begin : begin + at_once]
-            query = part.query_index[part.query_start[owner[some]][:, None] + np.arange(tall)]
-            key = part.key_index[part.run_start[some][:, None] + np.arange(wide)]
-            seen = part.mask(query, key, part.row[owner[some]]).numpy()
-            words = np.where(seen, bits[:, None], np.uint64(0)).sum(axis=1, dtype=np.uint64)
-            for run, mine in zip(some, words, strict=True):
-                places[run] = masks.place(np.ascontiguousarray(mine))
+    if not ragged.size:
+        return places
+    tall = int(height.max())
+    # Runs of all shapes are evaluated together, one call for as many keys as fit.
+    for some in np.split(ragged, _find_cuts(width[ragged] * tall, PAIRS_AT_ONCE)):
+        words = _pack_masks(part, some, owner[some], width[some], tall)
+        masks.pairs[-1] += int(np.bitwise_count(words).sum())
+        for run, mine in zip(some, np.split(words, np.cumsum(width[some])[:-1]), strict=True):
+            places[run] = masks.place(mine)
     return places
 
 
-def _tiles(part: Part, masks: _Masks) -> list[_Tile]:
-    places = _mask_places(part, masks)
+def _pack_masks(part: Part, runs: np.ndarray, owner: np.ndarray, width: np.ndarray, tall: int) -> np.ndarray:
+    """One word for each key of these runs, run by run: bit n is set when the tile's query n sees the key."""
+    tile = np.repeat(owner, width)
+    place = np.arange(tile.size) - np.repeat(np.cumsum(width) - width, width) + np.repeat(part.run_start[runs], width)
+    number = part.query_start[tile][:, None] + np.arange(tall)
+    real = number < part.query_stop[tile][:, None]
+    query = part.query_index[np.where(real, number, part.query_start[tile][:, None])]
+    seen = part.mask(query, part.key_index[place][:, None], part.row[tile]).numpy()[..., 0]
+    bits = np.uint64(1) << np.arange(tall, dtype=np.uint64)
+    return np.where(seen & real, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+
+
+def _find_cuts(sizes: np.ndarray, most: int) -> np.ndarray:
+    """Where to cut a list so that no piece is much larger than `most`."""
+    piece = np.cumsum(sizes) // most
+    return np.flatnonzero(np.diff(piece)) + 1
+
+
+def _list_tiles(part: Part, masks: _Masks) -> list[_Tile]:
+    places = _place_masks(part, masks)
     index = part.key_index
     natural = bool((index == np.arange(index.size)).all())
     starts, stops, pointer = part.run_start.tolist(), part.run_stop.tolist(), part.run_pointer.tolist()
@@ -145,14 +160,14 @@ def _tiles(part: Part, masks: _Masks) -> list[_Tile]:
             if natural:
                 runs.append((starts[run], stops[run] - starts[run], 1, masked[run]))
             else:
-                runs += _progressions(index[starts[run] : stops[run]], masked[run])
+                runs += _split_progressions(index[starts[run] : stops[run]], masked[run])
         # Whole runs first, as the kernels expect: what is ragged is treated apart.
         runs.sort(key=lambda run: run[3] >= 0)
         made.append(_Tile(int(part.row[tile]), part.queries(tile), runs))
     return made
 
 
-def _progressions(keys: np.ndarray, mask: int) -> list[tuple[int, int, int, int]]:
+def _split_progressions(keys: np.ndarray, mask: int) -> list[tuple[int, int, int, int]]:
     """Key numbers as runs with a constant step."""
     steps = np.diff(keys)
     runs = []
@@ -192,25 +207,25 @@ class _Writer:
             for tile in tiles:
                 if tile.runs or self.alone:
                     by_row[tile.row].append(tile)
-            places = [self._list(mine) for mine in by_row]
+            places = [self._write_list(mine) for mine in by_row]
             head[6 + number] = self.put([count, *places])
         self.words[0] = head
         return np.concatenate(self.words)
 
-    def _list(self, tiles: list[_Tile]) -> int:
+    def _write_list(self, tiles: list[_Tile]) -> int:
         if self.alone:
-            tiles = tiles + self._nothing_to_see(tiles)
-        places = [self._tile(tile) for tile in tiles]
-        segments = _segments(tiles)
+            tiles = tiles + self._make_empty_tiles(tiles)
+        places = [self._write_tile(tile) for tile in tiles]
+        segments = _cut_segments(tiles)
         table = self.put(places)
         return self.put([len(segments), len(tiles), table, *(number for segment in segments for number in segment)])
 
-    def _tile(self, tile: _Tile) -> int:
+    def _write_tile(self, tile: _Tile) -> int:
         runs = [number for run in tile.runs for number in run]
         return self.put(np.concatenate([[len(tile.queries), len(tile.runs)], tile.queries, runs]))
 
-    def _nothing_to_see(self, tiles: list[_Tile]) -> list[_Tile]:
-        """Tiles without keys for the queries that no tile holds: somebody has to write their zeros."""
+    def _make_empty_tiles(self, tiles: list[_Tile]) -> list[_Tile]:
+        """Tiles without keys for the queries that no tile holds: their zeros have to be written."""
         left = np.ones(self.queries, dtype=bool)
         for tile in tiles:
             left[tile.queries] = False
@@ -218,7 +233,7 @@ class _Writer:
         return [_Tile(0, alone[at : at + self.tall], []) for at in range(0, alone.size, self.tall)]
 
 
-def _segments(tiles: list[_Tile]) -> list[tuple[int, int, int, int]]:
+def _cut_segments(tiles: list[_Tile]) -> list[tuple[int, int, int, int]]:
     """First and last tile, lowest and highest key of each segment. Neither the batch nor the threads decide."""
     # Equal shares, so that the last one is no crumb for which others wait.
     total = sum(tile.area for tile in tiles)

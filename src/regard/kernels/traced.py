@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import Tensor
 
+from regard.caching import constant_under_compile
 from regard.kernels.program import program
 from regard.patterns import Lengths, Pattern
 
@@ -21,11 +22,11 @@ def words_of(pattern: Pattern, lengths: Lengths, lanes: int) -> tuple[Tensor, Te
     return made.words, made.masks
 
 
-@torch.compiler.assume_constant_result
+@constant_under_compile
 def _constant_words(pattern: Pattern, queries: int, keys: int, lanes: int) -> Tensor:
     return program(pattern, Lengths(queries, keys), lanes).words
 
 
-@torch.compiler.assume_constant_result
+@constant_under_compile
 def _constant_masks(pattern: Pattern, queries: int, keys: int, lanes: int) -> Tensor:
     return program(pattern, Lengths(queries, keys), lanes).masks

@@ -6,24 +6,34 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from regard.adapters import Adapter, adapt
 from regard.errors import InputError
-from regard.laws.articles import LAWS
+from regard.laws.budget import Work, measure_work
+from regard.laws.catalog import LAWS
 from regard.laws.claims import infer
 from regard.laws.law import Law
+from regard.laws.reference import Reference, read_reference
 from regard.laws.report import Report
 from regard.laws.search import examine
-from regard.laws.subjects import Subject, read
+from regard.laws.unchecked import list_unchecked
 from regard.laws.verdict import Verdict, Verdicts
 
-# Seconds that one law may search, in a fast and in a full check.
-SECONDS = {True: 0.8, False: 8.0}
-
 # Laws that ask for nothing but ordinary input: a subject that claims one and raises in every case breaks it.
-MUST_RUN = ("causality", "padding", "permutation", "batch-independence", "determinism", "statelessness", "gradients")
+MUST_RUN = (
+    "causality",
+    "padding",
+    "permutation",
+    "batch-independence",
+    "determinism",
+    "statelessness",
+    "gradients",
+    "reference",
+)
 
 # Parameters from which on a module is copied as seldom as possible.
 LARGE = 20_000_000
@@ -37,8 +47,11 @@ def check(
     kind: str | None = None,
     claims: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
+    also: Sequence[str] = (),
+    reference: Any = None,
     seed: int = 0,
     fast: bool = False,
+    seconds: float | None = None,
     progress: Progress | None = None,
     name: str | None = None,
     **options: Any,
@@ -47,24 +60,44 @@ def check(
 
     `target` is an operator `f(query, key, value, mask=None)`, a layer `f(x, mask=None)`, a model, or anything that
     is recognised: modules of torch, Hugging Face, timm, x-transformers and Regard. `claims` are slugs or numbers of
-    laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them. Options
-    are its conventions and sizes: see `read`. The same seed draws the same cases.
+    laws; without them the target's kind decides. `only` narrows the search to some of them, or adds to them; `also`
+    claims further laws. `reference` is another function or module, called as the target is, whose values are the right
+    ones: its weights are used as they are given. Options are conventions and sizes: see `read`. The same seed draws the
+    same cases on every machine: the search is limited by its work, not by its time. `seconds` limits the time of each
+    law as well; what it stops is undecided.
 
         >>> from regard.laws import check
         >>> check(attend, kind="operator", claims=["permutation", "empty-rows"], pattern=None, fast=True).ok
         True
     """
     with _quiet(target):
-        subject = read(target, kind, name, **options)
-        claimed = find_laws(infer(subject) if claims is None else claims)
-        chosen = claimed if only is None else find_laws(only)
+        subject = adapt(target, kind, name, **options)
+        beside = None if reference is None else read_reference(reference, subject, kind, options)
+        given = find_laws(infer(subject) if claims is None else claims)
+        further = [law for law in find_laws(also) if law not in given] if also else []
+        claimed = find_laws([law.slug for law in (*given, *further)])
+        chosen, compared = _narrowed(claimed, beside, only)
         laws = find_laws([law.slug for law in (*claimed, *chosen)])
         verdicts = [
-            _verdict(law, subject, seed, fast, progress, laws, claims is not None or law not in claimed)
+            _verdict(law, subject, seed, fast, seconds, progress, laws, claims is not None or law not in given, True)
             for law in chosen
         ]
-    asked = {"kind": kind, "claims": None if claims is None else [law.slug for law in claimed], **options}
-    return Report(subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, asked=asked)
+        if compared is not None:
+            verdicts.append(_verdict(compared, subject, seed, fast, seconds, progress, [*laws, compared], True))
+        unchecked = list_unchecked(subject, chosen, claims is not None, beside is not None) if only is None else []
+    asked = {"kind": kind, "claims": None if claims is None else [law.slug for law in given], **options}
+    asked |= {"also": [law.slug for law in further]} if further else {}
+    asked |= {"reference": beside.subject.name} if beside is not None else {}
+    return Report(
+        subject.name,
+        subject.kind,
+        Verdicts(verdicts),
+        seed,
+        subject.declared,
+        fast=fast,
+        asked=asked,
+        unchecked=unchecked,
+    )
 
 
 def probe(
@@ -74,17 +107,18 @@ def probe(
     laws: Sequence[str] | None = None,
     seed: int = 0,
     fast: bool = True,
+    seconds: float | None = None,
     progress: Progress | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Report:
     """Which laws hold, without accusing anyone: claims nothing, tries all, and measures what can be measured."""
     with _quiet(target):
-        subject = read(target, kind, name, **options)
+        subject = adapt(target, kind, name, **options)
         chosen = find_laws(laws or [law.slug for law in LAWS])
         verdicts = []
         for law in chosen:
-            verdict = _verdict(law, subject, seed, fast, progress, chosen, False)
+            verdict = _verdict(law, subject, seed, fast, seconds, progress, chosen, False)
             verdict.claimed = False
             if verdict.outcome != "not applicable":
                 verdict.measured = law.measure(subject) or ""
@@ -100,11 +134,13 @@ def assert_laws(
     *,
     kind: str | None = None,
     claims: Sequence[str] | None = None,
+    also: Sequence[str] = (),
+    reference: Any = None,
     seed: int = 0,
     fast: bool = True,
     **options: Any,
 ) -> Report:
-    """`check`, for tests: raises a LawViolation with the smallest counterexample if a claim is broken.
+    """`check`, for tests: raises a LawViolation, with the smallest case, if a claim is broken, flaky or undecided.
 
     >>> from regard.laws import assert_laws
     >>> assert_laws(attend, kind="operator", claims=["causality"])
@@ -113,7 +149,7 @@ def assert_laws(
       subject  attend
       ...
     """
-    report = check(target, kind=kind, claims=claims, seed=seed, fast=fast, **options)
+    report = check(target, kind=kind, claims=claims, also=also, reference=reference, seed=seed, fast=fast, **options)
     report.require()
     return report
 
@@ -143,16 +179,40 @@ def find_laws(names: Sequence[str]) -> list[Law]:
     return sorted(set(found), key=LAWS.index)
 
 
+def _narrowed(
+    claimed: list[Law], beside: Reference | None, only: Sequence[str] | None
+) -> tuple[list[Law], Reference | None]:
+    """The laws to look at, and the reference if it is to be compared with."""
+    if only is None:
+        return claimed, beside
+    names = [only] if isinstance(only, str) else list(only)
+    others = [name for name in names if str(name) != Reference.slug]
+    if len(others) < len(names) and beside is None:
+        raise InputError(
+            "there is no reference to compare with.",
+            asked=f"only={names!r}",
+            because="equality with a reference needs one",
+            instead="reference= a function or module that is called as the target is",
+        )
+    chosen = find_laws(others) if others or not names else []
+    return chosen, beside if len(others) < len(names) else None
+
+
 def _verdict(
     law: Law,
-    subject: Subject,
+    subject: Adapter,
     seed: int,
     fast: bool,
+    seconds: float | None,
     progress: Progress | None,
     laws: list[Law],
     explicit: bool,
+    accusing: bool = False,
 ) -> Verdict:
-    """The law's word on the subject and on every other view of it; the worst counts."""
+    """The law's word on the subject and on every other view of it; the worst counts.
+
+    `explicit` is whether the user claims the law, `accusing` whether it is claimed at all.
+    """
     worst: Verdict | None = None
     for part in (subject, *subject.parts):
         if part is not subject and part.claims and law.slug not in part.claims:
@@ -164,7 +224,11 @@ def _verdict(
                 progress(law.slug, laws.index(law), cases)
 
         tick(0)
-        verdict = examine(law, _unused(part), seed, fast=fast, seconds=SECONDS[fast], tick=tick)
+        if part not in _WORK:
+            _WORK[part] = measure_work(part)  # before the copy, which nothing has used yet
+        guessed = accusing and not explicit and not part.documented
+        how: dict[str, Any] = {"work": _WORK[part], "seconds": seconds, "explicit": explicit, "guessed": guessed}
+        verdict = examine(law, _unused(part), seed, fast=fast, tick=tick, **how)
         refuses_masks = "mask" in law.needs and "mask" in part.missing and verdict.cases == 0
         if explicit and law.slug in MUST_RUN and (0 < verdict.cases == verdict.refused or refuses_masks):
             verdict.outcome = "broken"  # who claims such a law must at least run
@@ -172,12 +236,15 @@ def _verdict(
             worst = verdict
         elif verdict.outcome == worst.outcome:
             worst.cases += verdict.cases
+            worst.tried += verdict.tried
+            worst.refused += verdict.refused
+            worst.discarded += verdict.discarded
             worst.seconds += verdict.seconds
     assert worst is not None
     return worst
 
 
-def _unused(subject: Subject) -> Subject:
+def _unused(subject: Adapter) -> Adapter:
     """The subject as no other law has used it, so that a verdict does not depend on what else is asked.
 
     Except of large modules, of which one more copy for each law would be a burden.
@@ -185,7 +252,7 @@ def _unused(subject: Subject) -> Subject:
     if _large(subject.target):
         return subject
     try:
-        return subject.fresh()
+        return subject.copy_unused()
     except Exception:  # what cannot be copied is used as it is
         return subject
 
@@ -194,12 +261,15 @@ def _large(target: Any) -> bool:
     return isinstance(target, nn.Module) and sum(each.numel() for each in target.parameters()) > LARGE
 
 
-_RANK = {"not applicable": 0, "holds": 1, "flaky": 2, "broken": 3}
+# What one run of an adapter costs.
+_WORK: WeakKeyDictionary[Adapter, Work] = WeakKeyDictionary()
+
+_RANK = {"not applicable": 0, "holds": 1, "undecided": 2, "flaky": 3, "broken": 4}
 
 
 @contextmanager
 def _quiet(target: Any) -> Iterator[None]:
-    """Strangers' warnings stay inside, and the random numbers outside go on as if nothing had happened.
+    """Third-party warnings are silenced, and the state of the global random generator is restored.
 
     Small cases run on one thread: more would gain nothing, and lose much on a busy machine.
     """

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from regard.laws.subjects.base import Subject
+    from regard.adapters import Adapter
+    from regard.adapters.rng import Rng
 
 # The parameters of one trial: sizes, places, kinds of content. Small, printable, and what shrinking makes smaller.
 Case = Mapping[str, int | str | bool | float]
-
-
-class Dice:
-    """Random numbers that depend on a seed and on what they are for, and on nothing else."""
-
-    def __init__(self, seed: int, *words: object) -> None:
-        self.generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, *words)).encode()))
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Standard normal numbers, drawn in float64 so that every precision sees the same ones, rounded."""
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64).to(dtype)
-
-    def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Integers from `low` to `high`, `high` not included."""
-        return torch.randint(low, high, shape, generator=self.generator)
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self.integers(low, high, 1))
-
-    def permutation(self, count: int) -> Tensor:
-        """An order other than the given one, wherever there is another."""
-        identity = torch.arange(count)
-        for _ in range(8):
-            order = torch.randperm(count, generator=self.generator)
-            if count < 2 or not torch.equal(order, identity):
-                return order
-        return identity.roll(1)
-
-    def signs(self, *shape: int) -> Tensor:
-        return self.integers(0, 2, *shape) * 2.0 - 1.0
 
 
 @dataclass
@@ -64,6 +34,7 @@ class Observation:
         reduction: the number of terms summed on the way to one entry.
         scale: the size of the numbers that rounding is relative to; the largest entry if None.
         effect: what the difference means, in the words of the law, when the default does not fit.
+        by_design: whether a difference here may be meant: it is what another kind of attention would show.
     """
 
     expected: Tensor
@@ -78,14 +49,24 @@ class Observation:
     reduction: int = 1
     scale: float | None = None
     effect: str = ""
+    by_design: bool = False
     extra: dict[str, object] = field(default_factory=dict)
+
+
+class Discard(Exception):
+    """A case whose input says nothing about the law: it counts neither as tried nor as refused."""
+
+
+def discard(reason: str) -> NoReturn:
+    """Leave the case: what was observed before still counts against the law, but the case was not tried."""
+    raise Discard(reason)
 
 
 class Law:
     """One law. A subclass states it, says where to look, and yields what must be equal there.
 
-    Adding a law is one file in `laws/articles/`: a subclass with the class attributes below, `cases` and `observe`, and
-    one line in `laws/articles/__init__.py`. Searching, precision, flakiness and shrinking are not its business.
+    Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
+    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are not its business.
     """
 
     id: ClassVar[str]
@@ -99,29 +80,42 @@ class Law:
     needs: ClassVar[tuple[str, ...]] = ()
     # Which parameters of a case may shrink, and to what.
     smallest: ClassVar[Mapping[str, int]] = {"batch": 1, "tokens": 1}
+    # The fewest cases that must really run before the law is said to hold: not refused, not discarded.
+    minimum: ClassVar[int] = 4
     # Laws about a subject that changes from call to call are not excused by a subject that does.
     about_repetition: ClassVar[bool] = False
 
-    def applies(self, subject: Subject) -> str | None:
+    def applies(self, subject: Adapter) -> str | None:
         """Why the law says nothing about this subject, or None if it does."""
         for need in self.needs:
             if need not in subject.abilities:
                 return subject.missing.get(need) or MISSING.get(need, f"the subject has no {need}")
         return None
 
-    def cases(self, subject: Subject, fast: bool) -> Iterable[Case]:
+    def cases(self, subject: Adapter, fast: bool) -> Iterable[Case]:
         """Where to look, the most telling places first."""
         raise NotImplementedError
 
-    def observe(self, subject: Subject, case: Case, dice: Dice) -> Iterator[Observation]:
-        """What must be equal in this case. May raise what the subject raises; that is a refusal, not a violation."""
+    def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """What must be equal in this case.
+
+        May raise what the subject raises: that is a refusal, not a violation. `discard` leaves a case whose input turns
+        out to say nothing; a case that yields nothing is none.
+        """
         raise NotImplementedError
 
     def possible(self, case: Case) -> bool:
         """Whether the parameters of a (shrunk) case fit together."""
         return True
 
-    def measure(self, subject: Subject) -> str | None:
+    def is_ordinary(self, case: Case) -> bool:
+        """Whether a subject that breaks the law here, and in every such case, may not mean to keep it at all.
+
+        Then a claim that was only guessed is dropped; see `Observation.by_design`.
+        """
+        return False
+
+    def measure(self, subject: Adapter) -> str | None:
         """What `probe` says beside yes or no, such as the width of a window."""
         return None
 
@@ -169,6 +163,12 @@ def finite(actual: Tensor, **how: object) -> Observation:
     return Observation(torch.zeros_like(actual), good, scale=1.0, **how)  # type: ignore[arg-type]
 
 
-def true(fact: bool, effect: str, **how: object) -> Observation:
-    """An observation of a plain fact; `effect` says what is wrong when it is not one."""
+def true(fact: bool, effect: str, of: Tensor | None = None, reading: str = "", **how: object) -> Observation:
+    """An observation of a plain fact; `effect` says what is wrong when it is not one.
+
+    `reading` is an expression in `value`, which stands for the tensor `of`, that is True if the fact is one; a script
+    that reproduces the observation has it.
+    """
+    if of is not None:
+        how["extra"] = {"fact": (of, reading)}
     return Observation(torch.zeros(1), torch.zeros(1) if fact else torch.full((1,), torch.inf), effect=effect, **how)  # type: ignore[arg-type]

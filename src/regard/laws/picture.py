@@ -1,16 +1,17 @@
-"""A witness as a drawing: what was changed, what moved, and two matrices that should be one. SVG, without a library."""
+"""A counterexample as a drawing: what was changed, what moved, and two matrices that should be one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.laws.verdict import Witness
+from regard.laws.verdict import Counterexample
+from regard.render.markup import Markup, element
+from regard.render.page import figure
 
 # More cells than this are drawn as groups, each as its most telling member.
 MOST_COLUMNS, MOST_ROWS = 140, 24
@@ -18,15 +19,23 @@ MOST_SIDE = 64
 LEFT, TOP, GAP = 60, 38, 50
 
 
-def draw(witness: Witness) -> list[str]:
-    """The pictures of a witness, each a figure; none if there is nothing but words."""
+class Style(NamedTuple):
+    """How a cell is drawn: its class, the text that appears when one points at it, and its opacity."""
+
+    kind: str
+    tooltip: str
+    opacity: float | None = None
+
+
+def draw(counterexample: Counterexample) -> list[Markup]:
+    """The pictures of a counterexample, each a figure; none if there is nothing but words."""
     figures = []
-    patterns = [_square(witness.extra.get(name)) for name in ("pattern_expected", "pattern_actual")]
+    patterns = [_square(counterexample.extra.get(name)) for name in ("pattern_expected", "pattern_actual")]
     if all(pattern is not None for pattern in patterns):
         figures.append(_two(patterns[0], patterns[1], "The pairs that may meet, and those that do"))  # type: ignore[arg-type]
-    elif (sides := _weights(witness)) is not None:
-        figures.append(_two(*sides, "The weights as the law has them, and as they were found", witness.bound))
-    if not figures and (strips := _strips(witness)):
+    elif (sides := _weights(counterexample)) is not None:
+        figures.append(_two(*sides, "The weights as the law has them, and as they were found", counterexample.bound))
+    if not figures and (strips := _strips(counterexample)):
         figures.append(strips)
     return figures
 
@@ -34,36 +43,37 @@ def draw(witness: Witness) -> list[str]:
 # Tokens
 
 
-def _strips(witness: Witness) -> str:
+def _strips(counterexample: Counterexample) -> Markup:
     """The input's tokens above the output's: what was changed, and what moved because of it."""
-    touched, moved = _rows(witness.touched), _rows(witness.map)
+    touched, moved = _rows(counterexample.touched), _rows(counterexample.map)
     if touched is None and moved is None:
-        return ""
+        return Markup()
     tokens = max(rows.shape[1] for rows in (touched, moved) if rows is not None)
     group = -(-tokens // MOST_COLUMNS)
     cell = min(26.0, 600 / -(-tokens // group))
-    parts, y, name = [], float(TOP), witness.place.split("[")[0].removeprefix("the ") or "output"
+    parts: list[Markup] = []
+    y, name = float(TOP), counterexample.place.split("[")[0].removeprefix("the ") or "output"
     if touched is not None:
-        parts.append(
-            _strip("input", _pooled(touched.double(), group), cell, y, group, lambda value: _touched(value > 0))
-        )
+        parts += _strip("input", _pooled(touched.double(), group), cell, y, group, lambda value: _touched(value > 0))
         y += _height(touched, cell) + GAP
     if moved is not None:
-        free = None if witness.where is None else _rows(~witness.where)
+        free = None if counterexample.where is None else _rows(~counterexample.where)
         if free is not None and free.shape == moved.shape:
             moved = moved.double().masked_fill(free, -1.0)
         top = float(moved[moved.isfinite()].max()) if bool(moved.isfinite().any()) else 0.0
 
-        def look(value: float) -> tuple[str, str]:
-            return _movement(value, witness.bound, top)
+        def style(value: float) -> Style:
+            return _movement(value, counterexample.bound, top)
 
-        parts.append(_strip(name, _pooled(moved.double(), group), cell, y, group, look, witness.tokens, witness.row))
+        parts += _strip(
+            name, _pooled(moved.double(), group), cell, y, group, style, counterexample.tokens, counterexample.row
+        )
         y += _height(moved, cell)
     width = LEFT + cell * -(-tokens // group) + 8
     words = ["The tokens of the input that were changed."] if touched is not None else []
     words += [f"The rows of the {name} that moved, darker by the logarithm."] if moved is not None else []
     words += [f"One cell is {group} tokens."] if group > 1 else []
-    return _figure(parts, width, y + 12, " ".join(words), _legend(witness, moved))
+    return _figure(parts, width, y + 12, " ".join(words), _legend(counterexample, moved))
 
 
 def _strip(
@@ -72,61 +82,61 @@ def _strip(
     cell: float,
     y: float,
     group: int,
-    look: Any,
+    style: Callable[[float], Style],
     tokens: Sequence[int] | None = None,
     first: int = 0,
-) -> str:
+) -> list[Markup]:
     """One row of cells for each row of the batch, with the numbers of tokens above."""
-    height, parts = _cell(cell), []
-    parts.append(f'<text x="0" y="{y - 24:.1f}" class="name">{escape(name)}</text>')
+    height = _cell(cell)
+    parts = [element("text", name, x=0, y=f"{y - 24:.1f}", class_="name")]
     every = max(1, math.ceil(24 / cell))
     for column in range(rows.shape[1]):
         if column % every == 0:
             number = column * group
             number = tokens[number] if tokens is not None and number < len(tokens) else number
-            parts.append(f'<text x="{LEFT + (column + 0.5) * cell:.1f}" y="{y - 8:.1f}" class="tick">{number}</text>')
+            middle = f"{LEFT + (column + 0.5) * cell:.1f}"
+            parts.append(element("text", number, x=middle, y=f"{y - 8:.1f}", class_="tick"))
     for row in range(min(rows.shape[0], MOST_ROWS)):
         place = y + row * height
-        label = f"batch {row + first}"
-        parts.append(f'<text x="{LEFT - 8}" y="{place + height * 0.68:.1f}" class="row">{label}</text>')
+        middle = f"{place + height * 0.68:.1f}"
+        parts.append(element("text", f"batch {row + first}", x=LEFT - 8, y=middle, class_="row"))
         for column, value in enumerate(rows[row].tolist()):
-            style, title = look(value)
-            parts.append(_rect(LEFT + column * cell, place, cell, height, style, title))
-    return "".join(parts)
+            parts.append(_rect(LEFT + column * cell, place, cell, height, style(value)))
+    return parts
 
 
-def _touched(yes: bool) -> tuple[str, str]:
-    return ('class="touched"', "changed") if yes else ('class="still"', "as it was")
+def _touched(yes: bool) -> Style:
+    return Style("touched", "changed") if yes else Style("still", "as it was")
 
 
-def _movement(value: float, bound: float, top: float) -> tuple[str, str]:
+def _movement(value: float, bound: float, top: float) -> Style:
     """How an entry that moved by so much is drawn."""
     if value < 0:
-        return 'class="free"', "free to move"
+        return Style("free", "free to move")
     if not math.isfinite(value):
-        return 'class="broken"', "no number"
+        return Style("broken", "no number")
     if value <= bound:
-        return 'class="still"', f"moved by {value:.1e}, which is rounding" if value else "as it was"
+        return Style("still", f"moved by {value:.1e}, which is rounding" if value else "as it was")
     floor = bound if bound > 0 else top * 1e-6
     span = math.log10(top / floor) if top > floor > 0 else 0.0
     level = min(max(math.log10(value / floor) / span, 0.0), 1.0) if span > 0 and value > 0 else 1.0
-    return f'class="broken" fill-opacity="{0.25 + 0.75 * level:.2f}"', f"moved by {value:.1e}"
+    return Style("broken", f"moved by {value:.1e}", 0.25 + 0.75 * level)
 
 
-def _legend(witness: Witness, moved: Tensor | None) -> str:
-    entries = [("touched", "changed")] if witness.touched is not None else []
+def _legend(counterexample: Counterexample, moved: Tensor | None) -> list[tuple[str, str]]:
+    entries = [("touched", "changed")] if counterexample.touched is not None else []
     if moved is not None:
-        bound = "moved" if witness.bound == 0 else f"moved by more than {witness.bound:.1e}"
+        bound = "moved" if counterexample.bound == 0 else f"moved by more than {counterexample.bound:.1e}"
         entries += [("still", "as it was"), ("broken", bound)]
         if bool((moved < 0).any()):
             entries.append(("free", "free to move"))
-    return "".join(f'<span><i class="{style}"></i>{escape(words)}</span>' for style, words in entries)
+    return entries
 
 
 # Matrices
 
 
-def _two(expected: Tensor, actual: Tensor, words: str, bound: float = 0.0) -> str:
+def _two(expected: Tensor, actual: Tensor, words: str, bound: float = 0.0) -> Markup:
     """Two matrices of queries and keys side by side; where they differ, the second has a red frame."""
     rows, columns = expected.shape
     group = -(-max(rows, columns) // MOST_SIDE)
@@ -139,32 +149,32 @@ def _two(expected: Tensor, actual: Tensor, words: str, bound: float = 0.0) -> st
     top = max(float(finite.abs().max()), 1e-300) if finite.numel() else 1.0
     parts, x = [], 8.0
     for name, side in (("expected", expected), ("found", actual)):
-        parts.append(f'<text x="{x:.1f}" y="{TOP - 14}" class="name">{name}</text>')
+        parts.append(element("text", name, x=f"{x:.1f}", y=TOP - 14, class_="name"))
         for row in range(rows):
             for column in range(columns):
                 value = float(side[row, column])
                 level = 1.0 if not math.isfinite(value) else min(abs(value) / top, 1.0)
                 differs = name == "found" and bool(apart[row, column])
-                style = f'class="{"weight differs" if differs else "weight"}" fill-opacity="{0.04 + 0.96 * level:.2f}"'
                 title = f"query {row * group}, key {column * group}: {value:.3g}"
-                parts.append(_rect(x + column * cell, TOP + row * cell, cell, cell, style, title))
+                style = Style("weight differs" if differs else "weight", title, 0.04 + 0.96 * level)
+                parts.append(_rect(x + column * cell, TOP + row * cell, cell, cell, style))
         x += columns * cell + GAP
-    legend = '<span><i class="weight"></i>seen</span><span><i class="differs"></i>differs</span>'
+    legend = [("weight", "seen"), ("differs", "differs")]
     words += ". Rows are queries, columns keys."
     if group > 1:
         words += f" One cell is {group} by {group} pairs."
     return _figure(parts, max(x - GAP, 130) + 8, TOP + rows * cell + 8, words, legend)
 
 
-def _weights(witness: Witness) -> tuple[Tensor, Tensor] | None:
+def _weights(counterexample: Counterexample) -> tuple[Tensor, Tensor] | None:
     """The worst head of two sets of weights `(batch, query, head, key)`, or the worst row of two sets of pairs
     `(batch, query, key)`, if that is what the law compared."""
-    expected, actual = witness.expected, witness.actual
+    expected, actual = counterexample.expected, counterexample.actual
     if expected is None or actual is None or expected.shape != actual.shape or not expected.numel():
         return None
-    if witness.place.startswith("weights") and expected.ndim == 4:
+    if counterexample.place.startswith("weights") and expected.ndim == 4:
         expected, actual = (side.transpose(1, 2).flatten(0, 1) for side in (expected, actual))
-    elif expected.ndim != 3 or witness.bound != 0 or not (_binary(expected) and _binary(actual)):
+    elif expected.ndim != 3 or counterexample.bound != 0 or not (_binary(expected) and _binary(actual)):
         return None
     apart = (expected.double() - actual.double()).abs().nan_to_num(nan=math.inf)
     worst = int(apart.flatten(1).sum(1).argmax())
@@ -212,14 +222,17 @@ def _height(rows: Tensor, cell: float) -> float:
     return min(rows.shape[0], MOST_ROWS) * _cell(cell)
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str, title: str) -> str:
+def _rect(x: float, y: float, width: float, height: float, style: Style) -> Markup:
     gap = 1.0 if min(width, height) > 6 else 0.3
-    size = f'width="{width - gap:.1f}" height="{height - gap:.1f}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} {style}><title>{escape(title)}</title></rect>'
+    box = {"x": x, "y": y, "width": width - gap, "height": height - gap}
+    opacity = None if style.opacity is None else f"{style.opacity:.2f}"
+    place = {name: f"{value:.1f}" for name, value in box.items()}
+    return element("rect", element("title", style.tooltip), **place, class_=style.kind, fill_opacity=opacity)
 
 
-def _figure(parts: list[str], width: float, height: float, words: str, legend: str) -> str:
-    # The width in pixels is the most it takes; on a narrow screen it shrinks with its letters.
-    box = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
-    svg = f'<svg role="img" aria-label="{escape(words)}" {box}>{"".join(parts)}</svg>'
-    return f'<figure>{svg}<div class="legend">{legend}</div><figcaption>{escape(words)}</figcaption></figure>'
+def _figure(parts: list[Markup], width: float, height: float, words: str, legend: list[tuple[str, str]]) -> Markup:
+    # The width in pixels is the most it takes; on a narrow screen it shrinks with its text.
+    box = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "style": f"max-width:{width:.0f}px"}
+    drawing = element("svg", *parts, role="img", aria_label=words, **box)
+    entries = (element("span", element("i", "", class_=kind), label) for kind, label in legend)
+    return figure(Markup(f"{drawing}{element('div', *entries, class_='legend')}"), words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import textwrap
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -14,13 +15,23 @@ import torch
 from torch import Tensor
 
 from regard.errors import LawViolation
-from regard.laws.verdict import Verdict, Verdicts, Witness
+from regard.laws.causes import rank
+from regard.laws.glossary import describe
+from regard.laws.unchecked import Unchecked
+from regard.laws.verdict import Counterexample, Verdict, Verdicts
+from regard.render.files import write_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 # A map of more entries than this is for a picture, not for JSON.
 MOST_NUMBERS = 4096
+# Columns of the text behind a label of a violation: with the label a line of eighty.
+COLUMNS = 69
+# What is said of a claim that was guessed.
+GUESSED = "guessed from the kind of subject; claims= says what is really claimed"
+# What is said of a law that is undecided, in place of its own headline.
+UNDECIDED = "too little was tried to say that it holds."
 
 
 @dataclass
@@ -34,6 +45,8 @@ class Report:
         declared: what was recognised about it.
         asked: the kind, the claims and the options as they were given.
         command: the words of a shell that ask the same, if it was asked there.
+        unchecked: the laws that were left out, each with why and what would have it checked.
+        target: the text that names the target on a command line, if it was given there.
     """
 
     subject: str
@@ -45,21 +58,41 @@ class Report:
     probing: bool = False
     asked: dict[str, Any] = field(default_factory=dict)
     command: str = ""
+    unchecked: list[Unchecked] = field(default_factory=list)
+    target: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether no law is broken and none is flaky."""
+        """Whether no law is broken, flaky or undecided."""
         return all(verdict.ok for verdict in self.verdicts)
 
     @property
     def failed(self) -> Verdicts:
-        """The verdicts that are broken or flaky."""
+        """The verdicts that are broken, flaky or undecided."""
         return Verdicts(verdict for verdict in self.verdicts if not verdict.ok)
 
     @property
+    def causes(self) -> dict[str, str]:
+        """The claimed laws that do not hold, likeliest cause first, each with the one it probably follows from."""
+        failed = [verdict for verdict in self.failed if verdict.claimed]
+        undecided = {verdict.slug: "" for verdict in failed if verdict.outcome == "undecided"}
+        return rank(verdict.slug for verdict in failed if verdict.slug not in undecided) | undecided
+
+    @property
     def violations(self) -> list[LawViolation]:
-        """What is said of each law that is claimed and does not hold."""
-        return [violation(verdict, self.replay(verdict)) for verdict in self.failed if verdict.claimed]
+        """What is said of each law that is claimed and does not hold, the likeliest cause first."""
+        return [
+            violation(self.verdicts[slug], self.replay(self.verdicts[slug]), self.tell_cause(slug))
+            for slug in self.causes
+        ]
+
+    def tell_cause(self, slug: str) -> str:
+        """Whether a broken law is the likeliest cause of others that are broken, or probably follows from one."""
+        causes = self.causes
+        if causes.get(slug):
+            return f"probably follows from {causes[slug]}"
+        effects = [other for other, cause in causes.items() if cause == slug]
+        return f"probably the cause; {', '.join(effects)} may follow from it" if effects else ""
 
     @property
     def summary(self) -> str:
@@ -68,7 +101,9 @@ class Report:
         counts: dict[str, int] = {}
         for verdict in self.verdicts:
             counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
-        order = [outcome for outcome in ("broken", "flaky", "holds", "not applicable") if outcome in counts]
+        order = [
+            outcome for outcome in ("broken", "flaky", "undecided", "holds", "not applicable") if outcome in counts
+        ]
         said = [
             f"{counts[outcome]} {words.get(outcome, (outcome, outcome))[counts[outcome] != 1]}" for outcome in order
         ]
@@ -91,18 +126,19 @@ class Report:
         claims = self.asked.get("claims")
         # Laws may look at what is claimed beside them, so a law alone is asked by `only`.
         words |= {"claims": claims} if claims is not None else {}
-        words |= {"only": [slug]} if claims != [slug] else {}
+        words |= {"only": [slug]} if claims != [slug] or "reference" in words else {}
         words |= {"seed": self.seed} if self.seed else {}
         words |= {"fast": True} if self.fast else {}
         if self.probing:
             words = {name: value for name, value in words.items() if name not in ("claims", "only")} | {"laws": [slug]}
-        given = ", ".join(["target", *(f"{name}={_quoted(value)}" for name, value in words.items())])
+        said = {name: "reference" if name == "reference" else _quoted(value) for name, value in words.items()}
+        given = ", ".join(["target", *(f"{name}={value}" for name, value in said.items())])
         return f"{'probe' if self.probing else 'check'}({given})"
 
     # Ways to look at it
 
     def __rich__(self) -> RenderableType:
-        from regard.laws import table  # rich costs a tenth of a second, and only who looks should pay it
+        from regard.laws import table
 
         return table.render(self)
 
@@ -131,8 +167,30 @@ class Report:
             "options": {name: _plain(value) for name, value in self.asked.items()},
             "versions": versions(),
             "verdicts": [_verdict(verdict, self.replay(verdict)) for verdict in self.verdicts],
+            "causes": [{"law": slug, "follows_from": cause or None} for slug, cause in self.causes.items()],
+            "unchecked": [
+                {"law": left.slug, "id": left.id, "reason": left.reason, "flag": left.flag, "argument": left.argument}
+                for left in self.unchecked
+            ],
         }
         return _written(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
+
+    def script(self, path: str | Path | None = None, *, law: str | None = None, target: str | None = None) -> str:
+        """The counterexample as a file of plain torch that reproduces it without Regard, written to `path` if given.
+
+        It makes the target, calls it as the law did, and ends with 1 while the outputs differ. Of several broken laws
+        the likeliest cause is written, unless `law` names one. `target` is how a script gets the target, as on the
+        command line: `"mypackage.attention:Attention(24)"`, made with the seed of this report. Without it a function
+        is imported by its own name, and a module is put into the script with its weights. What cannot be written as
+        calls of the target is told in one line.
+        """
+        from regard.laws.script import write_first
+
+        order = [self.verdicts[slug] for slug in self.causes] + [each for each in self.failed if not each.claimed]
+        chosen = [verdict for verdict in order if law in (None, verdict.slug, verdict.id)]
+        replays = [self.replay(verdict) for verdict in chosen]
+        text = write_first(chosen, replays, self.target if target is None else target, self.seed)
+        return _written(text, path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as one page that needs nothing else, written to `path` if one is given."""
@@ -141,28 +199,50 @@ class Report:
         return _written(page.render(self), path)
 
 
-def violation(verdict: Verdict, replay: str = "") -> LawViolation:
-    """A verdict as the error that a test shows."""
-    witness, parts = verdict.witness, {"subject": verdict.subject}
-    if witness is not None:
-        parts["smallest"] = _smallest(witness)
-        changed = f"{witness.changed}  ->  {witness.happened}" if witness.changed else witness.happened
-        parts["changed" if witness.changed else "found"] = changed
-        if witness.precision and witness.precision != "float64":
-            parts["shows in"] = witness.precision
+# A verdict in words
+
+
+def violation(verdict: Verdict, replay: str = "", cause: str = "") -> LawViolation:
+    """A verdict as the error that a test shows. `cause` says how it hangs together with other broken laws."""
+    counterexample, parts = verdict.counterexample, {"subject": verdict.subject}
+    if counterexample is not None:
+        parts["smallest"] = _smallest(verdict.slug, counterexample)
+        parts["meaning"] = _meaning(verdict.slug, counterexample)
+        changed = (
+            f"{counterexample.changed}  ->  {counterexample.happened}"
+            if counterexample.changed
+            else counterexample.happened
+        )
+        parts["changed" if counterexample.changed else "found"] = changed
+        if counterexample.precision and counterexample.precision != "float64":
+            parts["shows in"] = counterexample.precision
     parts["flaky" if verdict.outcome == "flaky" else "because"] = verdict.reason
+    parts["claim"] = GUESSED if verdict.guessed else ""
+    parts["likely"] = cause
     parts["replay"] = replay
-    return LawViolation(verdict.slug, verdict.law.headline, {label: text for label, text in parts.items() if text})
+    headline = UNDECIDED if verdict.outcome == "undecided" else verdict.law.headline
+    return LawViolation(verdict.slug, headline, {label: text for label, text in parts.items() if text})
 
 
-def _smallest(witness: Witness) -> str:
-    """The case, and behind it the sizes that do not matter."""
-    case = ", ".join(f"{name}={value}" for name, value in witness.case.items())
+def _smallest(slug: str, counterexample: Counterexample) -> str:
+    """The case, and behind it the other sizes that were tried."""
+    words = describe(slug, counterexample.case)
+    names = {key: word.name for key, word in zip(counterexample.case, words, strict=True)}
+    case = ", ".join(f"{word.name}={word.value}" for word in words)
     groups: dict[str, list[str]] = {}
-    for name, remark in witness.remarks.items():
-        groups.setdefault(remark, []).append(name)
-    remarks = "; ".join(f"{', '.join(names)}: {remark}" for remark, names in groups.items())
-    return f"{case:<43} # {remarks}" if remarks else case
+    for key, remark in counterexample.remarks.items():
+        groups.setdefault(remark, []).append(names.get(key, key))
+    remarks = [f"# {', '.join(keys)}: {remark}" for remark, keys in groups.items()]
+    return "\n".join([case, *remarks])
+
+
+def _meaning(slug: str, counterexample: Counterexample) -> str:
+    """What the parameters of the case mean: the numbers on one line, then a line for each word."""
+    words = [word for word in describe(slug, counterexample.case) if word.meaning]
+    numbers = [word for word in words if isinstance(word.value, int | float) and not isinstance(word.value, bool)]
+    lines = textwrap.wrap(", ".join(f"{word.name}: {word.meaning}" for word in numbers), COLUMNS)
+    lines += [f"{word.name}={word.value}: {word.meaning}" for word in words if word not in numbers]
+    return "\n".join(lines)
 
 
 def versions() -> dict[str, str]:
@@ -175,7 +255,7 @@ def versions() -> dict[str, str]:
 
 
 def _verdict(verdict: Verdict, replay: str) -> dict[str, Any]:
-    law, witness = verdict.law, verdict.witness
+    law, counterexample = verdict.law, verdict.counterexample
     return {
         "law": law.slug,
         "id": law.id,
@@ -184,19 +264,28 @@ def _verdict(verdict: Verdict, replay: str) -> dict[str, Any]:
         "equation": law.equation,
         "outcome": verdict.outcome,
         "claimed": verdict.claimed,
+        "guessed": verdict.guessed,
         "reason": verdict.reason,
         "measured": verdict.measured,
         "cases": verdict.cases,
+        "tried": verdict.tried,
         "refused": verdict.refused,
+        "discarded": verdict.discarded,
         "seconds": round(verdict.seconds, 3),
         "replay": replay,
-        "witness": None if witness is None else _witness(witness),
+        "counterexample": None if counterexample is None else _encode_counterexample(law.slug, counterexample),
     }
 
 
-def _witness(witness: Witness) -> dict[str, Any]:
-    plain = ("case", "remarks", "changed", "place", "happened", "moved", "bound", "precision", "touched", "map")
-    return {name: _plain(getattr(witness, name)) for name in plain}
+def _encode_counterexample(slug: str, counterexample: Counterexample) -> dict[str, Any]:
+    plain = ("changed", "place", "happened", "moved", "bound", "precision", "touched", "map")
+    words = dict(zip(counterexample.case, describe(slug, counterexample.case), strict=True))
+    return {
+        "case": {word.name: _plain(word.value) for word in words.values()},
+        "meaning": {word.name: word.meaning for word in words.values()},
+        "remarks": {words[key].name if key in words else key: said for key, said in counterexample.remarks.items()},
+        **{name: _plain(getattr(counterexample, name)) for name in plain},
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -221,7 +310,7 @@ def _quoted(value: Any) -> str:
 
 def _written(text: str, path: str | Path | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(path, text)
     return text
 
 

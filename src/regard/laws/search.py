@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from regard.laws.judge import BEYOND_ROUNDING, FACTOR, Finding, judge
-from regard.laws.law import Case, Dice, Law
-from regard.laws.subjects.base import Subject
-from regard.laws.verdict import Verdict, Witness
+from regard.adapters.base import Adapter
+from regard.adapters.precision import find_coarsest_dtype
+from regard.adapters.rng import Rng
+from regard.laws.budget import BUDGET, Work, measure_work, select_cases
+from regard.laws.compare import BEYOND_ROUNDING, FACTOR, HALF_FACTOR, Finding, compare, size_of
+from regard.laws.law import Case, Discard, Law
+from regard.laws.remarks import describe_sizes
+from regard.laws.variants import find_variant, in_native_precision, is_half
+from regard.laws.verdict import Counterexample, Origin, Verdict
 
+# By this share of its numbers an ordinary case misses a law that another kind of attention does not mean to keep; what
+# misses it by less was meant to keep it.
+CLEAR = 0.05
 # A failing case is repeated this often; if it then sometimes holds, the verdict is "flaky".
 REPEATS = 3
-# Runs that making a case smaller may take.
-SHRINKS = 48
+# Runs that making a case smaller may take: at most, and of a subject so large that the budget pays for fewer.
+SHRINKS, FEWEST_SHRINKS = 48, 8
+
+# Roundings of half precision and of a wider one are drawn independently; their largest ones differ by less than this.
+HALF_GROWTH = 8.0
 
 
 @dataclass
 class Trial:
     """One case, run in one precision: what was found, or why it could not be run."""
 
-    view: Subject
+    view: Adapter
     findings: list[Finding] = field(default_factory=list)
     refusal: Exception | None = None
+    discarded: str = ""
     # Above this many bounds the law is broken: one, or more where float64 has already found nothing.
     threshold: float = 1.0
 
@@ -38,98 +52,257 @@ class Trial:
         return any(finding.ratio > self.threshold for finding in self.findings)
 
 
-def views(subject: Subject) -> list[Subject]:
-    """The subject in float64, where that can be had, and in its own precision."""
+def views(subject: Adapter, case: Case) -> list[Adapter]:
+    """The subject in float64, where that can be had, and in its own precision; in half precision for a case of that."""
+    variant = find_variant(subject, case)
+    if variant is None:
+        return []
+    if is_half(variant):
+        return [variant]
+    subject = variant
     double = subject.at(torch.float64)
     return [view for view in (double, subject) if view is not None] if double is not subject else [subject]
 
 
 def examine(
     law: Law,
-    subject: Subject,
+    subject: Adapter,
     seed: int = 0,
     *,
     fast: bool = False,
-    seconds: float = 30.0,
+    budget: float | None = None,
+    work: Work | None = None,
+    seconds: float | None = None,
+    explicit: bool = False,
+    guessed: bool = False,
     tick: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Search one law on one subject."""
-    # The time of this thread: on a busy machine the same cases are looked at as on a quiet one.
-    start, began = time.thread_time(), time.perf_counter()
-    verdict = Verdict(law, "holds", subject.name)
-    reason = law.applies(subject)
+    """Search one law on one subject.
+
+    `budget` is the work that may be spent, that of a fast or full search if None; `work` is that of one run of the
+    subject, measured if None. `seconds` ends the search early, and then the law is undecided. `explicit`: the law was
+    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: nobody claims the law, so
+    a subject that breaks it in every ordinary case, as another kind of attention would, does not claim it.
+    """
+    began = time.perf_counter()
+    verdict = Verdict(law, "holds", subject.name, guessed=guessed)
+    try:
+        reason = law.applies(subject)
+        offered = [] if reason else list({tuple(case.items()): case for case in law.cases(subject, fast)}.values())
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except Exception as refusal:  # the subject refused a call that the law makes before its first case
+        verdict.outcome = "undecided" if explicit else "not applicable"
+        verdict.reason = f"it refused every case: {_describe(refusal)}"
+        return verdict
     if reason is None and not law.about_repetition:
-        reason = unsteady(subject)
+        reason = is_flaky(subject)
         if reason is not None:
             verdict.outcome, verdict.reason = "flaky", reason
             return verdict
     if reason is not None:
         verdict.outcome, verdict.reason = "not applicable", reason
         return verdict
-    refusal: Exception | None = None
-    for case in law.cases(subject, fast):
-        if time.thread_time() - start > seconds:
-            verdict.reason = f"stopped after {verdict.cases} cases and {seconds:.0f} s"
+    budget = BUDGET[fast] if budget is None else budget
+    work = measure_work(subject) if work is None else work
+    chosen = select_cases(offered, work, budget, law.minimum)
+    search = Search(verdict, law.minimum, len(offered), explicit)
+    spared = [case for case in offered if not any(case is one for one in chosen)]
+    for number, case in enumerate([*chosen, *spared]):
+        if number >= len(chosen) and verdict.tried >= law.minimum:
+            break  # the others only make up for cases that were refused or discarded
+        if seconds is not None and time.perf_counter() - began >= seconds:
+            search.stopped = f"stopped by seconds={seconds:g} after {verdict.tried} of {len(chosen)} cases"
             break
         verdict.cases += 1
         if tick is not None:
             tick(verdict.cases)
-        failure, refused = decide(law, subject, case, seed)
-        if refused is not None:
-            verdict.refused += 1
-            refusal = refusal or refused
-        if failure is not None:
-            _condemn(verdict, law, failure, case, seed, start + 2 * seconds)
+        decision = decide(law, subject, case, seed)
+        search.count(decision)
+        if decision.failure is not None:
+            if guessed and (refutation := refute_guess(law, subject, offered, seed)) is not None:
+                verdict.outcome = "not applicable"
+                verdict.reason = f"not claimed: guessed, and refuted by ordinary input: {refutation}"
+                break
+            shrinks = min(max(int(budget / (2 * work.of(case))), FEWEST_SHRINKS), SHRINKS)
+            _record_violation(verdict, law, decision.failure, case, seed, shrinks)
             break
-    if verdict.outcome == "holds" and refusal is not None:
-        words = f"{type(refusal).__name__}: {str(refusal).strip().splitlines()[0] if str(refusal).strip() else ''}"
-        if verdict.refused == verdict.cases:
-            verdict.outcome, verdict.reason = "not applicable", f"it refused every case: {words}"
-        else:
-            refused = f"it refused {verdict.refused} of {verdict.cases} cases: {words}"
-            verdict.reason = f"{verdict.reason}; {refused}" if verdict.reason else refused
-    if verdict.cases == 0:
-        verdict.outcome, verdict.reason = "not applicable", verdict.reason or "there is no case to look at"
+    search.conclude()
     verdict.seconds = time.perf_counter() - began
     return verdict
 
 
-def decide(law: Law, subject: Subject, case: Case, seed: int) -> tuple[Trial | None, Exception | None]:
-    """The trial in which the case breaks the law, if it does; and why it could not be run, if it could not.
+@dataclass
+class Decision:
+    """What one case says: the trial in which it breaks the law, if it does; and else why it says nothing, if so."""
+
+    failure: Trial | None = None
+    refusal: Exception | None = None
+    discarded: str = ""
+    vacuous: bool = False
+
+
+@dataclass
+class Search:
+    """The count of one search, and what follows from it."""
+
+    verdict: Verdict
+    minimum: int
+    offered: int
+    explicit: bool
+    stopped: str = ""
+    refusal: str = ""
+    discarded: str = ""
+    vacuous: int = 0
+
+    def count(self, decision: Decision) -> None:
+        """Take one more case into account."""
+        if decision.failure is not None:
+            self.verdict.tried += 1
+        elif decision.refusal is not None:
+            self.verdict.refused += 1
+            self.refusal = self.refusal or _describe(decision.refusal)
+        elif decision.discarded:
+            self.verdict.discarded += 1
+            self.discarded = self.discarded or decision.discarded
+        elif decision.vacuous:
+            self.vacuous += 1
+        else:
+            self.verdict.tried += 1
+
+    def conclude(self) -> None:
+        """Say whether enough was tried for a law in which nothing was found."""
+        verdict = self.verdict
+        if verdict.outcome != "holds":
+            return
+        needed = min(self.minimum, self.offered - self.vacuous)
+        reasons = [self.stopped] if self.stopped else []
+        if verdict.refused:
+            which = "every case" if verdict.refused == verdict.cases else f"{verdict.refused} of {verdict.cases} cases"
+            reasons.append(f"it refused {which}: {self.refusal}")
+        if verdict.discarded:
+            reasons.append(f"{verdict.discarded} of {verdict.cases} cases were discarded: {self.discarded}")
+        if self.stopped:
+            verdict.outcome = "undecided"
+        elif self.offered == self.vacuous:
+            verdict.outcome = "not applicable"
+            reasons = ["none of its cases has anything to compare" if self.offered else "there is no case to look at"]
+        elif verdict.tried == 0 and not verdict.discarded and not self.explicit:
+            verdict.outcome = "not applicable"
+        elif verdict.tried < needed:
+            verdict.outcome = "undecided"
+            if verdict.tried:
+                reasons.insert(0, f"only {verdict.tried} of the {needed} cases that it takes could be tried")
+        verdict.reason = "; ".join(reasons)
+
+
+def _describe(refusal: Exception) -> str:
+    """What a subject raised, in one line."""
+    return f"{type(refusal).__name__}: {(str(refusal).strip().splitlines() or [''])[0]}"
+
+
+def decide(law: Law, subject: Adapter, case: Case, seed: int) -> Decision:
+    """Run the case in each precision.
 
     Logic shows in float64. A difference that shows in the subject's own precision alone is rounding, unless it is so
     large that no rounding explains it.
     """
     trials: list[Trial] = []
-    for view in views(subject):
+    for view in views(subject, case):
+        if is_half(view):
+            trials.append(run(law, view, case, seed))
+            if trials[-1].broken:
+                trials[-1].threshold = _grown_rounding(law, trials[-1], case, seed)
+                if trials[-1].broken:
+                    return Decision(trials[-1])
+            continue
         clean = any(trial.findings for trial in trials)  # float64 has looked, and found nothing
-        trials.append(run(law, view, case, seed, BEYOND_ROUNDING if clean else 1.0))
-        if trials[-1].broken:
-            return trials[-1], None
-    refused = all(trial.refusal is not None for trial in trials)
-    return None, trials[-1].refusal if refused else None
+        trial = run(law, view, case, seed, BEYOND_ROUNDING if clean else 1.0)
+        if trial.broken and (coarser := coarsen(law, view, case, seed)) is not None:
+            trial = run(law, coarser, case, seed, trial.threshold)
+        trials.append(trial)
+        if trial.broken:
+            return Decision(trial)
+    if discarded := next((trial.discarded for trial in trials if trial.discarded), ""):
+        return Decision(discarded=discarded)
+    if trials and all(trial.refusal is not None for trial in trials):
+        return Decision(refusal=trials[-1].refusal)
+    return Decision(vacuous=not any(trial.findings for trial in trials))
 
 
-def run(law: Law, view: Subject, case: Case, seed: int, threshold: float = 1.0) -> Trial:
+def _grown_rounding(law: Law, half: Trial, case: Case, seed: int) -> float:
+    """How many bounds of half precision the rounding of the subject's own precision grows to.
+
+    Where equal bits are not the subject's habit, each difference grows with the spacing of numbers. A law that the
+    wider precision already breaks says nothing about half precision.
+    """
+    native = in_native_precision(half.view)
+    wide = run(law, native, case, seed)
+    moved = max((finding.moved for finding in wide.findings), default=math.inf)
+    bound = min((finding.bound for finding in half.findings if finding.bound > 0), default=math.inf)
+    return max(1.0, HALF_GROWTH * moved * half.view.eps / native.eps / bound) if moved else 1.0
+
+
+def coarsen(law: Law, view: Adapter, case: Case, seed: int) -> Adapter | None:
+    """The subject in float64 with the bound of its own precision, if the case takes it through that; None otherwise.
+
+    What a plain run passes through is known, but another path or another length may round numbers to float32 where
+    that one does not: a softmax in float32, a table of rotations. To fewer digits than its own, no path may round.
+    """
+    if view.dtype != torch.float64 or view.native == torch.float64 or view.eps > 1e-12:
+        return None
+    coarsest = find_coarsest_dtype(lambda: run(law, view, case, seed))
+    if coarsest == torch.float64:
+        return None
+    other = copy.copy(view)
+    other._eps = min(torch.finfo(coarsest).eps, torch.finfo(view.native).eps)
+    return other
+
+
+def refute_guess(law: Law, subject: Adapter, cases: Sequence[Case], seed: int) -> str | None:
+    """What an ordinary case shows if all of them break the law as may be meant, and one clearly; None otherwise."""
+    shown, clearest = None, CLEAR
+    for case in cases:
+        if not law.is_ordinary(case):
+            continue
+        decision = decide(law, subject, case, seed)
+        if decision.failure is None:
+            if decision.refusal is None and not decision.vacuous and not decision.discarded:
+                return None  # it keeps the law here, so it means to
+            continue
+        broken = [each for each in decision.failure.findings if each.ratio > decision.failure.threshold]
+        if not all(each.observation.by_design for each in broken):
+            return None
+        worst = max(broken, key=lambda each: each.moved)
+        apart = worst.moved / (worst.observation.scale or size_of(worst.observation))
+        if apart > clearest:
+            shown, clearest = counterexample(decision.failure, case).happened, apart
+    return shown
+
+
+def run(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 1.0) -> Trial:
     """Observe one case in one precision."""
     trial = Trial(view, threshold=threshold)
     factor = FACTOR[torch.float64] if view.eps < 1e-12 else FACTOR[torch.float32]
+    factor = HALF_FACTOR if is_half(view) else factor
     try:
-        for observation in law.observe(view, case, Dice(seed, law.slug, tuple(case.items()))):
-            trial.findings.append(judge(observation, view.eps, factor))
+        for observation in law.observe(view, case, Rng(seed, law.slug, tuple(case.items()))):
+            trial.findings.append(compare(observation, view.eps, factor))
+    except Discard as reason:
+        trial.discarded = str(reason)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except Exception as refusal:  # a stranger may refuse a case in any way; it is counted and reported
+    except Exception as refusal:  # any error is a refusal of this case; it is counted and reported
         trial.refusal = refusal
     return trial
 
 
-def unsteady(subject: Subject) -> str | None:
+def is_flaky(subject: Adapter) -> str | None:
     """Why nothing can be said about a subject that answers the same question in two ways."""
     answers = []
     try:
         with torch.no_grad():
-            x = subject.draw(2, subject.lengths(5)[0], Dice(0, "steady"))
+            x = subject.draw(2, subject.lengths(5)[0], Rng(0, "steady"))
             answers = [subject.run(x) for _ in range(2)]
     except Exception:  # whatever is wrong there, the law itself will meet it
         return None
@@ -139,72 +312,77 @@ def unsteady(subject: Subject) -> str | None:
     return f"two equal calls in evaluation mode differ by {apart:.1e}; see determinism and statelessness"
 
 
-def _condemn(verdict: Verdict, law: Law, trial: Trial, case: Case, seed: int, deadline: float) -> None:
+def _record_violation(verdict: Verdict, law: Law, trial: Trial, case: Case, seed: int, shrinks: int = SHRINKS) -> None:
     """Broken, or flaky; with the smallest case that shows it."""
     again = [run(law, trial.view, case, seed, trial.threshold).broken for _ in range(REPEATS)]
     if not all(again):
         verdict.outcome = "flaky"
         verdict.reason = f"the same case broke the law {1 + sum(again)} times out of {1 + REPEATS}"
-        verdict.witness = witness(trial, case)
+        verdict.counterexample = counterexample(trial, case)
         return
     verdict.outcome = "broken"
-    case, trial = shrink(law, trial, case, seed, deadline)
-    verdict.witness = witness(trial, case)
-    verdict.witness.remarks = irrelevant(law, trial, case, seed)
+    threshold = trial.threshold  # shrinking asks for more, so that a small case is a clear one
+    case, trial = shrink(law, trial, case, seed, shrinks)
+    verdict.counterexample = counterexample(trial, case)
+
+    def breaks(other: Case) -> bool | None:
+        again = run(law, trial.view, other, seed, threshold)
+        silent = again.refusal is not None or again.discarded or not again.findings
+        return None if silent and not again.broken else again.broken
+
+    verdict.counterexample.remarks = describe_sizes(law, case, breaks)
+    verdict.counterexample.origin = Origin(trial.view, seed, threshold)
 
 
-def shrink(law: Law, trial: Trial, case: Case, seed: int, deadline: float) -> tuple[Case, Trial]:
+def shrink(law: Law, trial: Trial, case: Case, seed: int, shrinks: int = SHRINKS) -> tuple[Case, Trial]:
     """The smallest sizes with which the same law still breaks in the same precision."""
     runs = 0
     best, shown = dict(case), trial
     # A smaller case must not be a weaker one, which could be mistaken for rounding.
     finding = trial.worst
     convincing = max(trial.threshold, min(finding.ratio if finding else 0.0, 1000 * trial.threshold) * 0.99)
+    held: dict[str, int] = {}  # the largest size of each name at which the law was seen to hold
+    seen = {tuple(best.items())}
     improved = True
-    while improved and runs < SHRINKS and time.thread_time() < deadline:
+    while improved and runs < shrinks:
         improved = False
-        for candidate in _smaller(law, best):
+        for name, candidate in _smaller(law, best, held):
+            if tuple(candidate.items()) in seen:
+                continue
+            seen.add(tuple(candidate.items()))
             runs += 1
             attempt = run(law, trial.view, candidate, seed, convincing)
             if attempt.broken:
                 best, shown, improved = candidate, attempt, True
                 break
-            if runs >= SHRINKS or time.thread_time() > deadline:
+            held[name] = max(int(candidate[name]), held.get(name, 0))
+            if runs >= shrinks:
                 break
     return best, shown
 
 
-def _smaller(law: Law, case: Case) -> Iterator[dict]:
+def _smaller(law: Law, case: Case, held: Mapping[str, int]) -> Iterator[tuple[str, dict]]:
+    """Smaller cases, each with the size that it changes: the smallest sizes, then halfway to those that hold."""
     for name, floor in law.smallest.items():
         value = case.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= floor:
             continue
-        for size in dict.fromkeys([floor, floor + 1, floor + 2, (floor + value) // 2, value - 1]):
-            if floor <= size < value:
-                candidate = {**case, name: size}
+        for size in (floor, floor + 1, floor + 2, None, value - 1):
+            # Halfway from the largest size that holds, which may have been found a moment ago.
+            below = held.get(name, floor)
+            between = (below + value) // 2 if floor <= below < value else (floor + value) // 2
+            chosen = between if size is None else size
+            if floor <= chosen < value:
+                candidate = {**case, name: chosen}
                 if law.possible(candidate):
-                    yield candidate
+                    yield name, candidate
 
 
-def irrelevant(law: Law, trial: Trial, case: Case, seed: int) -> dict[str, str]:
-    """Sizes that do not matter: the law breaks with larger ones too."""
-    remarks = {}
-    for name in law.smallest:
-        value = case.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        larger = [{**case, name: value + more} for more in (1, 2)]
-        larger = [candidate for candidate in larger if law.possible(candidate)]
-        if larger and all(run(law, trial.view, each, seed, trial.threshold).broken for each in larger):
-            remarks[name] = "any size fails"
-    return remarks
-
-
-def witness(trial: Trial, case: Case) -> Witness:
+def counterexample(trial: Trial, case: Case) -> Counterexample:
     finding = trial.worst
     assert finding is not None
     seen = finding.observation
-    return Witness(
+    return Counterexample(
         dict(case),
         seen.changed,
         finding.place,

@@ -1,70 +1,101 @@
-"""A report in a terminal, or as the same table in plain text."""
+"""A report in a terminal, or as the same tables in plain text."""
 
 from __future__ import annotations
 
-import io
-
-from rich.box import Box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from regard.laws.report import Report
+from regard.laws.unchecked import Unchecked
 from regard.laws.verdict import Verdict
+from regard.render.table import Cell, Column, Table, shorten
+from regard.render.terminal import WIDTH, one_line, plain_text, print_fitted, stack
 
-WIDTH = 100
-COLOURS = {"holds": "green", "broken": "bold red", "flaky": "bold yellow", "not applicable": "dim"}
-# The outcome of a law that nobody claims, which is no fault.
-PROBED = {"holds": "yes", "broken": "no", "flaky": "not always", "not applicable": "does not apply"}
-# A rule under the header and nothing else; letters that every terminal and every log file has.
-RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# As many laws that were left out for the same reason are named in one line.
+ALIKE = 4
+KINDS = {"holds": "holds", "broken": "broken", "flaky": "flaky", "undecided": "flaky", "not applicable": "silent"}
+# The outcome of a law that is not claimed, which is no violation.
+PROBED = {
+    "holds": "yes",
+    "broken": "no",
+    "flaky": "not always",
+    "undecided": "undecided",
+    "not applicable": "does not apply",
+}
 
 
 def render(report: Report, width: int = WIDTH) -> RenderableType:
     """The table, and below it every violation in full."""
-    # Text, never markup: what strangers call their modules may have brackets.
-    parts: list[RenderableType] = [
-        _line((report.subject, "bold"), (f"  {report.kind}, seed {report.seed}: {_summary(report)}", "none"))
-    ]
-    if report.declared:
-        parts.append(_line((report.declared, "dim")))
-    if report.verdicts:
-        parts += [Text(), _table(report, width)]
-    for broken in report.violations:
-        first, *rest = str(broken).split("\n")
-        parts += [Text(), _line(("LawViolation: ", "bold red"), (first, "bold"))]
-        parts += [_line((line[:11], "cyan"), (line[11:], "none")) for line in rest]
-    return Group(*parts)
+    title = one_line((report.subject, "bold"), (f"  {report.kind}, seed {report.seed}: {_summary(report)}", "none"))
+    causes = report.causes
+    return stack(
+        [title, *([one_line((report.declared, "dim"))] if report.declared else [])],
+        verdict_table(report).to_rich(width) if report.verdicts else [],
+        one_line((f"likeliest cause: {next(iter(causes))}", "bold")) if len(causes) > 1 else [],
+        *(_violation_lines(str(broken)) for broken in report.violations),
+        _unchecked_lines(report, width),
+    )
 
 
 def text(report: Report, width: int = WIDTH) -> str:
-    """The report without colours, however the terminal is made, and if there is none."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(render(report, width), crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+    """The report without colors, whatever the terminal."""
+    return plain_text(render(report, width))
 
 
 def show(report: Report) -> None:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(render(report, console.width), crop=False)
-    else:
-        print(text(report))
+    """Print the report, in color to a terminal."""
+    print_fitted(lambda width: render(report, width))
+
+
+def verdict_table(report: Report, linked: list[Verdict] | None = None) -> Table:
+    """A row for each law: its verdict, the cases that were tried, and what was found.
+
+    linked: the verdicts that a page tells about below the table.
+    """
+    rows = []
+    for verdict in report.verdicts:
+        link = f"#{verdict.slug}" if linked and verdict in linked else ""
+        kind = KINDS[verdict.outcome] if verdict.claimed else ""
+        words = Cell(describe(verdict), "faint")
+        rows.append((Cell(_name(verdict), link=link), Cell(answer(verdict), kind), str(verdict.tried or "-"), words))
+    columns = [Column("law"), Column("verdict"), Column("cases", "right"), Column("", "left", "wrap")]
+    return Table(columns, rows)
+
+
+def unchecked_table(report: Report, unchecked: list[Unchecked]) -> Table:
+    """The laws that were left out, each with why and what would have it checked."""
+    rows = []
+    for left in unchecked:
+        add = (left.flag if report.command else left.argument) or "-"
+        rows.append((Cell(_name(left), "faint"), add, Cell(left.reason, "faint")))
+    return Table([Column("not checked"), Column("add"), Column("", "left", "wrap")], rows)
 
 
 def answer(verdict: Verdict) -> str:
-    """The outcome; of a law that was only probed, whether it holds."""
-    return verdict.outcome if verdict.claimed else PROBED[verdict.outcome]
+    """The outcome, and whether the claim was guessed; of a law that was only probed, whether it holds."""
+    if not verdict.claimed:
+        return PROBED[verdict.outcome]
+    return f"{verdict.outcome}, guessed" if verdict.guessed else verdict.outcome
 
 
-def remark(verdict: Verdict) -> str:
-    """The one line that a table has for a verdict: what happened, or why not, or what was measured."""
+def describe(verdict: Verdict) -> str:
+    """A verdict in one line: what happened, or why not, or what was measured."""
     words = verdict.measured
-    if not words and verdict.witness is not None:
-        witness = verdict.witness
-        words = f"{witness.changed} -> {witness.happened}" if witness.changed else witness.happened
+    if not words and verdict.counterexample is not None:
+        counterexample = verdict.counterexample
+        words = (
+            f"{counterexample.changed} -> {counterexample.happened}"
+            if counterexample.changed
+            else counterexample.happened
+        )
     return " ".join((words or verdict.reason).split())
+
+
+def _name(law: Verdict | Unchecked) -> str:
+    return f"{law.id:<4}{law.slug}"
 
 
 def _summary(report: Report) -> str:
@@ -73,27 +104,20 @@ def _summary(report: Report) -> str:
     return f"{sum(verdict.outcome == 'holds' for verdict in report.verdicts)} of {len(report.verdicts)} laws hold"
 
 
-def _table(report: Report, width: int) -> Table:
-    table = Table(box=RULED, pad_edge=False, padding=(0, 1), show_edge=False, header_style="bold")
-    room = width
-    for name, justify in (("law", "left"), ("verdict", "left"), ("cases", "right"), ("", "left")):
-        table.add_column(name, justify=justify, no_wrap=True, overflow="crop")  # type: ignore[arg-type]
-    rows = [
-        (f"{verdict.id:<4}{verdict.slug}", answer(verdict), str(verdict.cases or "-"), remark(verdict), verdict)
-        for verdict in report.verdicts
-    ]
-    for column in range(3):
-        room -= 3 + max(len(row[column]) for row in [*rows, ("law", "verdict", "cases")])
-    for law, verdict, cases, words, judged in rows:
-        colour = COLOURS[judged.outcome] if judged.claimed else "none"
-        table.add_row(Text(law), Text(verdict, style=colour), cases, Text(_short(words, max(room, 20)), style="dim"))
-    return table
+def _violation_lines(violation: str) -> list[RenderableType]:
+    first, *rest = violation.split("\n")
+    title = one_line(("LawViolation: ", "bold red"), (first, "bold"))
+    return [title, *(one_line((line[:11], "cyan"), (line[11:], "none")) for line in rest)]
 
 
-def _short(words: str, room: int) -> str:
-    return words if len(words) <= room else f"{words[: room - 4].rstrip()} ..."
-
-
-def _line(*pieces: tuple[str, str]) -> Text:
-    """One line that stays one: a terminal may wrap it, but what is copied from it is whole."""
-    return Text.assemble(*pieces, no_wrap=True, overflow="ignore")
+def _unchecked_lines(report: Report, width: int) -> list[RenderableType]:
+    """The laws that were left out; many of one reason in one line."""
+    counts = Counter(left.reason for left in report.unchecked)
+    rare = [left for left in report.unchecked if counts[left.reason] < ALIKE]
+    lines: list[RenderableType] = [unchecked_table(report, rare).to_rich(width)] if rare else []
+    for reason in dict.fromkeys(left.reason for left in report.unchecked if counts[left.reason] >= ALIKE):
+        slugs = ", ".join(left.slug for left in report.unchecked if left.reason == reason)
+        how = "--also SLUG" if report.command else 'also=["..."]'
+        words = shorten(f"not checked, {reason}; {how} adds one: {slugs}", max(width, 24), "wrap")
+        lines += [one_line((line, "dim")) for line in words.split("\n")]
+    return lines

@@ -7,32 +7,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.laws.law import Dice
-from regard.laws.subjects.operator import Operator
+from regard.adapters.operator import OperatorAdapter
+from regard.adapters.rng import Rng
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """softmax(beta Q Kᵀ + mask) V, of all keys or of those up to the query's own.
+    """softmax(scale Q Kᵀ + mask) V, of all keys or of those up to the query's own.
 
     Attributes:
         causal: whether later keys are hidden.
-        beta: the factor of the scores; None is one over the root of the size.
+        scale: the factor of the scores; None is one over the root of the size.
         align: where unequal lengths meet; None if that was not found, or does not matter.
         masks: whether a mask hides keys, so that its place in the formula is known.
     """
 
     causal: bool
-    beta: float | None
+    scale: float | None
     align: str | None
     masks: bool
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """The output, with one matrix of scores and nothing clever."""
-        beta = query.shape[-1] ** -0.5 if self.beta is None else self.beta
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.mT * beta
+        scores = query @ key.mT * scale
         queries, keys = scores.shape[-2:]
         if self.causal:
             offset = keys - queries if self.align != "start" else 0
@@ -42,7 +42,7 @@ class Textbook:
         return scores.softmax(-1) @ value
 
 
-def textbook(subject: Operator) -> Textbook | None:
+def textbook(subject: OperatorAdapter) -> Textbook | None:
     """The formula that the operator computes on a few tokens, or None if it is none of these."""
     if "_textbook" not in vars(subject):  # found once; every precision computes the same formula
         vars(subject)["_textbook"] = _found(subject)
@@ -50,40 +50,40 @@ def textbook(subject: Operator) -> Textbook | None:
 
 
 @torch.no_grad()
-def _found(subject: Operator) -> Textbook | None:
-    dice = Dice(0, "textbook")
+def _found(subject: OperatorAdapter) -> Textbook | None:
+    rng = Rng(0, "textbook")
     try:
-        small = subject.tensors(dice, 2, 6, 6)
+        small = subject.tensors(rng, 2, 6, 6)
         found = subject.attend(*small)
     except Exception:  # whoever refuses this has to be met elsewhere
         return None
     for causal in (False, True):
-        for beta in dict.fromkeys((subject.conventions.beta, None)):
-            formula = Textbook(causal, beta, None, False)
+        for scale in dict.fromkeys((subject.conventions.scale, None)):
+            formula = Textbook(causal, scale, None, False)
             if close(formula(*small), found):
-                return Textbook(causal, beta, _alignment(subject, formula), _masks(subject, dice))
+                return Textbook(causal, scale, _alignment(subject, formula), _masks(subject, rng))
     return None
 
 
-def _alignment(subject: Operator, formula: Textbook) -> str | None:
+def _alignment(subject: OperatorAdapter, formula: Textbook) -> str | None:
     if not formula.causal:
         return "end"
-    tensors = subject.tensors(Dice(0, "aligned"), 2, 3, 7)
+    tensors = subject.tensors(Rng(0, "aligned"), 2, 3, 7)
     try:
         found = subject.attend(*tensors)
     except Exception:  # unequal lengths are not for everyone
         return None
     for align in ("end", "start"):
-        if close(Textbook(True, formula.beta, align, False)(*tensors), found):
+        if close(Textbook(True, formula.scale, align, False)(*tensors), found):
             return align
     return None
 
 
-def _masks(subject: Operator, dice: Dice) -> bool:
+def _masks(subject: OperatorAdapter, rng: Rng) -> bool:
     """Whether the operator is deaf to keys that a mask hides, and hears the others."""
     if "mask" not in subject.abilities:
         return False
-    query, key, value = subject.tensors(dice, 2, 6, 6)
+    query, key, value = subject.tensors(rng, 2, 6, 6)
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     mask[..., 2] = False
     other = value.clone()
@@ -105,7 +105,7 @@ def close(expected: Tensor, found: Tensor, tolerance: float = 1e-4) -> bool:
     return bool(((expected - found).abs() <= tolerance * scale).all())
 
 
-def drawn_mask(kind: str, batch: int, heads: int, queries: int, keys: int, dice: Dice) -> Tensor:
+def drawn_mask(kind: str, batch: int, heads: int, queries: int, keys: int, rng: Rng) -> Tensor:
     """A mask `(batch, head, query, key)` of a kind, in which every query sees the key at its own place."""
     rows, columns = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     if kind == "banded":
@@ -117,6 +117,6 @@ def drawn_mask(kind: str, batch: int, heads: int, queries: int, keys: int, dice:
     elif kind == "blocks":
         mask = ((columns // 64 + rows // 64) % 2 == 0).expand(batch, heads, queries, keys).clone()
     else:
-        mask = dice.integers(0, 2, batch, heads, queries, keys).bool()
+        mask = rng.integers(0, 2, batch, heads, queries, keys).bool()
     mask |= columns == rows.clamp(0, keys - 1)
     return mask

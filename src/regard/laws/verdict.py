@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from torch import Tensor
 
 from regard.laws.law import Law
 
-Outcome = Literal["holds", "broken", "not applicable", "flaky"]
+if TYPE_CHECKING:
+    from regard.adapters.base import Adapter
+
+Outcome = Literal["holds", "broken", "not applicable", "flaky", "undecided"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a counterexample was seen: the subject in that precision, the seed, and the threshold in bounds."""
+
+    view: Adapter
+    seed: int
+    threshold: float
 
 
 @dataclass
-class Witness:
+class Counterexample:
     """The smallest case found in which a law does not hold.
 
     Attributes:
         case: its parameters.
-        remarks: which parameters do not matter: `{"batch": "any size fails"}`.
+        remarks: at which other sizes it was tried: `{"batch": "fails at every size tried: 1, 2, 3"}`.
         changed: what was done to the input.
         place: where the output answered.
         moved: by how much; inf is "not a number".
@@ -32,6 +44,7 @@ class Witness:
         tokens: the token that each column of `map` stands for, where that is not its own number.
         row: the row of the batch that the first row of `map` stands for.
         expected, actual: the two sides, for drawing.
+        origin: where it was seen, to run it again.
     """
 
     case: dict[str, Any]
@@ -50,6 +63,7 @@ class Witness:
     expected: Tensor | None = None
     actual: Tensor | None = None
     extra: dict[str, object] = field(default_factory=dict)
+    origin: Origin | None = field(default=None, repr=False)
 
     @property
     def happened(self) -> str:
@@ -68,23 +82,31 @@ class Verdict:
 
     Attributes:
         law: the law.
-        outcome: holds, broken, not applicable or flaky.
-        reason: why it is not applicable, what is flaky, or what was left out.
-        witness: the smallest counterexample of a broken or flaky law.
-        cases: the number of cases looked at; refused: how many of them the subject refused to run.
+        outcome: holds, broken, not applicable, flaky, or undecided: too few cases could be tried to say that it holds.
+        reason: why it is not applicable or undecided, what is flaky, or what was left out.
+        counterexample: the smallest counterexample of a broken or flaky law.
+        cases: the number of cases looked at.
+        tried: how many of them ran and compared something.
+        refused: how many of them the subject refused to run.
+        discarded: how many of them met an input that says nothing, such as one beside a kink.
         claimed: whether the subject claims the law.
+        guessed: whether that claim was guessed from the kind of the subject: neither the user nor its documentation
+            makes it.
     """
 
     law: Law
     outcome: Outcome
     subject: str = ""
     reason: str = ""
-    witness: Witness | None = None
+    counterexample: Counterexample | None = None
     cases: int = 0
+    tried: int = 0
     refused: int = 0
+    discarded: int = 0
     seconds: float = 0.0
     replay: str = ""
     claimed: bool = True
+    guessed: bool = False
     measured: str = ""
 
     @property
@@ -99,12 +121,20 @@ class Verdict:
     def ok(self) -> bool:
         return self.outcome in ("holds", "not applicable")
 
+    def script(self, target: str = "") -> str:
+        """The counterexample as a file of plain torch; see `Report.script`."""
+        from regard.laws.script import write_first
+
+        return write_first(
+            [self] if self.counterexample is not None else [], [self.replay] if self.counterexample else [], target
+        )
+
     def __str__(self) -> str:
         if self.outcome == "holds":
-            return f"{self.slug}: holds ({self.cases} cases)"
-        if self.witness is None:
+            return f"{self.slug}: holds ({self.tried} cases{', a guessed claim' if self.guessed else ''})"
+        if self.counterexample is None:
             return f"{self.slug}: {self.outcome}, {self.reason}" if self.reason else f"{self.slug}: {self.outcome}"
-        return f"{self.slug}: {self.outcome}, {self.witness.happened}"
+        return f"{self.slug}: {self.outcome}, {self.counterexample.happened}"
 
 
 class Verdicts(tuple[Verdict, ...]):

@@ -4,16 +4,16 @@ from regard.layers.block import Block
 from regard.layers.cache import CrossCache, KVCache, Memory, StateCache
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
-from regard.layers.gaze import Gaze, gaze, gazes
 from regard.layers.grid import GridAttention
+from regard.layers.incremental import IncrementalAttention
 from regard.layers.lattice import Lattice
-from regard.layers.linear import Linear, settle
+from regard.layers.linear import Linear, use_huge_pages
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.patches import PatchEmbedding
 from regard.layers.positions import GridPositions, LearnedPositions, SinusoidalPositions
+from regard.layers.profiles import HeadProfile, head_profile, head_profiles
 from regard.layers.projections import Sizes
 from regard.layers.rotary import Rotary, Rotation
-from regard.layers.running import RunningAttention
 from regard.layers.spatial import SpatialAttention
 from regard.layers.tables import TableAttention
 from regard.layers.windows import WindowAttention
@@ -23,9 +23,10 @@ __all__ = [
     "ChannelAttention",
     "CrossCache",
     "FeedForward",
-    "Gaze",
     "GridAttention",
     "GridPositions",
+    "HeadProfile",
+    "IncrementalAttention",
     "KVCache",
     "Lattice",
     "LearnedPositions",
@@ -35,14 +36,13 @@ __all__ = [
     "PatchEmbedding",
     "Rotary",
     "Rotation",
-    "RunningAttention",
     "SinusoidalPositions",
     "Sizes",
     "SpatialAttention",
     "StateCache",
     "TableAttention",
     "WindowAttention",
-    "gaze",
-    "gazes",
-    "settle",
+    "head_profile",
+    "head_profiles",
+    "use_huge_pages",
 ]

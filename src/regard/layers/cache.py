@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from regard.backends.linear import LinearState, step
+from regard.attention import Attention
+from regard.backends.linear_attention import LinearState, step
+from regard.caching import lru_cache_small
 from regard.errors import CacheError
-from regard.features import FeatureMap
+from regard.layers.cache_requirements import check_window, find_window
 from regard.patterns import Padding
 
-FIRST_ROOM = 64  # tokens that a cache without a fixed capacity makes room for at first; it doubles from there
+FIRST_CAPACITY = 64  # tokens that a cache without a fixed capacity makes room for at first; it doubles from there
 
 Lengths = Sequence[int] | Tensor
 
@@ -57,8 +58,22 @@ class KVCache:
         )
         self._held = 0  # columns in use
         self._seen = 0  # columns that the last append returned
-        self.vouched: object = None  # the attention that was found to fit this cache
+        self._checked: Attention | None = None  # the attention that was found to fit this cache
         self._storage: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def for_attention(cls, attention: Attention, capacity: int | None = None) -> KVCache:
+        """A cache that keeps what the attention needs: a window for a pattern of limited reach, else all tokens."""
+        window = find_window(attention)
+        if window is None or (capacity is not None and capacity <= window):
+            return cls(capacity)
+        return cls(capacity, window=window)
+
+    def check_fits(self, attention: Attention) -> None:
+        """Refuse an attention that sees what this cache does not keep, or that has no past."""
+        if attention is not self._checked:
+            check_window(attention, self.window, self)
+            self._checked = attention
 
     @property
     def batch(self) -> int | None:
@@ -84,7 +99,7 @@ class KVCache:
     @property
     def padding(self) -> Padding | None:
         """What hides the columns before each row's first token; `None` when all rows are full."""
-        return None if (real := self.real) is None else _padding(real)
+        return None if (real := self.real) is None else _make_padding(real)
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
         """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
@@ -102,7 +117,7 @@ class KVCache:
         self._check(key, value, lengths)
         count = key.shape[-2]
         if lengths is not None:
-            self.lengths = _listed(lengths)
+            self.lengths = _list_lengths(lengths)
             self._real = list(self.lengths)
         elif self.lengths is not None and self._real is not None:
             self.lengths = [length + count for length in self.lengths]
@@ -111,7 +126,7 @@ class KVCache:
         if self.window is not None:
             seen = self._roll(key, value)
         else:
-            self._make_room(key, value, self._held + count)
+            self._reserve(key, value, self._held + count)
             seen = self._write(key, value)
         self._seen = seen[0].shape[-2]
         return seen
@@ -120,17 +135,17 @@ class KVCache:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
         if self._storage is None:
             return
-        rows = _row_numbers(index)
+        rows = _list_rows(index)
         _check_rows(rows, len(self._storage[0]))
         same = len(rows) == self.batch
-        fresh = []
+        new = []
         for stored in self._storage:
             chosen = stored[:, :, : self._held].index_select(0, index)
             if not same:
                 stored = stored.new_empty(len(rows), *stored.shape[1:])
             stored[:, :, : self._held] = chosen
-            fresh.append(stored)
-        self._storage = fresh[0], fresh[1]
+            new.append(stored)
+        self._storage = new[0], new[1]
         if self.lengths is not None and self._real is not None:
             self.lengths = [self.lengths[row] for row in rows]
             self._real = [self._real[row] for row in rows]
@@ -149,7 +164,7 @@ class KVCache:
             if lengths > self.length:
                 wanted = [lengths] * batch
         else:
-            wanted = _listed(lengths)
+            wanted = _list_lengths(lengths)
         self._check_crop(wanted, totals, reals)
         kept = [real - (total - keep) for keep, total, real in zip(wanted, totals, reals, strict=True)]
         held = max(kept)
@@ -170,16 +185,16 @@ class KVCache:
 
     # Storage
 
-    def _room(self) -> int:
+    def _allocated(self) -> int:
         return 0 if self._storage is None else self._storage[0].shape[-2]
 
-    def _make_room(self, key: Tensor, value: Tensor, wanted: int) -> None:
-        if self._storage is not None and wanted <= self._room():
+    def _reserve(self, key: Tensor, value: Tensor, wanted: int) -> None:
+        if self._storage is not None and wanted <= self._allocated():
             return
         if self.capacity is not None and self.window is None:
             room = self.capacity
         else:
-            room = max(wanted, 2 * self._room(), FIRST_ROOM if self.window is None else 2 * self.window + 1)
+            room = max(wanted, 2 * self._allocated(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1)
         made = []
         for index, tensor in enumerate((key, value)):
             with torch.inference_mode(False):  # what is stored may be continued in another mode
@@ -211,15 +226,15 @@ class KVCache:
                 held = slice(self._held - past, self._held)
                 seen = [torch.cat((s[:, :, held], new), -2) for s, new in zip(self._storage, seen, strict=True)]
             self._held = 0
-            self._make_room(key, value, window + 1)
+            self._reserve(key, value, window + 1)
             last = slice(count - window - 1, None)
             self._write(key[:, :, last], value[:, :, last])
             return seen[0], seen[1]
-        if self._storage is not None and self._held + count > self._room():
+        if self._storage is not None and self._held + count > self._allocated():
             for stored in self._storage:  # the window moves to the front, once in `window` tokens
                 stored[:, :, :past] = stored[:, :, self._held - past : self._held].clone()
             self._held = past
-        self._make_room(key, value, self._held + count)
+        self._reserve(key, value, self._held + count)
         seen = self._write(key, value)
         first = max(self._held - count - window, 0)  # the oldest of these queries sees no further
         return seen[0][:, :, first:], seen[1][:, :, first:]
@@ -236,10 +251,10 @@ class KVCache:
         elif lengths is not None and self._held:
             because = "only the first tokens may be padded; later ones would leave holes between tokens"
             instead = "lengths with the first append, and then the same number of tokens for all rows"
-        elif lengths is not None and not _fitting(_listed(lengths), len(key), key.shape[2]):
+        elif lengths is not None and not _lengths_fit(_list_lengths(lengths), len(key), key.shape[2]):
             because = f"there are {len(key)} rows of {key.shape[2]} tokens"
             instead = "one length for each row, at most the number of tokens"
-        elif self._storage is not None and _unlike(self._storage, key, value):
+        elif self._storage is not None and _differs(self._storage, key, value):
             stored = self._storage[0]
             because = f"it holds keys {tuple(stored.shape)} of {stored.dtype}"
             instead = "the same rows, heads, sizes and dtype at each step; a new cache for another batch"
@@ -250,7 +265,7 @@ class KVCache:
             raise CacheError(
                 "These tokens cannot be appended to the cache.",
                 asked=f"key {tuple(key.shape)}  value {tuple(value.shape)}"
-                + ("" if lengths is None else f"  lengths {_listed(lengths)}"),
+                + ("" if lengths is None else f"  lengths {_list_lengths(lengths)}"),
                 because=because,
                 instead=instead,
             )
@@ -288,7 +303,7 @@ class CrossCache:
 
     def reorder(self, index: Tensor) -> None:
         if self.key is not None and self.value is not None:
-            _check_rows(_row_numbers(index), len(self.key))
+            _check_rows(_list_rows(index), len(self.key))
             self.source = None
             self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
 
@@ -310,38 +325,52 @@ class StateCache:
     padding = None
     positions = KVCache.positions
 
+    def check_fits(self, attention: Attention) -> None:
+        """Refuse an attention whose past does not fit into a sum."""
+        if not _fits_in_sum(attention):
+            raise CacheError(
+                "Only causal linear attention fits into a sum.",
+                asked=f"a StateCache for {attention}",
+                because="a sum cannot tell its tokens apart, so every query must see all of them, by features",
+                instead="layer.new_cache()",
+            )
+
     def advance(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
-        feature_map: str | FeatureMap | Callable,
-        beta: float | None,
+        attention: Attention,
         lengths: Lengths | None = None,
     ) -> Tensor:
         """The output of the next tokens; `lengths` as in `KVCache.append`."""
-        count = key.shape[-2]
-        if lengths is not None and (self.state is not None or not _fitting(_listed(lengths), len(key), count)):
+        count, feature_map, scale = key.shape[-2], attention.feature_map, attention.scale
+        assert feature_map is not None
+        if lengths is not None and (
+            self.state is not None or not _lengths_fit(_list_lengths(lengths), len(key), count)
+        ):
             raise CacheError(
                 "Only the first tokens may be padded.",
-                asked=f"lengths {_listed(lengths)} of {len(key)} rows of {count} tokens, after {self.length} tokens",
+                asked=f"lengths {_list_lengths(lengths)} of {len(key)} rows of {count} tokens, after {self.length}",
                 because="later padding would leave holes between tokens"
                 if self.state is not None
                 else "every row has a length, and that is at most the number of tokens",
                 instead="lengths with the first tokens only, one for each row",
             )
-        if lengths is not None and min(_listed(lengths)) < count:
+        if lengths is not None and min(_list_lengths(lengths)) < count:
             output = query.new_zeros(*query.shape[:-1], value.shape[-1])
             states = []
-            for row, length in enumerate(_listed(lengths)):  # each row by itself: a sum has no place to hide padding
+            for row, length in enumerate(
+                _list_lengths(lengths)
+            ):  # each row by itself: a sum has no place to hide padding
                 real = slice(row, row + 1), slice(None), slice(count - length, None)
-                output[real], state = step(query[real], key[real], value[real], feature_map=feature_map, beta=beta)
+                output[real], state = step(query[real], key[real], value[real], feature_map=feature_map, scale=scale)
                 states.append(state)
             self.state = LinearState(torch.cat([s.sums for s in states]), torch.cat([s.norm for s in states]))
-            self.lengths = _listed(lengths)
+            self.lengths = _list_lengths(lengths)
         else:
-            output, self.state = step(query, key, value, self.state, feature_map=feature_map, beta=beta)
+            output, self.state = step(query, key, value, self.state, feature_map=feature_map, scale=scale)
             self.lengths = None if self.lengths is None else [length + count for length in self.lengths]
         self.length = self.length + count if self.lengths is None else max(self.lengths)
         return output
@@ -400,13 +429,22 @@ class Memory:
             cache.crop(lengths)
 
 
+def make_cache(attention: Attention, capacity: int | None = None) -> KVCache | StateCache:
+    """The smallest cache that fits an attention: sums for causal linear attention, else keys and values."""
+    return StateCache() if _fits_in_sum(attention) else KVCache.for_attention(attention, capacity)
+
+
+def _fits_in_sum(attention: Attention) -> bool:
+    return attention.feature_map is not None and attention.pattern is not None and attention.pattern.is_causal
+
+
 def padded_positions(count: int, lengths: Lengths) -> Tensor:
     """Each token's position in its own text, `(batch, token)`, for rows padded on the left; padding counts as first."""
-    first = torch.tensor([length - count for length in _listed(lengths)], dtype=torch.long)[:, None]
+    first = torch.tensor([length - count for length in _list_lengths(lengths)], dtype=torch.long)[:, None]
     return (first + torch.arange(count)).clamp(min=0)
 
 
-def _row_numbers(index: Tensor) -> list[int]:
+def _list_rows(index: Tensor) -> list[int]:
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
         raise CacheError(
             "Rows are named by whole numbers.",
@@ -417,7 +455,7 @@ def _row_numbers(index: Tensor) -> list[int]:
     return index.tolist()
 
 
-def _listed(lengths: Lengths) -> list[int]:
+def _list_lengths(lengths: Lengths) -> list[int]:
     return lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
 
 
@@ -432,18 +470,18 @@ def _check_rows(rows: list[int], batch: int) -> None:
         )
 
 
-def _fitting(lengths: list[int], rows: int, tokens: int) -> bool:
+def _lengths_fit(lengths: list[int], rows: int, tokens: int) -> bool:
     return len(lengths) == rows and all(0 <= length <= tokens for length in lengths)
 
 
-def _unlike(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
+def _differs(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
     return any(
-        (*stored.shape[:2], stored.shape[3], stored.dtype) != (*fresh.shape[:2], fresh.shape[3], fresh.dtype)
-        for stored, fresh in zip(storage, (key, value), strict=True)
+        (*stored.shape[:2], stored.shape[3], stored.dtype) != (*new.shape[:2], new.shape[3], new.dtype)
+        for stored, new in zip(storage, (key, value), strict=True)
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _padding(real: tuple[int, ...]) -> Padding:
+@lru_cache_small(maxsize=64)
+def _make_padding(real: tuple[int, ...]) -> Padding:
     """The same value for all layers, whose intervals are then computed once."""
     return Padding(real, side="left")

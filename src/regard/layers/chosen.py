@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.patterns import Lengths, Pattern
+from regard.patterns import Mask
 
 
 def seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor, first: int = 0) -> Attention:
@@ -21,7 +19,9 @@ def seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor, 
     """
     pattern, bias = described.pattern, described.bias
     if pattern is not None:
-        pattern = Chosen(pattern, tuple(places.tolist()))
+        lengths = pattern.lengths(key.shape[-2] - first, key.shape[-2])
+        shown = pattern._evaluate(places[:, None], torch.arange(key.shape[-2], device=places.device), lengths)
+        pattern = Mask(shown[:, None] if shown.ndim == 3 else shown)  # (row, place, key) has no heads
     if isinstance(bias, Tensor):
         bias = bias[..., places - first, :] if bias.ndim > 1 and bias.shape[-2] > 1 else bias
     elif bias is not None and bias.needs_content:
@@ -30,34 +30,3 @@ def seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor, 
     elif bias is not None:
         bias = bias.scores(places[:, None], torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
     return dataclasses.replace(described, pattern=pattern, bias=bias)
-
-
-@dataclass(frozen=True, repr=False)
-class Chosen(Pattern):
-    """What some queries of a pattern see: the n-th query of the attention is the one at `places[n]`."""
-
-    pattern: Pattern
-    places: tuple[int, ...]
-
-    @property
-    def rows(self) -> int | None:
-        return self.pattern.rows
-
-    @cached_property
-    def _index(self) -> Tensor:
-        return torch.tensor(self.places, dtype=torch.long, device="cpu")
-
-    @property
-    def _opaque(self) -> bool:
-        return True
-
-    @property
-    def _needs_keys(self) -> bool:
-        return True
-
-    def _check(self, lengths: Lengths) -> None:
-        self.pattern._check(Lengths(lengths.keys, lengths.keys))
-
-    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        place = self._index.to(i.device)[i - lengths.offset]
-        return self.pattern._allows(place, j, row, Lengths(lengths.keys, lengths.keys))

@@ -9,10 +9,10 @@ from torch._jit_internal import is_scripting
 from torch.nn import functional
 
 from regard.errors import ConfigError
-from regard.kernels.watched import unwatched
-from regard.layers.linear import BENDS, Linear, is_bare, linear
+from regard.kernels.eager import is_plain_eager
+from regard.layers.linear import ACTIVATIONS, Linear, is_plain_linear, linear
 
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = BENDS | {"silu": functional.silu}
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = ACTIVATIONS | {"silu": functional.silu}
 GATED: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": functional.silu,
     "geglu": functional.gelu,
@@ -21,10 +21,10 @@ GATED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear layers and a bend between them, the same for every token.
+    """Two linear layers and an activation between them, the same for every token.
 
-        output = bend(x W1 + b1) W2 + b2                     relu, gelu, gelu_tanh, silu
-        output = (bend(x Wg + bg) * (x Wu + bu)) W2 + b2     swiglu, geglu, reglu
+        output = act(x W1 + b1) W2 + b2                     relu, gelu, gelu_tanh, silu
+        output = (act(x Wg + bg) * (x Wu + bu)) W2 + b2     swiglu, geglu, reglu
 
     `gelu` is exact, `gelu_tanh` GPT-2's approximation. The two matrices of a gated one lie in one, gate first.
 
@@ -36,7 +36,7 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, dim: int, hidden: int, activation: str = "gelu", *, bias: bool = True, dropout: float = 0.0
+        self, dim: int, hidden_dim: int, activation: str = "gelu", *, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
         if activation not in PLAIN and activation not in GATED:
@@ -47,25 +47,25 @@ class FeedForward(nn.Module):
                 instead='activation="gelu"',
             )
         self.activation, self.gated = activation, activation in GATED
-        self.bend = GATED[activation] if self.gated else PLAIN[activation]
-        self.inner = Linear(dim, hidden * 2 if self.gated else hidden, bias=bias)
-        self.outer = Linear(hidden, dim, bias=bias)
+        self.activation_fn = GATED[activation] if self.gated else PLAIN[activation]
+        self.inner = Linear(dim, hidden_dim * 2 if self.gated else hidden_dim, bias=bias)
+        self.outer = Linear(hidden_dim, dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:
             gate, up = self.inner(x).chunk(2, -1)
-            return self.outer(self.dropout(self.bend(gate) * up))
-        if is_scripting():  # such a compiler reads only the branch it takes
-            return self.outer(self.dropout(self.bend(self.inner(x))))
+            return self.outer(self.dropout(self.activation_fn(gate) * up))
+        if is_scripting():  # torch.jit.script compiles only the branch it takes
+            return self.outer(self.dropout(self.activation_fn(self.inner(x))))
         else:
-            return self.outer(self.dropout(self._bent(x)))
+            return self.outer(self.dropout(self._expand(x)))
 
-    def _bent(self, x: Tensor) -> Tensor:
-        """The bent channels, in one step where nobody waits for what is before the bend."""
-        if unwatched(x) and self.bend is BENDS.get(self.activation) and is_bare(self.inner):
+    def _expand(self, x: Tensor) -> Tensor:
+        """The hidden channels after the activation, which gemm fuses where no gradient is needed."""
+        if is_plain_eager(x) and self.activation_fn is ACTIVATIONS.get(self.activation) and is_plain_linear(self.inner):
             return linear(x, self.inner.weight, self.inner.bias, self.activation)
-        return self.bend(self.inner(x))
+        return self.activation_fn(self.inner(x))
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"

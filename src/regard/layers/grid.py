@@ -16,7 +16,7 @@ class GridAttention(nn.Module):
     """Multi-head attention between the places of a grid, every place over every place its description allows.
 
         output[x, y] = b + sum_h sum_{x', y'} alpha_h[x, y, x', y'] value_h[x', y'] W_h^o
-        alpha_h[x, y, :, :] = softmax over (x', y') of beta query_h[x, y] . key_h[x', y'] + bias_h[x, y, x', y']
+        alpha_h[x, y, :, :] = softmax over (x', y') of scale query_h[x, y] . key_h[x', y'] + bias_h[x, y, x', y']
 
     `x` is a row and `y` a column; the softmax runs over both together. It is one-dimensional attention over the grid
     read row by row, and takes the same descriptions: patterns such as `Neighborhood(grid, 1)`, biases such as

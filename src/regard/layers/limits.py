@@ -21,24 +21,24 @@ from regard.patterns import Window
 # The temperature
 
 
-def required_beta(gap: float, keys: int, tolerance: float) -> float:
+def required_scale(gap: float, keys: int, tolerance: float) -> float:
     r"""The inverse temperature at which a query leaves at most `tolerance` of its weight to other keys than its best.
 
-        1 - p_best <= (keys - 1) e^{-beta gap} <= tolerance    for    beta >= ln((keys - 1) / tolerance) / gap
+        1 - p_best <= (keys - 1) e^{-scale gap} <= tolerance    for    scale >= ln((keys - 1) / tolerance) / gap
 
-    `gap` is by how much the best score is ahead of the second, before `beta`. No finite `beta` serves for all tokens:
+    `gap` is by how much the best score is ahead of the second, before `scale`. No finite `scale` serves for all tokens:
     the gap may be as small as one likes, and with two best keys there is none.
 
-        >>> from regard.layers.limits import required_beta
-        >>> round(required_beta(0.5, keys=6, tolerance=1e-12), 3)
+        >>> from regard.layers.limits import required_scale
+        >>> round(required_scale(0.5, keys=6, tolerance=1e-12), 3)
         58.481
     """
     if not gap > 0 or not tolerance > 0 or keys < 1:
         raise CalculusError(
             "No temperature singles out a key.",
-            asked=f"required_beta({gap}, keys={keys}, tolerance={tolerance})",
-            because="the best key must be ahead of the others, and a finite beta always leaves something to them",
-            instead="a gap above 0 and a tolerance above 0; beta=math.inf for none at all",
+            asked=f"required_scale({gap}, keys={keys}, tolerance={tolerance})",
+            because="the best key must be ahead of the others, and a finite scale always leaves something to them",
+            instead="a gap above 0 and a tolerance above 0; scale=math.inf for none at all",
         )
     return max(0.0, math.log(max(keys - 1, 1) / tolerance) / gap)
 
@@ -63,14 +63,14 @@ def score_gap(query: Tensor, key: Tensor, best: Tensor | Sequence[int] | None = 
 
 
 @torch.no_grad()
-def identity_attention(dim: int, beta: float = math.inf) -> MultiHeadAttention:
+def identity_attention(dim: int, scale: float = math.inf) -> MultiHeadAttention:
     r"""Attention that hands every token on as it is: each token finds itself.
 
-        output_n = sum_m softmax_m(beta x_n . x_m) x_m = x_n
+        output_n = sum_m softmax_m(scale x_n . x_m) x_m = x_n
 
-    on three conditions together. `W^o W^v` is the identity, which holds here. `beta` is infinite, or large
-    (`required_beta`). And every token is its own best key, `x_n . x_n > x_n . x_m`: it is if tokens are distinct and
-    of equal length (Cauchy and Schwarz), and otherwise need not be. A large `beta` alone only selects: of the tokens
+    on three conditions together. `W^o W^v` is the identity, which holds here. `scale` is infinite, or large
+    (`required_scale`). And every token is its own best key, `x_n . x_n > x_n . x_m`: it is if tokens are distinct and
+    of equal length (Cauchy and Schwarz), and otherwise need not be. A large `scale` alone only selects: of the tokens
     (1, 0) and (3, 1) both find the second.
 
         >>> from regard.layers.limits import identity_attention
@@ -79,7 +79,7 @@ def identity_attention(dim: int, beta: float = math.inf) -> MultiHeadAttention:
         >>> identity_attention(2)(torch.tensor([[1.0, 0.0], [3.0, 1.0]])).tolist()
         [[3.0, 1.0], [3.0, 1.0]]
     """
-    layer = MultiHeadAttention(dim, 1, attention=Attention(beta=beta), bias=False)
+    layer = MultiHeadAttention(dim, 1, attention=Attention(scale=scale), bias=False)
     _set(layer, *[torch.eye(dim)] * 4)
     return layer
 
@@ -110,13 +110,13 @@ class Positioned(nn.Module):
 
 
 @torch.no_grad()
-def permutation_attention(order: Sequence[int], dim: int, beta: float = math.inf) -> Positioned:
+def permutation_attention(order: Sequence[int], dim: int, scale: float = math.inf) -> Positioned:
     r"""Attention that puts tokens into another order, whatever they say: `output_n = x_{order[n]}`.
 
         key_m = e_m,   query_n = e_{order[n]},   score = 1 where m = order[n], else 0
 
     `e_m` is position `m` as a vector of zeros and a one, which stands beside each token. Content has no say, so every
-    gap is 1; with `beta=inf` it is exact. It needs `W^o W^v = I` and an order that names each token once: without
+    gap is 1; with `scale=inf` it is exact. It needs `W^o W^v = I` and an order that names each token once: without
     that it is a selection, where some tokens are lost.
 
         >>> from regard.layers.limits import permutation_attention
@@ -144,7 +144,7 @@ def permutation_attention(order: Sequence[int], dim: int, beta: float = math.inf
         return torch.eye(count)
 
     layer = MultiHeadAttention(
-        Sizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(beta=beta), bias=False
+        Sizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(scale=scale), bias=False
     )
     content, position = torch.eye(dim + count).split((dim, count))
     _set(layer, torch.eye(count)[list(order)].T @ position, position, content, torch.eye(dim))
@@ -157,7 +157,7 @@ def running_linear(linear: nn.Linear) -> MultiHeadAttention:
 
         A = I:   every query sees its own token only, `pattern=Window(0, 0)`
 
-    The condition is on the weights and not on the temperature. `beta=0` is no such layer: it sees everything alike, so
+    The condition is on the weights and not on the temperature. `scale=0` is no such layer: it sees everything alike, so
     that all outputs are one and the same, `mean_pooling`.
 
         >>> from regard.layers.limits import running_linear
@@ -165,18 +165,18 @@ def running_linear(linear: nn.Linear) -> MultiHeadAttention:
         >>> torch.equal(running_linear(linear)(x), linear(x))
         True
     """
-    return _blind(linear, Attention(pattern=Window(0, 0), beta=0.0))
+    return _blind(linear, Attention(pattern=Window(0, 0), scale=0.0))
 
 
 @torch.no_grad()
 def mean_pooling(linear: nn.Linear) -> MultiHeadAttention:
-    r"""Attention that tells every token the same, `output_n = W mean(x) + b`: `beta=0`, and all weights are 1 / tokens.
+    r"""Attention with one output for all tokens, `output_n = W mean(x) + b`: `scale=0`, and all weights are 1 / tokens.
 
     >>> from regard.layers.limits import mean_pooling
     >>> linear, x = torch.nn.Linear(3, 5), torch.randn(2, 7, 3)
     >>> torch.testing.assert_close(mean_pooling(linear)(x), linear(x.mean(1, keepdim=True)).expand(-1, 7, -1))
     """
-    return _blind(linear, Attention(beta=0.0))
+    return _blind(linear, Attention(scale=0.0))
 
 
 # Convolution by absolute positions
@@ -198,19 +198,19 @@ def sinusoidal_gap(dim: int, tokens: int) -> float:
 
 
 @torch.no_grad()
-def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, beta: float) -> Positioned:
+def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) -> Positioned:
     r"""A one-dimensional convolution as attention with absolute sinusoidal positions: one head for each tap.
 
         query_n = PE(n),   key_m = R_{-step} PE(m) = PE(m - step),   score = sum_i cos(w_i (n + step - m))
 
     is largest where `m = n + step`: `W^k` is a rotation, and the head looks `step` tokens ahead. `taps` is `(tap, out,
-    in)`, `dim` the channels of the positions, which stand beside the tokens. With `beta >= ln(2 / tolerance) /
+    in)`, `dim` the channels of the positions, which stand beside the tokens. With `scale >= ln(2 / tolerance) /
     sinusoidal_gap(dim, tokens)` a head leaves `tolerance` to its two neighbours, and much less to the others; a finite
-    `beta` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token
+    `scale` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token
     there, less sharply.
 
         >>> from regard.layers.limits import shift_attention
-        >>> ahead = shift_attention([1], torch.ones(1, 1, 1), dim=64, beta=math.inf)
+        >>> ahead = shift_attention([1], torch.ones(1, 1, 1), dim=64, scale=math.inf)
         >>> ahead(torch.tensor([[5.0], [6.0], [7.0]])).flatten().tolist()
         [6.0, 7.0, 7.0]
     """
@@ -223,7 +223,7 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, beta: float) -
             instead="taps of shape (step, out, in)",
         )
     sizes = Sizes(inside + dim, heads, key=dim, value=inside, output=out)
-    layer = MultiHeadAttention(sizes, attention=Attention(beta=beta), bias=False).to(taps)
+    layer = MultiHeadAttention(sizes, attention=Attention(scale=scale), bias=False).to(taps)
     content, position = torch.eye(inside + dim, dtype=torch.float64).split((inside, dim))
     turned = [sinusoidal_rotation(-step, dim, dtype=torch.float64) @ position for step in steps]
     outputs = torch.cat(list(taps), 1)  # (out, head * in)

@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
-from regard.biases import TransformerXL
+from regard.attention.decode_step import decode_step
 from regard.errors import CacheError, ConfigError, InputError
-from regard.layers import surgery
-from regard.layers.cache import CrossCache, KVCache, StateCache
+from regard.layers import rewrite
+from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
+from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
 from regard.layers.chosen import seen_from
 from regard.layers.linear import Linear
 from regard.layers.projections import Projections, Sizes, bias_letters
 from regard.layers.rotary import Rotary, Rotation
-from regard.layers.stepping import step_output
-from regard.patterns import And, Causal, Or, Padding, Pattern, Segments
-from regard.patterns.past import has_past, reach, shiftable
+from regard.patterns import Padding, Pattern
 
 
 class MultiHeadAttention(nn.Module):
@@ -84,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         # A learned bias belongs to the layer: its parameters are trained, moved and saved with it.
         learned = isinstance(self.attention.bias, nn.Module | nn.Parameter)
         self.score_bias = self.attention.bias if learned else None
-        self.register_load_state_dict_pre_hook(_read_torch_names)
+        self.register_load_state_dict_pre_hook(_rename_torch_keys)
 
     def forward(
         self,
@@ -103,8 +102,8 @@ class MultiHeadAttention(nn.Module):
         are the next tokens. `lengths` says how many tokens of each row are real, for a first chunk, or a whole text,
         that is padded on the left. `rotation` may be handed in by a model that makes it once for all its layers.
         """
-        mixed = self._mixed(x, context, values, pattern, cache, lengths, rotation)
-        return self.output(mixed.transpose(-2, -3).flatten(-2))
+        head_outputs = self._attend(x, context, values, pattern, cache, lengths, rotation)
+        return self.output(head_outputs.transpose(-2, -3).flatten(-2))
 
     def weights(
         self,
@@ -120,10 +119,10 @@ class MultiHeadAttention(nn.Module):
         With `queries`, the places of some tokens of `x`, only their rows are built: `(*batch, head, place, key)`.
         """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
-        query, key = self._turned(query, key, x, context, rotation, None, None)
-        described = self._described(pattern)
+        query, key = self._rotate(query, key, x, context, rotation, None, None)
+        described = self._describe(pattern)
         if queries is not None:
-            places, first = _places(queries, x), key.shape[-2] - x.shape[-2]
+            places, first = _check_queries(queries, x), key.shape[-2] - x.shape[-2]
             query = query[..., places, :]
             described = seen_from(described, places + first, query, key, first)
         return attention_weights(query, key, described)
@@ -142,81 +141,58 @@ class MultiHeadAttention(nn.Module):
 
         Source: Bishop and Bishop, Deep Learning (2024), exercise 12.5.
         """
-        mixed = self._mixed(x, context, values, pattern, None, None, None)
-        return surgery.contributions(self, mixed)
+        head_outputs = self._attend(x, context, values, pattern, None, None, None)
+        return rewrite.split_output(self, head_outputs)
 
     def merge_value_output(self) -> Tensor:
         """The matrices `W^(h) = W_h^v W_h^o`, `(head, values, output)`, of rank at most the size of a value."""
-        return surgery.merged(self)
+        return rewrite.merge_value_output(self)
 
     def split(self, rank: int) -> MultiHeadAttention:
         """The layer with values of `rank` channels that is nearest: exact if no `W^(h)` has a larger rank."""
-        return surgery.split(self, rank)
+        return rewrite.split(self, rank)
 
     def fold_biases(self) -> MultiHeadAttention:
         """The same layer with the biases that do something: those of the query and of the output."""
-        return surgery.folded(self)
+        return rewrite.fold_biases(self)
 
     def new_cache(self, capacity: int | None = None) -> KVCache | StateCache:
         """A cache that fits the description: sums for a feature map, a window for a pattern of limited reach."""
-        pattern = self.attention.pattern
-        if pattern is None or not has_past(pattern):
-            raise CacheError(
-                "This attention has no past to keep.",
-                asked=f"a cache for pattern {pattern!r}",
-                because="old queries would have to see new keys, or other ones than before",
-                instead="Causal() & ..., or RunningAttention, which also renews old outputs",
-            )
-        if self.attention.feature_map is not None and isinstance(pattern, Causal):
-            return StateCache()
-        far = reach(pattern)
-        if far is None or not shiftable(pattern) or not self._bias_moves():
-            return KVCache(capacity)
-        return KVCache(capacity, window=far) if capacity is None or far < capacity else KVCache(capacity)
+        return make_cache(self.attention, capacity)
 
-    # The way of the data
+    # Forward
 
-    def _mixed(self, x, context, values, pattern, cache, lengths, rotation) -> Tensor:
+    def _attend(self, x, context, values, pattern, cache, lengths, rotation) -> Tensor:
         """The heads' outputs `(*batch, head, token, value)`."""
-        self._check_together(x, context, values, pattern, cache, lengths)
+        self._check_arguments(x, context, values, pattern, cache, lengths)
         if isinstance(cache, StateCache):
-            described = self.attention
-            if described.feature_map is None or not isinstance(described.pattern, Causal) or pattern is not None:
-                raise CacheError(
-                    "Only causal linear attention fits into a sum.",
-                    asked=f"a StateCache for {described}" + ("" if pattern is None else f" and pattern {pattern!r}"),
-                    because="a sum cannot tell its tokens apart, so every query must see all of them, by features",
-                    instead="layer.new_cache()",
-                )
+            cache.check_fits(self._describe(pattern))
             query, key, value = self.projections(x)
-            query, key = self._turned(query, key, x, None, rotation, cache, lengths)
-            return cache.advance(
-                query, key, value, feature_map=described.feature_map, beta=described.beta, lengths=lengths
-            )
+            query, key = self._rotate(query, key, x, None, rotation, cache, lengths)
+            return cache.advance(query, key, value, attention=self.attention, lengths=lengths)
         drops = self.training and self.dropout > 0
-        if isinstance(cache, KVCache) and (pattern is not None or cache.vouched is not self.attention):
-            self._check_past(cache, self._described(pattern).pattern)
-            cache.vouched = self.attention if pattern is None else None
-        query, key, value = self._queries_keys_values(x, context, values, rotation, cache, lengths)
+        if isinstance(cache, KVCache):
+            cache.check_fits(self._describe(pattern))
+        query, key, value = self._project(x, context, values, rotation, cache, lengths)
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
         if padding is not None:
-            self._check_moved(self._described(pattern).pattern)
+            check_padded_rows(self._describe(pattern))
         if isinstance(cache, KVCache) and pattern is None and not drops:
-            stepped = step_output(query, key, value, cache.real, self.attention)
-            if stepped is not None:
-                return stepped
+            output = decode_step(query, key, value, self.attention, cache.real)
+            if output is not None:
+                return output
         if padding is not None:
             pattern = padding if pattern is None else pattern & padding
-        described = self._described(pattern)
+        described = self._describe(pattern)
         if drops:
             dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
             group = query.shape[-3] // value.shape[-3]
             return dropped @ (value.repeat_interleave(group, -3) if group > 1 else value)
         return attend(query, key, value, described)
 
-    def _queries_keys_values(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
             query = self.projections.query(x)
             self._check_rotary(x)  # whatever the text was, it was another
@@ -233,12 +209,12 @@ class MultiHeadAttention(nn.Module):
             assert cache.value is not None
             return query, cache.key, cache.value
         query, key, value = self.projections(x, context, values)
-        query, key = self._turned(query, key, x, context, rotation, cache, lengths)
+        query, key = self._rotate(query, key, x, context, rotation, cache, lengths)
         if cache is not None:
             key, value = cache.append(key, value, lengths)
         return query, key, value
 
-    def _turned(self, query, key, x, context, rotation, cache, lengths) -> tuple[Tensor, Tensor]:
+    def _rotate(self, query, key, x, context, rotation, cache, lengths) -> tuple[Tensor, Tensor]:
         """Queries and keys with their positions, where these are rotary."""
         self._check_rotary(context)
         if self.rotary is None:
@@ -257,39 +233,13 @@ class MultiHeadAttention(nn.Module):
                 instead="a layer without rotary positions for the context",
             )
 
-    def _described(self, pattern: Pattern | None) -> Attention:
+    def _describe(self, pattern: Pattern | None) -> Attention:
         if pattern is None:
             return self.attention
         whole = pattern if self.attention.pattern is None else self.attention.pattern & pattern
         return dataclasses.replace(self.attention, pattern=whole)
 
-    def _bias_moves(self) -> bool:
-        """Whether the bias stays the same when all positions are counted from elsewhere."""
-        bias = self.attention.bias
-        if bias is None or isinstance(bias, Tensor):
-            return bias is None
-        return (bias.relative or type(bias) is TransformerXL) and getattr(bias, "grid", None) is None
-
-    def _check_past(self, cache: KVCache, pattern: Pattern | None) -> None:
-        """Refuse a cache with which decoding would not give the outputs of the whole text."""
-        if pattern is None or not has_past(pattern):
-            because = "old queries would have to see new keys, or other ones than before"
-        elif cache.window is None:
-            return
-        elif (far := reach(pattern)) is None or far > cache.window:
-            because = f"a query sees {'all' if far is None else far} tokens before it, and {cache.window} are kept"
-        elif not shiftable(pattern) or not self._bias_moves():
-            because = "tokens are dropped, and then the pattern or the bias cannot count from the first one"
-        else:
-            return
-        raise CacheError(
-            "This attention cannot be continued from this cache.",
-            asked=f"{cache} for pattern {pattern!r} and bias {self.attention.bias!r}",
-            because=because,
-            instead="layer.new_cache(), or no cache",
-        )
-
-    def _check_together(self, x, context, values, pattern, cache, lengths) -> None:
+    def _check_arguments(self, x, context, values, pattern, cache, lengths) -> None:
         """Refuse what would otherwise be ignored, or be taken for something else."""
         because = ""
         if isinstance(cache, KVCache | StateCache):
@@ -313,22 +263,17 @@ class MultiHeadAttention(nn.Module):
                 instead="one cache for each text, by layer.new_cache() or CrossCache(), and lengths= for its padding",
             )
 
-    def _check_moved(self, pattern: Pattern | None) -> None:
-        if (pattern is None or _moves(pattern)) and self._bias_moves():
-            return
-        raise CacheError(
-            "Rows of unequal length need an attention that only looks at distances.",
-            asked=f"padding on the left with pattern {pattern!r} and bias {self.attention.bias!r}",
-            because="a padded row begins at another position, and the pattern or the bias counts from the first one",
-            instead="rows of equal length, or patterns made of Causal, Window and Strided",
-        )
+    @property
+    def is_shift_invariant(self) -> bool:
+        """Whether only distances count, so that positions may begin anywhere: in a packed or a padded row."""
+        return fits_padded_rows(self.attention)
 
     # torch.nn.MultiheadAttention
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, attention: Attention | None = None) -> MultiHeadAttention:
         """The same layer as torch's, with the same numbers. `load_state_dict` reads torch's names, too."""
-        return surgery.from_torch(cls, module, attention)
+        return rewrite.from_torch(cls, module, attention)
 
     def extra_repr(self) -> str:
         described = ", ".join(
@@ -339,7 +284,7 @@ class MultiHeadAttention(nn.Module):
         return f"heads={self.sizes.heads}, kv_heads={self.sizes.kv_heads}" + (f", {described}" if described else "")
 
 
-def _places(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
+def _check_queries(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
     places = torch.as_tensor(queries, device=x.device)
     if places.ndim != 1 or places.is_floating_point() or bool(((places < 0) | (places >= x.shape[-2])).any()):
         raise InputError(
@@ -352,12 +297,5 @@ def _places(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
     return places
 
 
-def _moves(pattern: Pattern) -> bool:
-    """Whether a pattern is right for rows that begin later: it looks at distances, or is told about every column."""
-    if isinstance(pattern, And | Or):
-        return _moves(pattern.left) and _moves(pattern.right)
-    return isinstance(pattern, Segments | Padding) or shiftable(pattern)
-
-
-def _read_torch_names(module: MultiHeadAttention, state: dict[str, Tensor], prefix: str, *_) -> None:
-    surgery.rename_torch_state(state, prefix, module.projections)
+def _rename_torch_keys(module: MultiHeadAttention, state: dict[str, Tensor], prefix: str, *_) -> None:
+    rewrite.rename_torch_state(state, prefix, module.projections)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
+from regard.autocast import is_autocast_enabled
 from regard.errors import ConfigError, InputError
-from regard.precision import autocasting
 
 # Numbers in a patch from which one matrix product beats torch's convolution (two cores, AVX2, float32): at 768 it is
 # 1.0 to 1.3 times as fast, with and without gradients; at 12 and at 192 it is slower.
@@ -148,7 +148,7 @@ def check_pixels(image: Tensor, weight: Tensor) -> None:
         )
     if image.dtype == weight.dtype:
         return
-    if torch.float64 in (image.dtype, weight.dtype) or not autocasting(image.device):
+    if torch.float64 in (image.dtype, weight.dtype) or not is_autocast_enabled(image.device):
         raise InputError(
             "The image and the weights have different precisions.",
             asked=f"an image of {image.dtype}",

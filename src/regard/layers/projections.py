@@ -155,20 +155,20 @@ class Projections(nn.Module):
         """Query, key and value `(*batch, head, token, dim)`, views where that can be."""
         if context is None and values is None and self.joint:
             _check_width(x, self.inputs[0], "the tokens")
-            made = linear(x, self.weight, self._whole_bias())
+            made = linear(x, self.weight, self._join_biases())
             query, key, value = made.split(self.widths, dim=-1)
-            return self._heads(query, 0), self._heads(key, 1), self._heads(value, 2)
+            return self._split_heads(query, 0), self._split_heads(key, 1), self._split_heads(value, 2)
         context = x if context is None else context
         key, value = self.key_value(context, values)
         return self.query(x), key, value
 
     def query(self, x: Tensor) -> Tensor:
         _check_width(x, self.inputs[0], "the tokens")
-        return self._heads(linear(x, self.weights()[0], self.biases()[0]), 0)
+        return self._split_heads(linear(x, self.weights()[0], self.biases()[0]), 0)
 
     def key(self, context: Tensor) -> Tensor:
         _check_width(context, self.inputs[1], "the context")
-        return self._heads(linear(context, self.weights()[1], self.biases()[1]), 1)
+        return self._split_heads(linear(context, self.weights()[1], self.biases()[1]), 1)
 
     def key_value(self, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         values = context if values is None else values
@@ -185,15 +185,15 @@ class Projections(nn.Module):
         else:
             key = linear(context, weights[1], biases[1])
             value = linear(values, weights[2], biases[2])
-        return self._heads(key, 1), self._heads(value, 2)
+        return self._split_heads(key, 1), self._split_heads(value, 2)
 
-    def _whole_bias(self) -> Tensor | None:
+    def _join_biases(self) -> Tensor | None:
         if self.bias is None or self.letters == "qkv":
             return self.bias
         parts = zip(self.biases(), self.widths, strict=True)
         return torch.cat([self.bias.new_zeros(width) if bias is None else bias for bias, width in parts])
 
-    def _heads(self, x: Tensor, which: int) -> Tensor:
+    def _split_heads(self, x: Tensor, which: int) -> Tensor:
         heads = self.sizes.heads if which == 0 else self.sizes.kv_heads
         return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from regard.calculus import separable_attention, separable_weights
 from regard.errors import ConfigError, InputError
-from regard.layers.gaze import Gaze
 from regard.layers.lattice import Lattice
+from regard.layers.profiles import HeadProfile
 
 Steps = Sequence[int] | Sequence[Sequence[float]] | Tensor
 
@@ -184,7 +184,7 @@ class SpatialAttention(nn.Module):
         lead = lead.flatten(1)[..., None]
         return torch.cat((square * lead.sigmoid(), (-lead).sigmoid()), -1)
 
-    def gaze(self, grid: tuple[int, int] | None = None) -> Gaze:
+    def head_profile(self, grid: tuple[int, int] | None = None) -> HeadProfile:
         """Where each head looks, from the query; a line is a single row, and the null key is not a place.
 
         `grid` is how far the answer reaches; unless given, as far as a head looks with a weight of at least 1e-9.
@@ -199,9 +199,9 @@ class SpatialAttention(nn.Module):
         distance = (down - centre[:, :1]).square()[:, :, None] + (across - centre[:, 1:]).square()[:, None]
         if self.exact:
             scores = torch.zeros_like(distance).masked_fill(distance > 0, -math.inf)
-            return Gaze(scores, centre, None, self._full_matrices().detach())
+            return HeadProfile(scores, centre, None, self._full_matrices().detach())
         precision = 2 * alpha[:, None, None] * torch.eye(2).to(alpha)
-        return Gaze(-alpha[:, None, None] * distance, centre, precision, self._full_matrices().detach())
+        return HeadProfile(-alpha[:, None, None] * distance, centre, precision, self._full_matrices().detach())
 
     @torch.no_grad()
     def with_alpha(self, alpha: float | Tensor) -> SpatialAttention:

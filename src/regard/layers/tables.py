@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, InputError
-from regard.layers.gaze import Gaze
 from regard.layers.lattice import Lattice
+from regard.layers.profiles import HeadProfile
 from regard.layers.spatial import join_heads
 
 
@@ -110,7 +110,7 @@ class TableAttention(nn.Module):
         """What the heads are together, tap by tap: `sum_h W^(h) a[h, t]`, `(out, in / groups, step)`."""
         return self.weight @ self.looks
 
-    def gaze(self) -> Gaze:
+    def head_profile(self) -> HeadProfile:
         """Where each head looks, from the query; a line is a single row."""
         steps = torch.tensor(self.steps, device=self.scores.device)
         steps = nn.functional.pad(steps, (2 - self.axes, 0))
@@ -118,7 +118,7 @@ class TableAttention(nn.Module):
         scores = self.scores.detach().new_full((self.heads, *(2 * far + 1).tolist()), -math.inf)
         scores[:, steps[:, 0] + far[0], steps[:, 1] + far[1]] = self.scores.detach()
         blocks = self.weight.detach().permute(2, 0, 1).unflatten(1, (self.groups, -1))
-        return Gaze(scores, values=torch.stack([torch.block_diag(*parts) for parts in blocks]))
+        return HeadProfile(scores, values=torch.stack([torch.block_diag(*parts) for parts in blocks]))
 
     def extra_repr(self) -> str:
         grouped = f", groups={self.groups}" if self.groups > 1 else ""

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError
+from regard.attention import Attention
+from regard.errors import CheckpointError, RegardError
+from regard.models.attention_text import compare_key
 from regard.models.config import Config
 
 State = dict[str, Tensor]
@@ -16,6 +18,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # How many tensors an error names.
 NAMED = 8
+# What layers compute with.
+COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def assemble(
@@ -24,9 +28,65 @@ def assemble(
     """The model of a configuration with these tensors, copied one by one; `state` is emptied on the way.
 
     At no time is there more than one copy of the model and one tensor more, and none of it is initialised in vain.
+    dtype: of the floating-point tensors; None keeps theirs. Tensors of several dtypes are widened to the smallest one
+    that holds them all, since layers compute in one.
     """
-    layers = getattr(config, "layers", 0)
-    if layers > len(state):  # before building them: a broken number would take forever
+    check_layers(config, state, source)
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as failure:
+        if isinstance(failure, RegardError):
+            raise
+        raise CheckpointError(
+            "No model can be built with these sizes.",
+            asked=f"a model from {source}",
+            found=f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:200]}",
+            because="a size of the configuration is beyond what a tensor can have",
+            instead="the configuration these tensors were saved with",
+        ) from failure
+    check_kinds(model, state, source)
+    groups = same_tensors(model)
+    check(model, groups, state, source)
+    dtype = dtype or find_common_dtype(state)
+    while groups:
+        names = groups.pop()
+        sources = [state.pop(name) for name in names if name in state]
+        _place(model, names, _own(sources[0], dtype))
+    _reset_buffers(model, source)
+    if dtype is not None:
+        model.to(dtype)  # buffers that were computed anew, too
+    return model.eval()
+
+
+def check_kinds(model: nn.Module, state: State, source: str) -> None:
+    """Refuse tensors that no layer computes with: integers, complex numbers, float8, and those that are not dense."""
+    learned = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in state.items():
+        plain = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+        if not plain or (name in learned and tensor.dtype not in COMPUTED):
+            raise CheckpointError(
+                f"{name!r} is no tensor of weights.",
+                asked=source,
+                found=f"{tensor.dtype}" if plain else "a tensor that is nested, sparse or quantised",
+                because="a model is made of dense tensors of float16, bfloat16, float32 or float64",
+                instead="a checkpoint whose tensors were converted to one of these before they were saved",
+            )
+
+
+def find_common_dtype(state: State) -> torch.dtype | None:
+    """The smallest floating-point dtype that holds every floating-point tensor exactly; None without any."""
+    common: torch.dtype | None = None
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            common = tensor.dtype if common is None else torch.promote_types(common, tensor.dtype)
+    return common
+
+
+def check_layers(config: Config, state: State, source: str) -> None:
+    """Refuse more layers than tensors, before layers are built or counted one by one: a broken number takes forever."""
+    layers = max(getattr(config, "layers", 0), *getattr(config, "depths", ()), 0)
+    if layers > len(state):
         raise CheckpointError(
             "There are more layers than tensors.",
             asked=f"a model of {layers} layers from {source}",
@@ -34,16 +94,6 @@ def assemble(
             because="every layer has tensors of its own",
             instead="the configuration these tensors were saved with",
         )
-    with torch.device("meta"):
-        model = build(config)
-    groups = same_tensors(model)
-    check(model, groups, state, source)
-    while groups:
-        names = groups.pop()
-        sources = [state.pop(name) for name in names if name in state]
-        _place(model, names, _own(sources[0], dtype))
-    _reset_buffers(model, source)
-    return model.eval()
 
 
 def same_tensors(model: nn.Module) -> list[list[str]]:
@@ -81,25 +131,43 @@ def check_readable(model: nn.Module, build: Callable[[Any], nn.Module], config: 
     faults = [
         *_faults(twin, groups, model.state_dict()),
         *_lines("tied here, but not by the configuration", [" and ".join(names) for names in joined]),
+        *_lines("described otherwise", _find_changed_attentions(model, twin)),
     ]
     if faults:
         raise CheckpointError(
             f"This {type(model).__name__} is no longer the one of its configuration.",
             asked=repr(config),
             found="\n".join(faults),
-            because="a checkpoint is read into the model that its configuration builds, which has other tensors",
-            instead="undo what was changed by hand, or keep the tensors alone: model.state_dict()",
+            because="a checkpoint is read into the model that its configuration builds, which is another",
+            instead="undo what was changed by hand, say it in the configuration (attention=...), or keep the tensors "
+            "alone: model.state_dict()",
         )
 
 
+def _find_changed_attentions(model: nn.Module, twin: nn.Module) -> list[str]:
+    """The layers whose description of attention is another than in the model that the configuration builds."""
+    built = {name: attention for name, module in twin.named_modules() if (attention := _find_description(module))}
+    changed = []
+    for name, module in model.named_modules():
+        found = _find_description(module)
+        if name in built and found is not None and compare_key(found) != compare_key(built[name]):
+            changed.append(f"{name} is {found!r}, by the configuration {built[name]!r}")
+    return changed
+
+
+def _find_description(module: nn.Module) -> Attention | None:
+    found = getattr(module, "attention", None)
+    return found if isinstance(found, Attention) else None
+
+
 def check_dtype(dtype: torch.dtype | None) -> None:
-    """Refuse what weights cannot be: only real floating-point numbers have gradients and products like them."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+    """Refuse what layers do not compute in: integers, complex numbers, float8."""
+    if dtype is not None and dtype not in COMPUTED:
         raise CheckpointError(
             f"A model cannot be loaded in {dtype!r}.",
             asked=f"dtype={dtype!r}",
-            because="weights are floating-point numbers",
-            instead="dtype=torch.float32, torch.bfloat16 and the like, or None for the file's own",
+            because="layers compute in float16, bfloat16, float32 or float64",
+            instead="dtype=torch.float32 or torch.bfloat16, say, or None for the file's own",
         )
 
 

@@ -1,4 +1,4 @@
-"""BERT: an encoder that reads a text from both sides, with its two heads for pre-training.
+"""BERT: an encoder that reads a text from both sides, with its two heads for pre-training; RoBERTa and DistilBERT.
 
     x = norm(embed(tokens) + position + segment)
     x = norm(x + attention(x)),  x = norm(x + feed_forward(x))          in every layer
@@ -6,31 +6,45 @@
     masked-token logits = norm(gelu(x W + b)) E^T + c      E the embedding itself
     next-sentence logits = pooled W + b                    0: B follows A, 1: B is some other sentence
 
-Source: Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers (2019), and its released code.
+Source: Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers (2019), and its released code;
+Liu et al., RoBERTa (2019); Sanh et al., DistilBERT (2019).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.attention import Attention
+from regard.errors import ConfigError, InputError
 from regard.layers.block import Block, Stack
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
+from regard.models.attention_layers import build_layer, check_attentions
 from regard.models.config import Config, published
-from regard.models.foreign.bert import HuggingFaceBert, heads_in
-from regard.models.foreign.rules import Converter
+from regard.models.foreign.bert import HuggingFaceBert
+from regard.models.foreign.distilbert import DistilBert
+from regard.models.foreign.roberta import Roberta
+from regard.models.foreign.rules import Either
 from regard.models.generation.writer import resting
-from regard.models.packing import check_pooling, pack, pooled_rows
+from regard.models.packing import Packed, check_pooling, pack, pooled_rows
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_segments, check_sizes, check_tokens
+from regard.models.reading import (
+    check_lengths,
+    check_pattern,
+    check_positions,
+    check_segments,
+    check_sizes,
+    check_tensor,
+    check_tokens,
+)
 from regard.patterns import Padding, Pattern
 
 # layers, dim of the published models; a head has 64 channels
@@ -44,35 +58,52 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BertConfig(Config):
     """Sizes and parts of a BERT; the defaults are those of BERT base without the heads for pre-training.
 
     Attributes:
-        vocabulary, context, segments: numbers of tokens, positions and kinds of sentences (A and B).
-        dim, layers, heads, hidden: channels, blocks, heads, channels inside the feed-forward part (`4 dim` if `None`).
+        vocab_size, context_length, segments: numbers of tokens, positions and segments (A and B); a model with
+            `segments=0`, such as DistilBERT, does not tell sentences apart.
+        dim, layers, heads, hidden_dim: hidden size, blocks, heads, feed-forward channels (`4 dim` if `None`).
         activation: of the feed-forward part and of the masked-token head.
         pooler: whether the first token is pooled.
         masked_tokens, next_sentence: whether the two heads for pre-training are there.
+        padding_token: RoBERTa's, which has no position of its own: positions count the other tokens, and their table
+            begins with `padding_token + 1` rows that no token of a text uses. `None`: positions count all tokens.
         dropout: while training, on embeddings, residuals and attention weights.
+        attention: an `Attention` for all layers, or one for each; `None` sees everything. Each layer has a copy of the
+            bias, learned parameters included.
     """
 
-    vocabulary: int = 30522
-    context: int = 512
+    vocab_size: int = 30522
+    context_length: int = 512
     segments: int = 2
     dim: int = 768
     layers: int = 12
     heads: int = 12
-    hidden: int | None = None
+    hidden_dim: int | None = None
     activation: str = "gelu"
     norm_eps: float = 1e-12
     pooler: bool = True
     masked_tokens: bool = False
     next_sentence: bool = False
     dropout: float = 0.1
+    padding_token: int | None = None
+    attention: Attention | tuple[Attention, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "context", "segments", "dim", "layers", "heads", "hidden")
+        check_sizes(self, "vocab_size", "context_length", "dim", "layers", "heads", "hidden_dim")
+        if self.segments:
+            check_sizes(self, "segments")
+        if self.padding_token is not None and not 0 <= self.padding_token < self.vocab_size:
+            raise ConfigError(
+                "The padding token is not in the vocabulary.",
+                asked=f"padding_token={self.padding_token}",
+                found=f"a vocabulary of {self.vocab_size} tokens, 0 to {self.vocab_size - 1}",
+                because="it is the token that positions do not count",
+                instead="padding_token=1 for RoBERTa, None for BERT and DistilBERT",
+            )
         if self.activation not in PLAIN or (self.next_sentence and not self.pooler):
             raise ConfigError(
                 "BERT cannot be built so.",
@@ -80,6 +111,7 @@ class BertConfig(Config):
                 because=f"activations are {', '.join(PLAIN)}, and the next-sentence head reads the pooled token",
                 instead='activation="gelu"; pooler=True where next_sentence=True',
             )
+        check_attentions(self, "attention", self.attention)
 
     @classmethod
     def bert(cls, size: str = "base", **changes: Any) -> BertConfig:
@@ -108,7 +140,7 @@ class Bert(Pretrained):
     """An encoder of texts.
 
     >>> from regard.models import Bert, BertConfig
-    >>> model = Bert(BertConfig(vocabulary=31, context=16, dim=8, layers=2, heads=2)).eval()
+    >>> model = Bert(BertConfig(vocab_size=31, context_length=16, dim=8, layers=2, heads=2)).eval()
     >>> model(torch.tensor([[1, 2, 3], [4, 5, 0]]), lengths=[3, 2]).hidden.shape
     torch.Size([2, 3, 8])
     >>> model.embed([[1, 2, 3, 4], [5, 6]]).shape
@@ -116,21 +148,28 @@ class Bert(Pretrained):
     """
 
     Config: ClassVar = BertConfig
-    converters: ClassVar = {"huggingface": HuggingFaceBert(BertConfig)}
+    converters: ClassVar = {
+        "huggingface": Either(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
+    }
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.config: BertConfig = config
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
-        self.positions = LearnedPositions(config.context, config.dim)
-        self.segments = nn.Embedding(config.segments, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = LearnedPositions(self.first_position + config.context_length, config.dim)
+        self.segments = nn.Embedding(config.segments, config.dim) if config.segments else None
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(_block(config) for _ in range(config.layers))
+        self.blocks = Stack(_block(config, layer) for layer in range(config.layers))
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
         self._initialise()
+
+    @property
+    def first_position(self) -> int:
+        """The row of the first token in the table of positions."""
+        return 0 if self.config.padding_token is None else self.config.padding_token + 1
 
     def forward(
         self,
@@ -145,7 +184,10 @@ class Bert(Pretrained):
         segments: 0 for the tokens of the first sentence, 1 for those of the second; all 0 if not given.
         pattern: hides more, or something else than padding.
         """
+        check_pattern(pattern)
         if lengths is not None:
+            check_tensor("tokens", tokens, "torch.tensor([[101, 7592, 102]])")
+            check_lengths(lengths, tokens)
             padding = Padding(lengths)
             pattern = padding if pattern is None else pattern & padding
         hidden = self.hidden(tokens, segments, pattern=pattern)
@@ -162,20 +204,33 @@ class Bert(Pretrained):
         positions: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, `(batch, token, dim)`."""
-        check_tokens(tokens, self.config.vocabulary, None if positions is not None else self.config.context)
+        """What the last layer knows of every token, `(batch, token, dim)`.
+
+        positions: `(token,)` or `(batch, token)`, counted from 0, of tokens that are all real; counted here if `None`.
+        """
+        check_tokens(tokens, self.config.vocab_size, None if positions is not None else self.config.context_length)
+        check_pattern(pattern)
+        check_positions(positions, tokens)
         if segments is not None:
             check_segments(segments, tokens, self.config.segments)
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embedding(tokens) + self.positions(positions)
-        x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = self.embedding(tokens) + self.positions(self._rows_of_positions(tokens, positions))
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = self.dropout(self.norm(x))
         for block in self.blocks:
             x = block(x, pattern=pattern)
         return x
 
-    @torch.no_grad()
+    def _rows_of_positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Where the positions of these tokens are in their table; RoBERTa's padding token has the row of its id."""
+        padding = self.config.padding_token
+        if positions is not None:
+            return positions if padding is None else positions + padding + 1
+        if padding is None:
+            return torch.arange(tokens.shape[1], device=tokens.device)
+        counted = tokens != padding
+        return counted.cumsum(1) * counted + padding
+
     def embed(
         self,
         texts: Sequence[Sequence[int]],
@@ -187,26 +242,48 @@ class Bert(Pretrained):
         """One vector for each text, `(text, dim)`, whatever their lengths: they are packed, not padded.
 
         Texts of any length are laid end to end, about `tokens_at_once` tokens in a row, and see only themselves
-        (`Segments`); no token is computed that nobody asked for. `pooling`: "mean" of the tokens, "first" token, or
-        "pooled". In evaluation mode, without gradients.
+        (`Segments`), so that no padding is computed; one by one where an attention depends on absolute positions or
+        has a feature map, which cannot be packed. `pooling`: "mean" of the tokens, "first" token, or
+        "pooled". In evaluation mode, without gradients: no parameter of the model learns from what is returned.
         """
-        with resting(self):
+        if self.training and torch.is_grad_enabled() and any(each.requires_grad for each in self.parameters()):
+            warnings.warn(
+                "Bert.embed runs in evaluation mode and without gradients: in a training loop only what follows it "
+                "learns. To train this model, call model(tokens, lengths=...).hidden; to embed without learning, call "
+                "model.eval() first.",
+                stacklevel=2,
+            )
+        with torch.no_grad(), resting(self):
             return self._embed(texts, pooling, normalise, tokens_at_once)
 
     def _embed(self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int) -> Tensor:
         check_pooling(pooling)
-        rows_of_texts = list(pack(texts, tokens_at_once, self.config.context, self.config.vocabulary))
+        attentions = [block.attention for block in self.blocks]
+        packs = all(each.is_shift_invariant and each.attention.feature_map is None for each in attentions)
+        at_once = tokens_at_once if packs else 1
+        rows_of_texts = list(pack(texts, at_once, self.config.context_length, self.config.vocab_size))
+        self._check_padding(rows_of_texts)
         made = self.embedding.weight.new_empty(len(texts), self.config.dim)
         for packed in rows_of_texts:
             device = made.device
-            hidden = self.hidden(
-                packed.tokens.to(device), positions=packed.positions.to(device), pattern=packed.pattern
-            )[0]
+            pattern = packed.pattern if packs else None
+            hidden = self.hidden(packed.tokens.to(device), positions=packed.positions.to(device), pattern=pattern)[0]
             rows = pooled_rows(hidden, packed, "first" if pooling == "pooled" else pooling)
             if pooling == "pooled":
                 rows = self._pooled(rows)
             made[packed.texts] = rows
         return nn.functional.normalize(made, dim=-1) if normalise else made
+
+    def _check_padding(self, rows_of_texts: Sequence[Packed]) -> None:
+        """Refuse texts that are padded already, where positions depend on it."""
+        padding = self.config.padding_token
+        if padding is not None and any(bool((packed.tokens == padding).any()) for packed in rows_of_texts):
+            raise InputError(
+                "A text contains the padding token.",
+                asked=f"embed(...) of texts with token {padding}",
+                because="it has no position: this model counts the other tokens only",
+                instead="each text without its padding: embed packs texts of unequal length",
+            )
 
     def _pooled(self, first: Tensor) -> Tensor:
         if self.pooler is None:
@@ -229,18 +306,6 @@ class Bert(Pretrained):
             if isinstance(module, Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    @classmethod
-    def _convert(
-        cls,
-        converter: Converter,
-        config: dict[str, Any],
-        state: dict[str, Tensor],
-        dtype: torch.dtype | None,
-        source: str,
-    ) -> Self:
-        # Configurations do not always say which heads there are; the tensors do.
-        return super()._convert(converter, heads_in(config, state), state, dtype, source)
-
 
 class MaskedTokens(nn.Module):
     """What stands at a masked place: `norm(bend(x W + b)) E^T + c`, with the embedding `E` itself."""
@@ -250,17 +315,19 @@ class MaskedTokens(nn.Module):
         self.inner = Linear(config.dim, config.dim)
         self.bend = PLAIN[config.activation]
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
-        self.output = Linear(config.dim, config.vocabulary)
+        self.output = Linear(config.dim, config.vocab_size)
         self.output.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.output(self.norm(self.bend(self.inner(hidden))))
 
 
-def _block(config: BertConfig) -> Block:
-    hidden = 4 * config.dim if config.hidden is None else config.hidden
+def _block(config: BertConfig, layer: int) -> Block:
+    hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
     return Block(
-        MultiHeadAttention(config.dim, config.heads, dropout=config.dropout),
+        MultiHeadAttention(
+            config.dim, config.heads, attention=build_layer(config.attention, layer), dropout=config.dropout
+        ),
         FeedForward(config.dim, hidden, config.activation),
         eps=config.norm_eps,
         order="post",

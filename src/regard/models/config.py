@@ -9,18 +9,27 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+from regard.attention import Attention
 from regard.errors import ConfigError
+from regard.models.attention_layers import is_plain
+from regard.models.attention_text import compare_key, read_attention, write_attention
+
+# The largest whole number of a configuration: sizes are 64-bit numbers.
+LARGEST = 2**63 - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Config:
     """What a model is built from: a value that goes to `config.json` and comes back the same.
 
     A subclass is a frozen dataclass whose fields are numbers, strings, booleans, None or tuples of these, and which
     checks in `__post_init__` that its sizes belong together. Before that, and without being asked, lists become tuples
     and every value is known to have the annotated type.
+
+    A field of type `Attention` is text in JSON (`regard.models.attention_text`). A class with such fields is declared
+    with `eq=False`: its configurations are equal if they are written alike.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -37,6 +46,9 @@ class Config:
       instead  depths=[2, 3]
     """
 
+    # The fields of descriptions that are joined to `Causal()` in any case.
+    causal: ClassVar[tuple[str, ...]] = ()
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if (own := cls.__dict__.get("__post_init__")) is not None:
@@ -47,7 +59,9 @@ class Config:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
-            value = _tupled(given)
+            value = _tupled(given) if _is_shallow(given) else _refuse_nesting(self, field.name)
+            if _holds_attention(hints[field.name]):
+                value = _read_texts(value)
             if not _fits(value, hints[field.name]):
                 raise ConfigError(
                     f"{type(self).__name__} cannot use {field.name}={given!r}.",
@@ -55,11 +69,38 @@ class Config:
                     because=f"{field.name} is {_plainly(hints[field.name])}",
                     instead=f"{field.name}=... of that type",
                 )
+            if not _is_addressable(value):
+                raise ConfigError(
+                    f"The {field.name} of {type(self).__name__} is too large.",
+                    asked=f"{field.name}={given!r}",
+                    because=f"sizes are 64-bit numbers: at most {LARGEST}",
+                    instead=f"{field.name}=... of a size that fits in memory",
+                )
             object.__setattr__(self, field.name, value)  # frozen for everybody else
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._compare_key() == other._compare_key()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._compare_key()))
+
+    def _compare_key(self) -> tuple:
+        return tuple(_comparable(getattr(self, field.name)) for field in dataclasses.fields(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, in types that JSON knows."""
         return {field.name: _listed(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def attentions(self) -> dict[str, Attention | tuple[Attention, ...]]:
+        """The descriptions of attention that are given, by the names of their fields."""
+        hints = typing.get_type_hints(type(self))
+        fields = {name: getattr(self, name) for name, hint in hints.items() if _holds_attention(hint)}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def simplify(self) -> Self:
+        """The same model in fewer words, for layouts that have no descriptions: those that say nothing are left out."""
+        plain = [name for name, value in self.attentions().items() if is_plain(value, causal=name in self.causal)]
+        return dataclasses.replace(self, **dict.fromkeys(plain)) if plain else self
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
@@ -101,11 +142,55 @@ def _listed(value: Any) -> Any:
     """Tuples as lists, which is what JSON has."""
     if isinstance(value, Config):
         return value.to_dict()
+    if isinstance(value, Attention):
+        return write_attention(value)
     return [_listed(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _is_shallow(value: Any, depth: int = 16) -> bool:
+    """Whether lists are nested a few times at most: what follows would run out of stack."""
+    if not isinstance(value, tuple | list | dict):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(item, depth - 1) for item in items)
+
+
+def _refuse_nesting(config: Config, name: str) -> Any:
+    raise ConfigError(
+        f"{type(config).__name__} cannot read {name}.",
+        asked=f"{name} of lists inside lists",
+        found="more than 16 of them",
+        because="a size is a number, or a short list of numbers",
+        instead=f"a number for {name}",
+    )
 
 
 def _tupled(value: Any) -> Any:
     return tuple(_tupled(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def _holds_attention(hint: Any) -> bool:
+    return hint is Attention or any(map(_holds_attention, typing.get_args(hint)))
+
+
+def _read_texts(value: Any) -> Any:
+    """The descriptions that were written as text."""
+    if isinstance(value, tuple):
+        return tuple(map(_read_texts, value))
+    return read_attention(value) if isinstance(value, str) else value
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_comparable, value))
+    return compare_key(value) if isinstance(value, Attention) else value
+
+
+def _is_addressable(value: Any) -> bool:
+    """False for whole numbers, alone or in tuples, that do not fit in 64 bits."""
+    if isinstance(value, tuple):
+        return all(map(_is_addressable, value))
+    return not isinstance(value, int) or abs(value) <= LARGEST
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -121,8 +206,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, bool)
     if hint in (int, float):  # a boolean is no number here, a whole number is a fine float
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, str)
+    if hint in (str, Attention):
+        return isinstance(value, hint)
     if origin is tuple and isinstance(value, tuple):
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return all(_fits(item, arguments[0]) for item in value)

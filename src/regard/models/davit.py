@@ -32,7 +32,7 @@ from regard.layers.windows import WindowAttention
 from regard.models.config import Config, published
 from regard.models.foreign.davit import TimmDaViT
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes
+from regard.models.reading import check_sizes, check_tensor
 
 
 @dataclass(frozen=True)
@@ -279,10 +279,12 @@ class DaViT(Pretrained):
 
     def features(self, images: Tensor) -> Tensor:
         """The last grid, `(batch, row, column, channel)`: 32 pixels to a token with four stages."""
+        check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         return self.stages(self.stem(images))
 
     def pyramid(self, images: Tensor) -> list[Tensor]:
         """The grid after every stage, finest first, for detection and segmentation."""
+        check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         grids = [self.stem(images)]
         for stage in self.stages:
             grids.append(stage(grids[-1]))

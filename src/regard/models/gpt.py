@@ -1,14 +1,17 @@
-"""GPT: a decoder that continues a text, in GPT-2's layout and, by its configuration, in LLaMA's.
+"""GPT: a decoder that continues a text, by its configuration GPT-2, LLaMA, Mistral or Qwen2.
 
     x = embed(tokens) + position                        (rotary positions turn queries and keys instead)
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
     logits = norm(x) W^T                                (W the embedding itself where it is tied)
 
-Sources: Radford et al., Language Models are Unsupervised Multitask Learners (2019); Touvron et al., LLaMA (2023).
+Sources: Radford et al., Language Models are Unsupervised Multitask Learners (2019); Touvron et al., LLaMA (2023);
+Jiang et al., Mistral 7B (2023); Qwen Team, Qwen2 Technical Report (2024).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,57 +28,80 @@ from regard.layers.feedforward import NORMS, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
+from regard.layers.projections import Sizes, bias_letters
 from regard.layers.rotary import Rotary
+from regard.models.attention_layers import build_layer, check_attentions, find_window, make_causal, select_layer
 from regard.models.config import Config, published
 from regard.models.foreign.gpt2 import GPT2
 from regard.models.foreign.llama import Llama
+from regard.models.foreign.mistral import Mistral
+from regard.models.foreign.qwen2 import Qwen2
 from regard.models.foreign.rules import Either
 from regard.models.generation import Generation, generate
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_lengths, check_sizes, check_tokens
-from regard.patterns import Causal, Pattern, Window
+from regard.models.reading import check_lengths, check_memory, check_pattern, check_positions, check_sizes, check_tokens
+from regard.patterns import Pattern, Window
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
 # layers, dim, heads of the four published GPT-2 models
 SIZES = {"small": (12, 768, 12), "medium": (24, 1024, 16), "large": (36, 1280, 20), "xl": (48, 1600, 25)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GPTConfig(Config):
     """Sizes and choices of a GPT; the defaults are GPT-2's smallest.
 
     Attributes:
-        vocabulary, context: number of tokens there are, and of tokens in a text.
-        dim, layers, heads, hidden: channels, blocks, heads, channels inside the feed-forward part (`4 dim` if `None`).
+        vocab_size: number of distinct tokens.
+        context_length: longest sequence, in tokens.
+        dim, layers, heads: hidden size, number of blocks, query heads per block.
+        hidden_dim: channels inside the feed-forward part; `4 dim` if `None`.
         kv_heads: key heads shared by groups of query heads; as `heads` if `None`.
         norm, norm_eps: `"layer"` or `"rms"`.
         position: `"learned"`, `"rotary"` (with `rotary_base`), `"sinusoidal"`, `"alibi"` or `"none"`.
         feed_forward: an activation of `FeedForward`; `"swiglu"` is LLaMA's.
         bias: whether linear layers have biases.
-        tied: whether the output matrix is the embedding.
-        window: how many tokens back a token sees, itself not counted; `None` for all.
+        attention_bias: which of the attention's projections have biases, where not as `bias` says: `True`, `False`, or
+            letters of query, key, value and output; Qwen2 has `"qkv"`.
+        head_dim: channels of a head; `dim / heads` if `None`.
+        tie_embeddings: whether the output matrix is the embedding.
+        logits: whether there is an output matrix; without one `forward` returns the hidden states, as in `LlamaModel`.
+        window: how many tokens back a token sees, itself not counted; `None` for all. Hugging Face's `sliding_window`
+            counts the token itself: it is `window + 1`.
+        window_layers: the layers that have the window, counted from 0; the others see all. `None`: every layer has it.
+        attention: an `Attention` for all layers, or one for each; `None` is causal attention. Its pattern is joined to
+            `Causal()`, or to the window of the layer, by `&`: no configuration lets a token see a later one. Each layer
+            has a copy of the bias, learned parameters included.
         dropout: while training, on embeddings, residuals and attention weights.
     """
 
-    vocabulary: int = 50257
-    context: int = 1024
+    vocab_size: int = 50257
+    context_length: int = 1024
     dim: int = 768
     layers: int = 12
     heads: int = 12
     kv_heads: int | None = None
-    hidden: int | None = None
+    hidden_dim: int | None = None
     norm: str = "layer"
     norm_eps: float = 1e-5
     position: str = "learned"
     rotary_base: float = 10000.0
     feed_forward: str = "gelu_tanh"
     bias: bool = True
-    tied: bool = True
+    tie_embeddings: bool = True
     window: int | None = None
     dropout: float = 0.0
+    attention_bias: bool | str | None = None
+    head_dim: int | None = None
+    logits: bool = True
+    window_layers: tuple[int, ...] | None = None
+    attention: Attention | tuple[Attention, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "context", "dim", "layers", "heads", "kv_heads", "hidden")
+        check_sizes(
+            self, "vocab_size", "context_length", "dim", "layers", "heads", "kv_heads", "hidden_dim", "head_dim"
+        )
+        self._check_windows()
         if self.position not in POSITIONS or self.norm not in NORMS:
             raise ConfigError(
                 "GPT has no such part.",
@@ -83,6 +109,83 @@ class GPTConfig(Config):
                 because=f"positions are {', '.join(POSITIONS)}; norms are {', '.join(NORMS)}",
                 instead='position="learned", norm="layer" for GPT-2; "rotary" and "rms" for LLaMA',
             )
+        self._check_attention()
+
+    def _check_attention(self) -> None:
+        """Refuse descriptions that no layer can run, joined to the causal pattern and to the positions."""
+        given = self.attention
+        check_attentions(self, "attention", given)
+        if given is None:
+            return
+        layers = range(self.layers) if isinstance(given, tuple) else {0, *(self.window_layers or ())}
+        if self.position == "alibi" and any(select_layer(given, layer).bias is not None for layer in layers):
+            raise ConfigError(
+                "GPT has one bias in a layer.",
+                asked='position="alibi" and an attention with a bias',
+                because='position="alibi" is the bias Alibi(heads) in every layer',
+                instead=f'position="none" with Attention(bias=Alibi({self.heads})), or the attention without a bias',
+            )
+        for layer in layers:
+            check_attentions(self, "attention", self.describe_layer(layer))
+
+    def describe_layer(self, layer: int) -> Attention:
+        """The attention of one layer: the description, the window and the positions together."""
+        described = select_layer(self.attention, layer)
+        window = Window(self.window, 0) if self.window is not None and self.is_windowed(layer) else None
+        bias = Alibi(self.heads) if self.position == "alibi" else described.bias
+        return dataclasses.replace(described, pattern=make_causal(described.pattern, window), bias=bias)
+
+    def simplify(self) -> GPTConfig:
+        """The same model by `window` and `window_layers` alone, if its descriptions are windows and nothing else."""
+        described = [select_layer(self.attention, layer) for layer in range(self.layers)]
+        if self.attention is None or any(find_window(each) is None for each in described):
+            return self
+        windows = [
+            find_window(dataclasses.replace(self.describe_layer(layer), bias=None)) for layer in range(self.layers)
+        ]
+        sizes = {window for window in windows if window != -1}
+        if None in sizes or len(sizes) > 1:
+            return self
+        where = tuple(layer for layer, window in enumerate(windows) if window != -1)
+        return dataclasses.replace(
+            self,
+            attention=None,
+            window=sizes.pop() if sizes else None,
+            window_layers=where if 0 < len(where) < self.layers else None,
+        )
+
+    def _check_windows(self) -> None:
+        """Refuse a window that sees nothing, a base that turns nothing, and windows of layers that do not exist."""
+        asked = f"window={self.window}, window_layers={self.window_layers}, layers={self.layers}"
+        because = ""
+        if self.window is not None and self.window < 0:
+            because = "a token sees at least itself, and window counts the tokens before it"
+        elif self.window is None and self.window_layers is not None:
+            because = "window_layers says which layers have the window, and there is none"
+        elif any(not 0 <= layer < self.layers for layer in self.window_layers or ()):
+            because = f"layers are counted from 0 to {self.layers - 1}"
+        elif not 0 < self.rotary_base < math.inf:
+            asked, because = f"rotary_base={self.rotary_base}", "angles are positions times powers of the base"
+        if because:
+            raise ConfigError(
+                "GPT cannot be built so.",
+                asked=asked,
+                because=because,
+                instead="window=255, window_layers=(1, 3), rotary_base=10000.0, or the like",
+            )
+
+    @property
+    def projection_biases(self) -> str:
+        """The letters of the attention's projections that have a bias: some of q, k, v and o."""
+        return bias_letters(self.bias if self.attention_bias is None else self.attention_bias)
+
+    @property
+    def head_size(self) -> int:
+        """Channels of one head."""
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
+
+    def is_windowed(self, layer: int) -> bool:
+        return self.window is not None and (self.window_layers is None or layer in self.window_layers)
 
     @classmethod
     def gpt2(cls, size: str = "small", **changes: Any) -> GPTConfig:
@@ -101,38 +204,40 @@ class GPT(Pretrained):
     """A decoder-only transformer that writes.
 
     >>> from regard.models import GPT, GPTConfig
-    >>> model = GPT(GPTConfig(vocabulary=11, context=16, dim=8, layers=2, heads=2)).eval()
+    >>> model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=8, layers=2, heads=2)).eval()
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
-    >>> len(model.generate([[1, 2, 3]], max_new=4).tokens[0])
+    >>> len(model.generate([[1, 2, 3]], max_new_tokens=4).tokens[0])
     4
     """
 
     Config: ClassVar = GPTConfig
-    converters: ClassVar = {"huggingface": Either(GPT2(GPTConfig), Llama(GPTConfig))}
+    converters: ClassVar = {
+        "huggingface": Either(GPT2(GPTConfig), Llama(GPTConfig), Mistral(GPTConfig), Qwen2(GPTConfig))
+    }
     prompts_count = True
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
         self.config: GPTConfig = config
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.positions = _positions(config)
-        self.rotary = Rotary(config.dim // config.heads, config.rotary_base) if config.position == "rotary" else None
+        self.rotary = Rotary(config.head_size, config.rotary_base) if config.position == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(self._block() for _ in range(config.layers))
+        self.blocks = Stack(self._block(layer) for layer in range(config.layers))
         self.norm = NORMS[config.norm](config.dim, eps=config.norm_eps)
-        self.output = Linear(config.dim, config.vocabulary, bias=False)
-        if config.tied:
+        self.output = Linear(config.dim, config.vocab_size, bias=False) if config.logits else None
+        if config.tie_embeddings and self.output is not None:
             self.output.weight = self.embedding.weight
         self._initialise()
 
     @property
-    def vocabulary(self) -> int:
-        return self.config.vocabulary
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
-    def context(self) -> int:
-        return self.config.context
+    def context_length(self) -> int:
+        return self.config.context_length
 
     def forward(
         self,
@@ -142,16 +247,18 @@ class GPT(Pretrained):
         memory: Memory | None = None,
         lengths: Sequence[int] | Tensor | None = None,
         positions: Tensor | None = None,
-        last: bool = False,
+        last_only: bool = False,
     ) -> Tensor:
-        """Logits of the next token at every place, `(batch, token, vocabulary)`; of the last place only if `last`.
+        """Logits of the next token at every place, `(batch, token, vocabulary)`; of the last place only if `last_only`.
 
+        A model without an output matrix (`logits=False`) returns what `hidden` does, `(batch, token, dim)`.
         `lengths`: how many tokens of each row are real, counted from the right: unequal texts are padded on the left.
         `memory`: what `new_memory` made; `tokens` are then the next ones. `pattern` may hide more, as `Segments` do for
         texts packed into one row; their `positions`, `(token,)` or `(batch, token)`, then begin again with each text.
         """
         x = self.hidden(tokens, pattern=pattern, memory=memory, lengths=lengths, positions=positions)
-        return self.output(x[:, -1:] if last else x)
+        x = x[:, -1:] if last_only else x
+        return x if self.output is None else self.output(x)
 
     def hidden(
         self,
@@ -163,7 +270,10 @@ class GPT(Pretrained):
         positions: Tensor | None = None,
     ) -> Tensor:
         """What the last layer knows of every token, normalised: `(batch, token, dim)`."""
-        check_tokens(tokens, self.vocabulary, self.context, 0 if memory is None else memory.length)
+        check_memory(memory)
+        check_pattern(pattern)
+        check_tokens(tokens, self.vocab_size, self.context_length, 0 if memory is None else memory.length)
+        check_positions(positions, tokens)
         if lengths is not None:
             check_lengths(lengths, tokens)
         if positions is None:
@@ -182,39 +292,43 @@ class GPT(Pretrained):
 
     # Writing
 
-    def new_memory(self, room: int | None = None) -> Memory:
-        """Empty caches for texts of at most `room` tokens; they grow where no room is given."""
-        return Memory([block.attention.new_cache(room) for block in self.blocks])
+    def new_memory(self, capacity: int | None = None) -> Memory:
+        """Empty caches for texts of at most `capacity` tokens; they grow where no room is given."""
+        return Memory([block.attention.new_cache(capacity) for block in self.blocks])
 
-    def start(self, prompts: Tensor, lengths: Tensor | None = None, room: int = 0) -> tuple[Tensor, Memory]:
+    def start(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, Memory]:
         """Read the prompts: logits of each next token `(batch, vocabulary)`, and the memory to go on with."""
-        memory = self.new_memory(prompts.shape[1] + room)
-        return self(prompts, memory=memory, lengths=lengths, last=True)[:, 0], memory
+        memory = self.new_memory(prompts.shape[1] + capacity)
+        return self(prompts, memory=memory, lengths=lengths, last_only=True)[:, 0], memory
 
     def extend(self, tokens: Tensor, memory: Memory) -> Tensor:
         """Read one more token of each row: logits of the next, `(batch, vocabulary)`."""
-        return self(tokens, memory=memory, last=True)[:, 0]
+        return self(tokens, memory=memory, last_only=True)[:, 0]
 
     def generate(self, prompts: Sequence[Sequence[int]] | Tensor, **words: Any) -> Generation:
         """Continue the prompts; see `regard.models.generation.generate` for all it can do."""
+        if self.output is None:
+            raise ConfigError(
+                "This GPT has no logits to write with.",
+                asked="generate(...)",
+                found="a configuration with logits=False: the checkpoint had no output matrix (lm_head)",
+                because="the next token is drawn from logits",
+                instead="the checkpoint with its head, such as that of a ...ForCausalLM; hidden(tokens) for features",
+            )
         return generate(self, prompts, **words)
 
     # Building
 
-    def _block(self) -> Block:
+    def _block(self, layer: int) -> Block:
         config = self.config
-        pattern = Causal() if config.window is None else Window(config.window, 0)
-        bias = Alibi(config.heads) if config.position == "alibi" else None
         attention = MultiHeadAttention(
-            config.dim,
-            config.heads,
-            kv_heads=config.kv_heads,
-            attention=Attention(pattern=pattern, bias=bias),
-            bias=config.bias,
+            Sizes(config.dim, config.heads, config.kv_heads, config.head_dim),
+            attention=build_layer(config.describe_layer(layer), layer),
+            bias=config.projection_biases,
             dropout=config.dropout,
             rotary=self.rotary,
         )
-        hidden = 4 * config.dim if config.hidden is None else config.hidden
+        hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
         feed_forward = FeedForward(config.dim, hidden, config.feed_forward, bias=config.bias)
         return Block(attention, feed_forward, norm=NORMS[config.norm], eps=config.norm_eps, dropout=config.dropout)
 
@@ -236,7 +350,7 @@ class GPT(Pretrained):
 
 def _positions(config: GPTConfig) -> nn.Module | None:
     if config.position == "learned":
-        return LearnedPositions(config.context, config.dim)
+        return LearnedPositions(config.context_length, config.dim)
     return SinusoidalPositions(config.dim) if config.position == "sinusoidal" else None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError
-from regard.models.reading import token_numbers
+from regard.models.reading import check_tensor, token_numbers
 from regard.patterns import Segments
 
 
@@ -33,7 +33,7 @@ class Packed:
 
 
 def pack(
-    texts: Sequence[Sequence[int]] | Tensor, tokens_at_once: int, context: int, vocabulary: int | None = None
+    texts: Sequence[Sequence[int]] | Tensor, tokens_at_once: int, context: int, vocab_size: int | None = None
 ) -> Iterator[Packed]:
     """Rows of about `tokens_at_once` tokens; a text is never cut.
 
@@ -51,12 +51,12 @@ def pack(
                 because="a mean of no tokens is nothing, and there are no positions beyond the context",
                 instead=f"texts[{index}][:{context}]" if length else "at least the first and last token of a text",
             )
-        if vocabulary is not None and not 0 <= min(lists[index]) <= max(lists[index]) < vocabulary:
-            place = next(place for place, token in enumerate(lists[index]) if not 0 <= token < vocabulary)
+        if vocab_size is not None and not 0 <= min(lists[index]) <= max(lists[index]) < vocab_size:
+            place = next(place for place, token in enumerate(lists[index]) if not 0 <= token < vocab_size)
             raise InputError(
                 "A token is not in the vocabulary.",
                 asked=f"texts[{index}][{place}] = {lists[index][place]}",
-                found=f"a vocabulary of {vocabulary} tokens, 0 to {vocabulary - 1}",
+                found=f"a vocabulary of {vocab_size} tokens, 0 to {vocab_size - 1}",
                 because="every id is a row of the embedding",
                 instead="the tokenizer that belongs to this model",
             )
@@ -74,6 +74,8 @@ def pack(
 
 
 def _as_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+    if isinstance(texts, Tensor):
+        check_tensor("texts", texts, "[[101, 7592, 102], [101, 102]]")
     try:
         lists = list(texts)
     except TypeError:

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError
-from regard.models.assembly import assemble, check_dtype, check_readable, stored_names
+from regard.errors import CheckpointError, ConfigError
+from regard.models.assembly import assemble, check_dtype, check_layers, check_readable, stored_names
 from regard.models.config import Config
-from regard.models.files.folder import read_checkpoint, write_folder
+from regard.models.files.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
 from regard.models.files.tensors import SHARD_BYTES
-from regard.models.foreign.rules import Converter, understood
+from regard.models.foreign.rules import Converter, convert_tensors, understood
 
 State = dict[str, Tensor]
 
@@ -46,7 +46,10 @@ class Pretrained(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self._check_config(config)
         self.config = config
+        # Files that lay beside the model where it was read, by name: its tokenizer and the like.
+        self.companions: dict[str, bytes] = {}
 
     # Folders and files
 
@@ -56,11 +59,13 @@ class Pretrained(nn.Module):
         """Write `config.json` and `model.safetensors` (in shards above `shard_bytes`) to a folder.
 
         layout: "regard", or the name of another library that shall be able to read the folder. A crash while saving
-        leaves the previous checkpoint of the folder whole. A model that was changed by hand, so that it is no longer
-        what its configuration builds, is refused: it could not be read again.
+        leaves the previous checkpoint of the folder whole. The files of the tokenizer that lay beside the model where
+        `from_pretrained` read it are written, too. A model that was changed by hand, so that it is no longer
+        what its configuration builds, is refused: it could not be read again. So is a description of attention
+        that has no text form (`Where`, a function as feature map, a tensor as bias), or no place in the other layout.
         """
         config, state = self.to_foreign(layout)
-        write_folder(folder, config, state, shard_bytes=shard_bytes)
+        write_folder(folder, config, state, shard_bytes=shard_bytes, companions=self.companions)
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Self:
@@ -68,7 +73,8 @@ class Pretrained(nn.Module):
 
         source: a path; a name that is no path, such as "owner/model", is looked up in the local cache of the hub and
         then on the hub itself, if the package huggingface_hub is installed.
-        dtype: of the floating-point tensors; None keeps the file's.
+        dtype: of the floating-point tensors; None keeps the file's. A file of several (norms in float32, all else in
+        bfloat16) is widened without loss to one that holds them all.
 
         The model is in evaluation mode.
         """
@@ -77,7 +83,9 @@ class Pretrained(nn.Module):
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
             path = _from_hub(source)
         config, state = read_checkpoint(path)
-        return cls._of(config, state, dtype, str(path))
+        model = cls._of(config, state, dtype, str(path))
+        model.companions = read_companions(path)
+        return model
 
     # Tensors in memory
 
@@ -96,19 +104,22 @@ class Pretrained(nn.Module):
 
     def to_foreign(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
         """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
+        fields = self.config.to_dict()  # first: what cannot be written is named, whatever the layout
         check_readable(self, type(self), self.config)
         state = {name: tensor for name, tensor in self.state_dict().items() if name in stored_names(self)}
         if layout == "regard":
-            return {"model_type": self._type(), **self.config.to_dict()}, state
-        converter = self._converter(layout)
-        if reason := converter.refuses(self.config):
+            return {"model_type": self._type(), **fields}, state
+        converter, config = self._converter(layout), self.config.simplify()
+        described = ", ".join(f"{name}={value!r}" for name, value in config.attentions().items())
+        reason = f"it has no {described}" if described else converter.refuses(config)
+        if reason:
             raise CheckpointError(
                 f"This {type(self).__name__} cannot be written in the layout {layout!r}.",
                 asked=repr(self.config),
                 because=reason,
                 instead='layout="regard"',
             )
-        return converter.write_config(self.config), converter.write_state(state, self.config)
+        return converter.write_config(config), converter.write_state(state, config)
 
     @classmethod
     def _of(cls, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str) -> Self:
@@ -128,20 +139,27 @@ class Pretrained(nn.Module):
             if converter.matches(config):
                 return cls._convert(converter, config, state, dtype, source)
         said = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
+        others = [kind.__name__ for kind in Pretrained.__subclasses__() if kind is not cls and kind._reads(config)]
+        reads = [f"{converter.reads} ({layout})" for layout, converter in cls.converters.items()]
         raise CheckpointError(
-            f"{cls.__name__} does not know this layout.",
+            f"{cls.__name__} does not read this model.",
             asked=f"{cls.__name__} from {source}",
             found=", ".join(f"{name}={value!r}" for name, value in said.items()) or "a configuration of no known kind",
-            because=f"it reads {', '.join(['regard', *cls.converters])}",
-            instead="another model class, or a checkpoint of such a model",
+            because=f"{cls.__name__} reads {'; '.join([f'model_type {cls._type()}', *reads])}",
+            instead=f"{others[0]}.from_pretrained(...)" if others else "a checkpoint of such a model",
         )
+
+    @classmethod
+    def _reads(cls, config: dict[str, Any]) -> bool:
+        return any(converter.matches(config) for converter in cls.converters.values())
 
     @classmethod
     def _convert(
         cls, converter: Converter, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str
     ) -> Self:
-        ours = understood(cls.__name__, converter, config)
-        return assemble(cls, ours, converter.read_state(state, ours), dtype, source)
+        ours = understood(cls.__name__, converter, converter.add_heads(config, state))
+        check_layers(ours, state, source)
+        return assemble(cls, ours, convert_tensors(cls.__name__, converter, state, ours, source), dtype, source)
 
     @classmethod
     def _converter(cls, layout: str) -> Converter:
@@ -153,6 +171,31 @@ class Pretrained(nn.Module):
                 instead='layout="regard"',
             )
         return cls.converters[layout]
+
+    @classmethod
+    def _check_config(cls, config: object) -> None:
+        """Refuse what is not a configuration of this model, and say what it may have been meant for."""
+        if isinstance(config, cls.Config):
+            return
+        name, wanted = cls.__name__, cls.Config.__name__
+        instead = f"{name}({wanted}(...))"
+        if isinstance(config, str | os.PathLike):
+            instead = f"{name}.from_pretrained({os.fspath(config)!r}) for a checkpoint, or {instead}"
+        elif isinstance(config, dict):
+            instead = f"{name}({wanted}.from_dict(...)) for a dict of its fields"
+        elif isinstance(config, Config):
+            models = [kind.__name__ for kind in Pretrained.__subclasses__() if isinstance(config, kind.Config)]
+            instead = f"{models[0]}(...) for this configuration" if models else instead
+        elif config is cls.Config:
+            instead = f"{name}({wanted}()), with brackets"
+        text = repr(config)
+        raise ConfigError(
+            f"{name} is built from a {wanted}.",
+            asked=f"{name}({text if len(text) <= 80 else text[:76] + ' ...'})",
+            found=f"a {type(config).__name__}",
+            because=f"a {wanted} holds the sizes of the model",
+            instead=instead,
+        )
 
     @classmethod
     def _type(cls) -> str:
@@ -173,10 +216,12 @@ def _from_hub(name: str) -> Path:
         ) from failure
     try:
         folder = Path(
-            snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json"])
+            snapshot_download(
+                name, allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", *COMPANIONS]
+            )
         )
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=["config.json", "pytorch_model*"]))
+            folder = Path(snapshot_download(name, allow_patterns=["config.json", "pytorch_model*", *COMPANIONS]))
     except Exception as failure:  # the client, the network and the hub each have errors of their own
         first = str(failure).strip().splitlines()
         raise CheckpointError(

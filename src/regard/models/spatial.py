@@ -16,12 +16,12 @@ from regard.attention import attend
 from regard.biases import Bias, Gaussian, Quadratic, axis_scores, distances, table_scores
 from regard.calculus import axis_weights, separable_attention, separable_weights
 from regard.errors import ConfigError, InputError
-from regard.layers.gaze import Gaze, gaze, relative_scores
 from regard.layers.linear import Linear
 from regard.layers.patches import check_pixels
+from regard.layers.profiles import HeadProfile, head_profile, relative_scores
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes
+from regard.models.reading import check_sizes, check_tensor
 
 POSITIONS = ("quadratic", "gaussian", "learned", "content")
 
@@ -46,7 +46,7 @@ class SpatialConfig(Config):
     dim: int = 400
     layers: int = 6
     heads: int | tuple[int, ...] = 9
-    hidden: int = 512
+    hidden_dim: int = 512
     classes: int = 10
     dropout: float = 0.1
     attention_dropout: float = 0.1
@@ -56,7 +56,7 @@ class SpatialConfig(Config):
         def refuse(asked: str, because: str, instead: str) -> None:
             raise ConfigError("SpatialConfig cannot be built.", asked=asked, because=because, instead=instead)
 
-        check_sizes(self, "channels", "patch", "dim", "layers", "hidden", "classes")
+        check_sizes(self, "channels", "patch", "dim", "layers", "hidden_dim", "classes")
         if len(self.layer_heads) != self.layers or min(self.layer_heads) < 1:
             refuse(
                 f"heads={self.heads}, layers={self.layers}",
@@ -147,6 +147,7 @@ class SpatialTransformer(Pretrained):
     def features(self, image: Tensor) -> Tensor:
         """The last layer's tokens, `(batch, row, column, dim)`."""
         wanted = (self.config.channels, *self.config.image)
+        check_tensor("images", image, "torch.randn(1, 1, 28, 28)")
         if image.ndim != 4 or tuple(image.shape[1:]) != wanted:
             raise InputError(
                 "The images do not fit the model.",
@@ -171,8 +172,8 @@ class SpatialBlock(nn.Module):
         self.attention = SpatialHeads(config, heads)
         self.dense = Linear(config.dim, config.dim)
         self.attention_norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
-        self.inner = Linear(config.dim, config.hidden)
-        self.outer = Linear(config.hidden, config.dim)
+        self.inner = Linear(config.dim, config.hidden_dim)
+        self.outer = Linear(config.hidden_dim, config.dim)
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -218,11 +219,11 @@ class SpatialHeads(nn.Module):
         elif isinstance(self.position, Gaussian):
             tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
-            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, beta=0, bias=self.position)
+            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, scale=0, bias=self.position)
         else:
             query, key = self._features(x)
             tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
-            heads = attend(query, key, tokens, beta=1 / math.sqrt(self.dim))
+            heads = attend(query, key, tokens, scale=1 / math.sqrt(self.dim))
         return self.value(heads.transpose(1, 2).reshape(*x.shape[:3], -1))
 
     def weights(self, x: Tensor) -> Tensor:
@@ -235,16 +236,16 @@ class SpatialHeads(nn.Module):
         query, key = self._features(x)
         return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
 
-    def gaze(self) -> Gaze:
+    def head_profile(self) -> HeadProfile:
         """Where the heads look and what they add for what they see; heads that look by content are refused.
 
         The values are those of this layer alone; what a block adds is its `dense` of that.
         """
         values = self.value.weight.unflatten(1, (self.heads, self.dim)).transpose(0, 1)  # (head, out, in)
         if isinstance(self.position, LearnedPosition):
-            return Gaze(self.position.scores(), values=values)
-        seen = gaze(self.position)
-        return Gaze(seen.scores, seen.centre, seen.precision, values)
+            return HeadProfile(self.position.scores(), values=values)
+        seen = head_profile(self.position)
+        return HeadProfile(seen.scores, seen.centre, seen.precision, values)
 
     def relative_weights(self) -> Tensor:
         """What a query in the middle of an endless image gives to every relative position, with gradients."""
@@ -253,7 +254,7 @@ class SpatialHeads(nn.Module):
         elif isinstance(self.position, LearnedPosition):
             scores = self.position.scores()
         else:
-            return gaze(self.position).weights  # which refuses what looks by content
+            return head_profile(self.position).weights  # which refuses what looks by content
         return scores.flatten(1).softmax(-1).view_as(scores)
 
     def _axes(self) -> tuple[Tensor, Tensor] | None:

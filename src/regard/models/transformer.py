@@ -11,6 +11,7 @@ Where we differ: `order="pre"` normalises before each part, and then once more a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,24 +27,33 @@ from regard.layers.feedforward import GATED, PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
+from regard.models.attention_layers import Attentions, build_layer, check_attentions, make_causal, select_layer
 from regard.models.config import Config
 from regard.models.foreign.torch_transformer import TorchTransformer, described
 from regard.models.generation import Generation, generate
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tokens
-from regard.patterns import Causal, Padding, Pattern
+from regard.models.reading import (
+    check_lengths,
+    check_memory,
+    check_pattern,
+    check_positions,
+    check_sizes,
+    check_tensor,
+    check_tokens,
+)
+from regard.patterns import Padding, Pattern
 
 Lengths = Sequence[int] | Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TransformerConfig(Config):
     """Sizes and choices of a Transformer; the defaults are the paper's base model.
 
     Attributes:
-        vocabulary: tokens that both languages share.
-        dim, layers, heads, hidden: channels, blocks on either side, heads, channels inside the feed-forward part.
-        context: the longest text; `None` for any, which sinusoidal positions allow.
+        vocab_size: number of tokens that both languages share.
+        dim, layers, heads, hidden_dim: hidden size, blocks on either side, heads, channels of the feed-forward part.
+        context_length: the longest sequence; `None` for any, which sinusoidal positions allow.
         position: "sinusoidal" or "learned".
         activation, norm_eps: of the blocks.
         attention_bias: whether queries, keys, values and outputs have biases; the feed-forward part always has.
@@ -52,14 +62,19 @@ class TransformerConfig(Config):
         shared: whether one matrix embeds both texts and makes the logits.
         start: the token that a translation starts with.
         dropout: while training, on embeddings, residuals and attention weights.
+        encoder_attention, decoder_attention, cross_attention: an `Attention` for all layers of the encoder, for the
+            self-attention of all layers of the decoder, and for the decoder's look at the encoder's tokens; or one for
+            each layer. The decoder's pattern is joined to `Causal()` by `&`. Cross-attention has a scale or a feature
+            map: source and target have no positions in common that a pattern or a bias could count. Each layer has a
+            copy of the bias, learned parameters included.
     """
 
-    vocabulary: int = 37000
+    vocab_size: int = 37000
     dim: int = 512
     layers: int = 6
     heads: int = 8
-    hidden: int = 2048
-    context: int | None = None
+    hidden_dim: int = 2048
+    context_length: int | None = None
     position: str = "sinusoidal"
     activation: str = "relu"
     attention_bias: bool = True
@@ -69,26 +84,54 @@ class TransformerConfig(Config):
     shared: bool = True
     start: int = 0
     dropout: float = 0.1
+    encoder_attention: Attention | tuple[Attention, ...] | None = None
+    decoder_attention: Attention | tuple[Attention, ...] | None = None
+    cross_attention: Attention | tuple[Attention, ...] | None = None
+
+    causal: ClassVar[tuple[str, ...]] = ("decoder_attention",)
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "context", "dim", "layers", "heads", "hidden")
+        check_sizes(self, "vocab_size", "context_length", "dim", "layers", "heads", "hidden_dim")
         because = ""
         if self.position not in ("sinusoidal", "learned"):
             because = 'positions are "sinusoidal" or "learned"'
-        elif self.position == "learned" and self.context is None:
-            because = "learned positions need the longest text: context=..."
+        elif self.position == "learned" and self.context_length is None:
+            because = "learned positions need the longest sequence: context_length=..."
         elif self.order not in ("pre", "post") or self.activation not in (*PLAIN, *GATED):
             because = f'the order is "pre" or "post", activations are {", ".join((*PLAIN, *GATED))}'
-        elif not 0 <= self.start < self.vocabulary:
-            because = f"the start token is one of the {self.vocabulary} tokens"
+        elif not 0 <= self.start < self.vocab_size:
+            because = f"the start token is one of the {self.vocab_size} tokens"
         if because:
             raise ConfigError(
                 "The Transformer cannot be built so.",
-                asked=f"position={self.position!r}, context={self.context}, order={self.order!r}, "
+                asked=f"position={self.position!r}, context_length={self.context_length}, order={self.order!r}, "
                 f"activation={self.activation!r}, start={self.start}",
                 because=because,
                 instead="TransformerConfig.base()",
             )
+        self._check_attentions()
+
+    def _check_attentions(self) -> None:
+        """Refuse descriptions that no layer can run, and cross-attention by position."""
+        for name, attentions in self.attentions().items():
+            check_attentions(self, name, attentions)
+        for layer in range(len(self.decoder_attention) if isinstance(self.decoder_attention, tuple) else 1):
+            check_attentions(self, "decoder_attention", self.describe_decoder(layer))
+        crosses = self.cross_attention if isinstance(self.cross_attention, tuple) else (self.cross_attention,)
+        for cross in crosses:
+            by_position = cross is not None and not (cross.pattern is None or cross.pattern.is_full)
+            if cross is not None and (by_position or cross.bias is not None):
+                raise ConfigError(
+                    "Cross-attention does not look by position.",
+                    asked=f"cross_attention={cross!r}",
+                    because="a target token has no position in the source, so it would depend on the target's length",
+                    instead="a scale or a feature map; encoder_attention and decoder_attention for patterns and biases",
+                )
+
+    def describe_decoder(self, layer: int) -> Attention:
+        """The self-attention of a layer of the decoder, which is causal whatever its description says."""
+        described = select_layer(self.decoder_attention, layer)
+        return dataclasses.replace(described, pattern=make_causal(described.pattern))
 
     @classmethod
     def base(cls, **changes: Any) -> TransformerConfig:
@@ -98,17 +141,17 @@ class TransformerConfig(Config):
     @classmethod
     def big(cls, **changes: Any) -> TransformerConfig:
         """The paper's big model."""
-        return cls.from_dict({"dim": 1024, "heads": 16, "hidden": 4096, "dropout": 0.3} | changes)
+        return cls.from_dict({"dim": 1024, "heads": 16, "hidden_dim": 4096, "dropout": 0.3} | changes)
 
 
 class Transformer(Pretrained):
     """An encoder and a decoder.
 
     >>> from regard.models import Transformer, TransformerConfig
-    >>> model = Transformer(TransformerConfig(vocabulary=11, dim=8, layers=2, heads=2, hidden=16)).eval()
+    >>> model = Transformer(TransformerConfig(vocab_size=11, dim=8, layers=2, heads=2, hidden_dim=16)).eval()
     >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4]])).shape
     torch.Size([1, 2, 11])
-    >>> len(model.generate([[1, 2, 3], [4]], max_new=5).tokens[1])
+    >>> len(model.generate([[1, 2, 3], [4]], max_new_tokens=5).tokens[1])
     5
     """
 
@@ -119,27 +162,27 @@ class Transformer(Pretrained):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.config: TransformerConfig = config
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
-        self.target_embedding = self.embedding if config.shared else nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.target_embedding = self.embedding if config.shared else nn.Embedding(config.vocab_size, config.dim)
         self.source_positions, self.target_positions = _positions(config), _positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Stack(_block(config, decodes=False) for _ in range(config.layers))
-        self.decoder = Stack(_block(config, decodes=True) for _ in range(config.layers))
+        self.encoder = Stack(_block(config, layer, decodes=False) for layer in range(config.layers))
+        self.decoder = Stack(_block(config, layer, decodes=True) for layer in range(config.layers))
         ends = config.order == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.decoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
-        self.output = Linear(config.dim, config.vocabulary, bias=False)
+        self.output = Linear(config.dim, config.vocab_size, bias=False)
         if config.shared:
             self.output.weight = self.embedding.weight
         self._initialise()
 
     @property
-    def vocabulary(self) -> int:
-        return self.config.vocabulary
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
-    def context(self) -> int | None:
-        return self.config.context
+    def context_length(self) -> int | None:
+        return self.config.context_length
 
     def forward(
         self,
@@ -153,6 +196,10 @@ class Transformer(Pretrained):
 
         Texts are padded on the right; lengths say how long each one is. The target begins with the start token.
         """
+        for lengths, tokens in ((source_lengths, source), (target_lengths, target)):
+            check_tensor("tokens", tokens, "torch.tensor([[464, 3290]])")
+            if lengths is not None:
+                check_lengths(lengths, tokens)
         hidden = None if source_lengths is None else Padding(source_lengths)
         pattern = None if target_lengths is None else Padding(target_lengths)
         context = self.encode(source, pattern=hidden)
@@ -160,7 +207,9 @@ class Transformer(Pretrained):
 
     def encode(self, source: Tensor, *, pattern: Pattern | None = None, positions: Tensor | None = None) -> Tensor:
         """What the encoder knows of every source token, `(batch, token, dim)`."""
-        check_tokens(source, self.vocabulary, self.context)
+        check_pattern(pattern)
+        check_tokens(source, self.vocab_size, self.context_length)
+        check_positions(positions, source)
         positions = torch.arange(source.shape[1], device=source.device) if positions is None else positions
         x = self._embed(source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
@@ -180,8 +229,11 @@ class Transformer(Pretrained):
 
         With a memory, `target` are the next tokens, and the context is needed only for the first of them.
         """
+        check_memory(memory)
+        check_pattern(pattern)
+        check_pattern(context_pattern)
         past = 0 if memory is None else memory.length
-        check_tokens(target, self.vocabulary, self.context, past)
+        check_tokens(target, self.vocab_size, self.context_length, past)
         positions = torch.arange(target.shape[1]) if memory is None else memory.positions(target.shape[1])
         positions = positions.to(target.device)
         y = self._embed(target, self.target_embedding, self.target_positions, positions)
@@ -204,19 +256,21 @@ class Transformer(Pretrained):
 
     # Writing
 
-    def new_memory(self, room: int | None = None) -> Memory:
-        """Empty caches for targets of at most `room` tokens."""
-        caches = [block.attention.new_cache(room) for block in self.decoder]
+    def new_memory(self, capacity: int | None = None) -> Memory:
+        """Empty caches for targets of at most `capacity` tokens."""
+        caches = [block.attention.new_cache(capacity) for block in self.decoder]
         return Memory(caches, [CrossCache() for _ in self.decoder])
 
-    def start(self, prompts: Tensor, lengths: Tensor | None = None, room: int = 0) -> tuple[Tensor, Memory]:
+    def start(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, Memory]:
         """Read the sources, padded on the left: logits of the first target tokens, and the memory to go on with."""
         padding, places = None, None
-        if lengths is not None:
+        if lengths is not None and not all(block.attention.is_shift_invariant for block in self.encoder):
+            padding, prompts = Padding(lengths), _pad_right(prompts, lengths)
+        elif lengths is not None:
             padding = Padding(lengths, side="left")
             places = padded_positions(prompts.shape[1], lengths).to(prompts.device)
         context = self.encode(prompts, pattern=padding, positions=places)
-        memory = self.new_memory(room + 1)
+        memory = self.new_memory(capacity + 1)
         memory.context_pattern = padding
         begin = prompts.new_full((len(prompts), 1), self.config.start)
         hidden = self.decode(begin, context, context_pattern=padding, memory=memory)
@@ -253,7 +307,7 @@ class Transformer(Pretrained):
             state["target_embedding.weight"] = target_embedding
         if output is not None:
             state["output.weight"] = output
-        config = described(module) | {"vocabulary": len(embedding), "shared": shared} | changes
+        config = described(module) | {"vocab_size": len(embedding), "shared": shared} | changes
         return cls.from_foreign(config, state, "torch").train(module.training)
 
     @torch.no_grad()
@@ -270,21 +324,29 @@ class Transformer(Pretrained):
 
 def _positions(config: TransformerConfig) -> nn.Module:
     if config.position == "learned":
-        assert config.context is not None
-        return LearnedPositions(config.context, config.dim)
+        assert config.context_length is not None
+        return LearnedPositions(config.context_length, config.dim)
     return SinusoidalPositions(config.dim)
 
 
-def _block(config: TransformerConfig, *, decodes: bool) -> Block:
-    def attention(described: Attention | None) -> MultiHeadAttention:
+def _pad_right(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Rows that were padded on the left, with their tokens first."""
+    count = tokens.shape[1]
+    places = torch.arange(count, device=tokens.device) + count - lengths.to(tokens.device)[:, None]
+    return tokens.gather(1, places.remainder(count))
+
+
+def _block(config: TransformerConfig, layer: int, *, decodes: bool) -> Block:
+    def attention(described: Attentions) -> MultiHeadAttention:
+        own = build_layer(described, layer)
         return MultiHeadAttention(
-            config.dim, config.heads, attention=described, bias=config.attention_bias, dropout=config.dropout
+            config.dim, config.heads, attention=own, bias=config.attention_bias, dropout=config.dropout
         )
 
     return Block(
-        attention(Attention(pattern=Causal()) if decodes else None),
-        FeedForward(config.dim, config.hidden, config.activation, dropout=config.dropout),
-        cross=attention(None) if decodes else None,
+        attention(config.describe_decoder(layer) if decodes else config.encoder_attention),
+        FeedForward(config.dim, config.hidden_dim, config.activation, dropout=config.dropout),
+        cross=attention(config.cross_attention) if decodes else None,
         eps=config.norm_eps,
         order="pre" if config.order == "pre" else "post",
         dropout=config.dropout,

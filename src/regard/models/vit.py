@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.attention import Attention
 from regard.errors import ConfigError, InputError
 from regard.layers.block import Block, Stack
 from regard.layers.feedforward import PLAIN, FeedForward
@@ -22,10 +23,11 @@ from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.patches import PatchEmbedding
 from regard.layers.positions import GridPositions
+from regard.models.attention_layers import build_layer, check_attentions, find_grids
 from regard.models.config import Config
 from regard.models.foreign.vit import HuggingFaceViT, TimmViT
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes
+from regard.models.reading import check_sizes, check_tensor
 
 # dim, layers, heads, hidden of the published models
 SIZES = {
@@ -37,17 +39,20 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ViTConfig(Config):
     """Sizes and choices of a ViT; the defaults are ViT-B/16's.
 
     Attributes:
         image: rows and columns that positions are learned for; other sizes are interpolated.
         channels, patch, classes: of the image, side of a patch, number of classes (0 for no head).
-        dim, layers, heads, hidden: channels, blocks, heads, channels inside the feed-forward part (`4 dim` if `None`).
+        dim, layers, heads, hidden_dim: hidden size, blocks, heads, feed-forward channels (`4 dim` if `None`).
         activation, norm_eps, qkv_bias: of the blocks.
         pool: "class" reads the class token, "mean" the mean of all patches.
         dropout: while training.
+        attention: an `Attention` for all layers, or one for each; `None` sees everything. The class token comes
+            first, then the patches row by row: grids have `start=1`. Each layer has a copy of the bias, learned
+            parameters included.
     """
 
     image: tuple[int, int] = (224, 224)
@@ -57,15 +62,16 @@ class ViTConfig(Config):
     dim: int = 768
     layers: int = 12
     heads: int = 12
-    hidden: int | None = None
+    hidden_dim: int | None = None
     activation: str = "gelu"
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     pool: str = "class"
     dropout: float = 0.0
+    attention: Attention | tuple[Attention, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "channels", "patch", "dim", "layers", "heads", "hidden")
+        check_sizes(self, "channels", "patch", "dim", "layers", "heads", "hidden_dim")
         because = ""
         if self.classes < 0:
             because = "there are no fewer than no classes"
@@ -82,6 +88,7 @@ class ViTConfig(Config):
                 because=because,
                 instead='ViTConfig.vit("B/16")',
             )
+        check_attentions(self, "attention", self.attention, self.grid)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -100,7 +107,7 @@ class ViTConfig(Config):
                 instead='ViTConfig.vit("B/16")',
             )
         dim, layers, heads, hidden = SIZES[size]
-        fields = {"patch": int(patch), "dim": dim, "layers": layers, "heads": heads, "hidden": hidden}
+        fields = {"patch": int(patch), "dim": dim, "layers": layers, "heads": heads, "hidden_dim": hidden}
         return cls.from_dict(fields | changes)
 
 
@@ -123,7 +130,7 @@ class ViT(Pretrained):
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = GridPositions(config.grid, config.dim, first=1)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(_block(config) for _ in range(config.layers))
+        self.blocks = Stack(_block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.head = Linear(config.dim, config.classes) if config.classes else None
         self._initialise()
@@ -139,6 +146,7 @@ class ViT(Pretrained):
 
     def tokens(self, images: Tensor, *, resize: bool = False) -> Tensor:
         """What the last layer knows of the class token and of every patch, `(batch, 1 + patch, dim)`."""
+        check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         if images.ndim == 4 and tuple(images.shape[2:]) != self.config.image and not resize:
             raise InputError(
                 "The image has another size.",
@@ -148,6 +156,14 @@ class ViT(Pretrained):
                 instead="images of that size, or model(images, resize=True), which interpolates the positions",
             )
         grid = self.patches(images)  # (batch, row, column, dim)
+        if tuple(grid.shape[1:3]) != self.config.grid and any(find_grids(b.attention.attention) for b in self.blocks):
+            raise InputError(
+                "The image has another grid of patches than the attention.",
+                asked=f"images {tuple(images.shape)}, of {grid.shape[1]} x {grid.shape[2]} patches",
+                found=f"an attention on a grid of {self.config.grid[0]} x {self.config.grid[1]} patches",
+                because="its pattern or bias would count rows and columns of other patches",
+                instead="images of the size that the model is configured for",
+            )
         x = torch.cat((self.class_token.expand(len(grid), -1, -1), grid.flatten(1, 2)), 1)
         x = self.dropout(x + self.positions((grid.shape[1], grid.shape[2])))
         for block in self.blocks:
@@ -166,10 +182,16 @@ class ViT(Pretrained):
             nn.init.zeros_(self.head.weight)
 
 
-def _block(config: ViTConfig) -> Block:
-    hidden = 4 * config.dim if config.hidden is None else config.hidden
+def _block(config: ViTConfig, layer: int) -> Block:
+    hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
     return Block(
-        MultiHeadAttention(config.dim, config.heads, bias=True if config.qkv_bias else "o", dropout=config.dropout),
+        MultiHeadAttention(
+            config.dim,
+            config.heads,
+            attention=build_layer(config.attention, layer),
+            bias=True if config.qkv_bias else "o",
+            dropout=config.dropout,
+        ),
         FeedForward(config.dim, hidden, config.activation, dropout=config.dropout),
         eps=config.norm_eps,
         dropout=config.dropout,

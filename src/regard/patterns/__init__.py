@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from regard.patterns.base import And, Not, Or, Pattern
-from regard.patterns.box import Lengths
+from regard.patterns.base import Pattern
+from regard.patterns.box import Grid, Lengths
+from regard.patterns.compose import And, Not, Or
 from regard.patterns.draw import Drawing, gallery
 from regard.patterns.grid import Axial, GridStride, GridWindow, Neighborhood
+from regard.patterns.mask import Mask
 from regard.patterns.random import Random
-from regard.patterns.reach import layers_to_connect
 from regard.patterns.reading import read
+from regard.patterns.receptive_field import layers_to_connect
 from regard.patterns.rows import Padding, Segments
 from regard.patterns.sequence import Blocks, Causal, First, Full, Selected, Strided, Window
 from regard.patterns.where import Where
-
-# isort: split
-# After `patterns.reach` (the module), so that the name `reach` is the function.
-from regard.patterns.past import has_past, reach, shiftable
 
 EVERY: tuple[type[Pattern], ...] = (
     Full,
@@ -32,6 +30,7 @@ EVERY: tuple[type[Pattern], ...] = (
     GridWindow,
     GridStride,
     Axial,
+    Mask,
     Where,
 )
 
@@ -42,7 +41,7 @@ def read_pattern(expression: str) -> Pattern:
     >>> read_pattern("Causal() & ~Window(3, 0, step=2)")
     Causal() & ~Window(3, 0, step=2)
     """
-    return read(expression, {kind.__name__: kind for kind in EVERY if kind is not Where})
+    return read(expression, {kind.__name__: kind for kind in EVERY if kind not in (Mask, Where)})
 
 
 __all__ = [
@@ -54,9 +53,11 @@ __all__ = [
     "Drawing",
     "First",
     "Full",
+    "Grid",
     "GridStride",
     "GridWindow",
     "Lengths",
+    "Mask",
     "Neighborhood",
     "Not",
     "Or",
@@ -69,9 +70,6 @@ __all__ = [
     "Where",
     "Window",
     "gallery",
-    "has_past",
     "layers_to_connect",
-    "reach",
     "read_pattern",
-    "shiftable",
 ]

@@ -7,6 +7,10 @@ import operator
 from regard.errors import PatternError
 from regard.patterns.box import Grid, Lengths
 
+# Positions are 64-bit integers: beyond these, sums of a position and an argument would wrap around.
+LONGEST = 1 << 62  # along a sequence
+LONGEST_AXIS = 1 << 31  # along one axis of a grid, so that rows times columns is at most LONGEST
+
 
 def whole_number(owner: str, name: str, value: object) -> int:
     """The value as an `int`, or an error that names the argument."""
@@ -23,8 +27,8 @@ def whole_number(owner: str, name: str, value: object) -> int:
         ) from None
 
 
-def at_least(pattern: object, name: str, value: object, least: int) -> None:
-    """Refuse an argument that is not a whole number of at least `least`, and store it as a plain `int`."""
+def at_least(pattern: object, name: str, value: object, least: int, most: int = LONGEST) -> None:
+    """Refuse an argument that is not a whole number from `least` to `most`, and store it as a plain `int`."""
     owner = type(pattern).__name__
     number = whole_number(owner, name, value)
     if number < least:
@@ -34,7 +38,19 @@ def at_least(pattern: object, name: str, value: object, least: int) -> None:
             because=f"{name} must be at least {least}",
             instead=f"{name}={least} or more",
         )
+    at_most(owner, name, number, most)
     object.__setattr__(pattern, name, number)
+
+
+def at_most(owner: str, name: str, number: int, most: int) -> None:
+    """Refuse a number with which positions would overflow."""
+    if number > most:
+        raise PatternError(
+            f"{owner} cannot have {name}={number}.",
+            asked=f"{name}={number}",
+            because=f"no sequence is that long: positions are 64-bit integers, and {name} is at most {most}",
+            instead="the length of the longest sequence reaches everything, too; Causal() or Full() for no limit",
+        )
 
 
 def pair_of(pattern: object, name: str, value: object, least: int) -> None:
@@ -56,6 +72,7 @@ def pair_of(pattern: object, name: str, value: object, least: int) -> None:
             because=f"each axis of {name} must be at least {least}",
             instead=f"{name}={least} or more",
         )
+    at_most(owner, name, max(numbers), LONGEST_AXIS)
     object.__setattr__(pattern, name, numbers)
 
 

@@ -39,6 +39,9 @@ class Grid:
     columns: int
     start: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}"
+
     @property
     def cells(self) -> int:
         return self.rows * self.columns

@@ -1,14 +1,18 @@
-"""Pictures of patterns without a plotting library: text for a terminal, SVG for a page."""
+"""Drawings of attention masks: text for a terminal, SVG for a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from torch import Tensor
 
-INK, PAPER, LINE, MARK = "#1f4e79", "#efeae0", "#ffffff", "#e07a1f"
+from regard.render.colors import MASK_HIDDEN, MASK_VISIBLE
+from regard.render.files import write_file
+from regard.render.markup import Markup, element
+from regard.render.svg import document
+
+LINE, MARK = "#ffffff", "#e07a1f"
 TITLE, CAPTION = "#222222", "#6b6459"
 MONOSPACE = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 SANS = "system-ui, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
@@ -53,9 +57,7 @@ class Drawing:
 
     def save(self, path: str | Path) -> Path:
         """Write the SVG picture to a file and return its path."""
-        path = Path(path)
-        path.write_text(self.svg(), encoding="utf-8")
-        return path
+        return write_file(path, self.svg())
 
 
 def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, note: str = "") -> str:
@@ -63,7 +65,8 @@ def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, 
     drawings = list(drawings)
     columns = max(1, min(columns, len(drawings)))
     width = columns * (size + GAP) - GAP + 2 * MARGIN
-    parts, top = [], MARGIN
+    parts: list[Markup] = []
+    top = MARGIN
     for start in range(0, len(drawings), columns):
         row = drawings[start : start + columns]
         titles = [_lines(drawing.title, int(size / (TITLE_SIZE * TITLE_WIDTH))) for drawing in row]
@@ -73,27 +76,23 @@ def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, 
             left = MARGIN + place * (size + GAP)
             # Words stand on the picture: where a neighbour needs more lines, the free space is above.
             free = header - LEADING * (len(title) + len(caption))
-            parts += _words(title, caption, left, top + free + LEADING - 4)
+            parts += _header(title, caption, left, top + free + LEADING - 4)
             parts += _panel(drawing, left, top + header + 2, size)
         top += header + max(_height(drawing, size) for drawing in row) + GAP
     if note:
         parts.append(_text(note, MARGIN, top + 4, CAPTION_SIZE, CAPTION, SANS))
         top += LEADING
     height = top - GAP + MARGIN + (8 if note else 0)
-    opening = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}">',
-        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
-    ]
-    return "\n".join([*opening, *parts, "</svg>\n"])
+    background = element("rect", width=f"{width:g}", height=f"{height:g}", fill="white")
+    return f"{document([background, *parts], width, height)}\n"
 
 
-def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> str:
-    style = f'font-family="{font}" font-size="{size:g}" fill="{color}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'
+def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> Markup:
+    place = {"x": f"{x:g}", "y": f"{y:g}"}
+    return element("text", text, **place, font_family=font, font_size=f"{size:g}", fill=color)
 
 
-def _words(title: list[str], caption: list[str], x: float, y: float) -> list[str]:
+def _header(title: list[str], caption: list[str], x: float, y: float) -> list[Markup]:
     written = [_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
     y += LEADING * len(title)
     return written + [_text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)]
@@ -107,7 +106,7 @@ def _height(drawing: Drawing, size: float) -> float:
     return drawing.mask.shape[0] * _cell(drawing, size)
 
 
-def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[str]:
+def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[Markup]:
     queries, keys = drawing.mask.shape
     cell = _cell(drawing, size)
     width, height = keys * cell, queries * cell
@@ -116,14 +115,15 @@ def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[str]:
         for row, seen in enumerate(drawing.mask.tolist())
         for start, stop in _runs(seen)
     ]
-    parts = [_path(_rectangle(x, y, width, height), PAPER), _path("".join(runs), INK)]
+    parts = [_path(_rectangle(x, y, width, height), MASK_HIDDEN), _path("".join(runs), MASK_VISIBLE)]
     if drawing.mark is not None:
         row, column = drawing.mark
         parts.append(_path(_rectangle(x + column * cell, y + row * cell, cell, cell), MARK))
     if cell >= FINEST:
         across = "".join(f"M{x:g} {y + row * cell:.2f}h{width:g}" for row in range(1, queries))
         down = "".join(f"M{x + column * cell:.2f} {y:g}v{height:g}" for column in range(1, keys))
-        parts.append(f'<path d="{across}{down}" stroke="{LINE}" stroke-width="{min(1.0, cell / 8):.2f}"/>')
+        thickness = f"{min(1.0, cell / 8):.2f}"
+        parts.append(element("path", d=across + down, stroke=LINE, stroke_width=thickness))
     return parts
 
 
@@ -131,8 +131,8 @@ def _rectangle(x: float, y: float, width: float, height: float) -> str:
     return f"M{x:.2f} {y:.2f}h{width:.2f}v{height:.2f}h{-width:.2f}z"
 
 
-def _path(outline: str, color: str) -> str:
-    return f'<path d="{outline}" fill="{color}"/>'
+def _path(outline: str, color: str) -> Markup:
+    return element("path", d=outline, fill=color)
 
 
 def _runs(seen: list[bool]) -> Iterable[tuple[int, int]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.errors import PatternError
-from regard.patterns.arguments import at_least, fits_grid, pair_of
-from regard.patterns.base import Not, Pattern
+from regard.patterns.arguments import LONGEST_AXIS, at_least, fits_grid, pair_of
+from regard.patterns.base import Pattern
 from regard.patterns.box import Array, Box, Grid, Lengths, residue_verdict, same_class_verdict, verdict
+from regard.patterns.compose import Not
 from regard.patterns.order import GridResidue, Order, Tiles
 
 
@@ -26,14 +29,29 @@ class GridPattern(Pattern):
 
     def __post_init__(self) -> None:
         pair_of(self, "grid", self.grid, 1)
-        at_least(self, "start", self.start, 0)
+        at_least(self, "start", self.start, 0, LONGEST_AXIS)
 
     @property
     def place(self) -> Grid:
         return Grid(*self.grid, self.start)
 
+    def _grids(self) -> frozenset[Grid]:
+        return frozenset((self.place,))
+
     def _check(self, lengths: Lengths) -> None:
         fits_grid(self, self.place, lengths)
+
+    @property
+    def fixed_length(self) -> int:
+        return self.start + self.place.cells
+
+    def _fills(self, lengths: Lengths) -> bool:
+        """Whether queries and keys are all tokens of the grid and those before it."""
+        return lengths.queries == lengths.keys == self.fixed_length
+
+    def _far(self, up: int, left: int) -> int:
+        """How many positions back the token lies that is so many whole rows up and columns to the left."""
+        return up * self.grid[1] + left
 
     def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
         """The definition on rows and columns."""
@@ -79,7 +97,7 @@ class Neighborhood(GridPattern):
     def __post_init__(self) -> None:
         super().__post_init__()
         pair_of(self, "radius", self.radius, 0)
-        at_least(self, "step", self.step, 1)
+        at_least(self, "step", self.step, 1, LONGEST_AXIS)
         _check_edges(self)
 
     @property
@@ -130,7 +148,7 @@ class Neighborhood(GridPattern):
         return verdict(some, every & (self.edges == "clip"))
 
     def _pairs(self, lengths: Lengths) -> int | None:
-        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+        if not self._fills(lengths):
             return None
         count = 1
         for size, radius in zip(self.grid, self.radii, strict=True):
@@ -149,6 +167,27 @@ class Neighborhood(GridPattern):
         # quarter of the pairs useful while its products stay large enough to be fast.
         height, width = (min(max(2 * radius + 1, 4), 16) for radius in self.radii)
         return Tiles(self.place, min(height, self.grid[0]), min(width, self.grid[1]), is_closed=False)
+
+    @property
+    def reach(self) -> int:
+        # A neighbourhood that moves inwards at the edge reaches twice as far from there.
+        sides = 2 if self.edges == "shift" else 1
+        farthest = ((size, sides * radius) for size, radius in zip(self.grid, self.radii, strict=True))
+        return self._far(*(self.step * min((size - 1) // self.step, most) for size, most in farthest))
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid == self.place and self.edges == "clip"
+
+    @property
+    def max_keys_per_query(self) -> int:
+        return (2 * self.radii[0] + 1) * (2 * self.radii[1] + 1)
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts as count
+
+        axes = zip(count.SIDES, self.radii, strict=True)
+        rows, columns = (count.neighbors(side, radius, self.step, self.edges) for side, radius in axes)
+        return count.product(self.start, (rows, columns), queries, keys)
 
 
 def _check_edges(pattern: Neighborhood) -> None:
@@ -212,7 +251,7 @@ class GridWindow(GridPattern):
         return self._within(answer, inside, touches)
 
     def _pairs(self, lengths: Lengths) -> int | None:
-        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+        if not self._fills(lengths):
             return None
         height, width, down, across = self._sides
         rows = np.unique((np.arange(self.grid[0]) - down) // height, return_counts=True)[1]
@@ -221,6 +260,24 @@ class GridWindow(GridPattern):
 
     def _order(self) -> Order:
         return Tiles(self.place, *self._sides)
+
+    @property
+    def reach(self) -> int:
+        height, width, *_ = self._sides
+        return self._far(min(height, self.grid[0]) - 1, min(width, self.grid[1]) - 1)
+
+    @property
+    def max_keys_per_query(self) -> int:
+        height, width, *_ = self._sides
+        return height * width
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts as count
+
+        height, width, down, across = self._sides
+        rows = count.windows(count.SIDES[0], self.grid[0], height, down)
+        columns = count.windows(count.SIDES[1], self.grid[1], width, across)
+        return count.product(self.start, (rows, columns), queries, keys)
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,7 +317,7 @@ class GridStride(GridPattern):
         return self._within(answer, inside, touches)
 
     def _pairs(self, lengths: Lengths) -> int | None:
-        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+        if not self._fills(lengths):
             return None
         rows = np.bincount(np.arange(self.grid[0]) % self.steps[0])
         columns = np.bincount(np.arange(self.grid[1]) % self.steps[1])
@@ -268,6 +325,26 @@ class GridStride(GridPattern):
 
     def _order(self) -> Order:
         return GridResidue(self.place, *self.steps)
+
+    @property
+    def reach(self) -> int:
+        axes = zip(self.grid, self.steps, strict=True)
+        return self._far(*(step * ((size - 1) // step) for size, step in axes))
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid == self.place
+
+    @property
+    def max_keys_per_query(self) -> int:
+        rows, columns = (-(-size // step) for size, step in zip(self.grid, self.steps, strict=True))
+        return rows * columns
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts as count
+
+        axes = zip(count.SIDES, self.grid, self.steps, strict=True)
+        rows, columns = (count.residues(side, size, step) for side, size, step in axes)
+        return count.product(self.start, (rows, columns), queries, keys)
 
 
 @dataclass(frozen=True, repr=False)
@@ -293,7 +370,7 @@ class Axial(GridPattern):
         return np.maximum(along._relation(query, key, row, lengths), down._relation(query, key, row, lengths))
 
     def _pairs(self, lengths: Lengths) -> int | None:
-        if lengths.queries != lengths.keys or lengths.keys != self.start + self.place.cells:
+        if not self._fills(lengths):
             return None
         rows, columns = self.grid
         return rows * columns * (rows + columns - 1)
@@ -301,3 +378,20 @@ class Axial(GridPattern):
     def _alternatives(self) -> tuple[Pattern, ...]:
         along, down = self._lines
         return along, down & Not(along)
+
+    @property
+    def reach(self) -> int:
+        rows, columns = self.grid
+        return max((rows - 1) * columns, columns - 1)
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid == self.place
+
+    @property
+    def max_keys_per_query(self) -> int:
+        return sum(self.grid) - 1
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.axial(self.start, queries, keys)

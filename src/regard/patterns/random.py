@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.caching import lru_cache_small
 from regard.errors import PatternError
 from regard.patterns.arguments import at_least, whole_number
 from regard.patterns.base import Pattern
@@ -41,6 +42,10 @@ class Random(Pattern):
     @property
     def _needs_keys(self) -> bool:
         return self.tokens is None
+
+    @property
+    def _is_scattered(self) -> bool:
+        return True
 
     def _check(self, lengths: Lengths) -> None:
         if self.tokens is not None and lengths.keys > self.tokens:
@@ -101,7 +106,7 @@ class Random(Pattern):
         return int((width.sum(-1) * held).sum())
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache_small(maxsize=2)
 def _sorted_draws(pattern: Random, lengths: Lengths, first: bytes, last: bytes) -> Array:
     """The draws of every span of query blocks in one sorted list: number of the span, then key block."""
     low, high = np.frombuffer(first, dtype=np.int64), np.frombuffer(last, dtype=np.int64)
@@ -112,7 +117,7 @@ def _sorted_draws(pattern: Random, lengths: Lengths, first: bytes, last: bytes) 
     return np.sort((owner[:, None] * universe + pattern.drawn(member, lengths.keys)).reshape(-1))
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache_small(maxsize=2)
 def _draws(pattern: Random, lengths: Lengths, device: torch.device) -> tuple[tuple[Tensor, ...], int]:
     """The first, second, ... draw of every query block there is, and the number of the first such block."""
     lowest = lengths.offset // pattern.block if lengths.queries else 0

@@ -18,7 +18,7 @@ def read(expression: str, names: Mapping[str, type[Pattern]]) -> Pattern:
             raise
         raise PatternError(
             "This is not a pattern.",
-            asked=expression if len(expression) < 200 else expression[:199] + "…",
+            asked=(expression.strip() or "an empty text") if len(expression) < 200 else expression[:199] + "…",
             because=str(problem),
             instead="an expression such as 'Causal() & Window(128, 0)'; known: " + ", ".join(sorted(names)),
         ) from None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.caching import lru_cache_small
 from regard.errors import PatternError
 from regard.patterns.arguments import whole_number
 from regard.patterns.base import Pattern
@@ -69,7 +70,8 @@ class Padding(Pattern):
         return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        start, stop = _bounds(self, lengths.keys, j.device)
+        find_bounds = _find_bounds if torch.compiler.is_compiling() else _bounds  # a tracer warns of caches
+        start, stop = find_bounds(self, lengths.keys, j.device)
         # Adding `0 * i` spreads the answer over the queries, which have no say in it.
         return (j + 0 * i >= start[row]) & (j < stop[row])
 
@@ -78,15 +80,41 @@ class Padding(Pattern):
         some = (key.last >= start[row]) & (key.first < stop[row])
         return verdict(some, (key.first >= start[row]) & (key.last < stop[row]))
 
+    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
+        start, stop = self._ends(lengths.keys)
+        return start[:, None], stop[:, None]
+
+    @property
+    def _is_stable(self) -> bool:
+        return True
+
+    @property
+    def _fits_padded_rows(self) -> bool:
+        return True
+
+    @property
+    def is_key_padding(self) -> bool:
+        return True
+
     def _pairs(self, lengths: Lengths) -> int:
         return lengths.queries * sum(self.counts)
 
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns.pair_counts import Form
 
-@functools.lru_cache(maxsize=64)
+        yield Form(queries * sum(self.counts))
+
+
+def _find_bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first real key of each row, and the first one after it that is not, as tensors."""
+    count = torch.tensor(padding.counts, device=device)
+    return (0 * count, count) if padding.side == "right" else (keys - count, 0 * count + keys)
+
+
+@lru_cache_small(maxsize=16)
 def _bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    start, stop = padding._ends(keys)
     with torch.inference_mode(False):  # what is remembered outlives the caller's mode
-        return torch.from_numpy(start).to(device), torch.from_numpy(stop).to(device)
+        return _find_bounds(padding, keys, device)
 
 
 class Segments(Pattern):
@@ -127,6 +155,14 @@ class Segments(Pattern):
     @property
     def rows(self) -> int:
         return len(self.ids)
+
+    @property
+    def fixed_length(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def _fits_padded_rows(self) -> bool:
+        return True
 
     def _check(self, lengths: Lengths) -> None:
         if self.ids.shape[1] != lengths.keys:
@@ -189,12 +225,12 @@ class _Extremes:
         return low, high
 
 
-@functools.lru_cache(maxsize=2)
+@lru_cache_small(maxsize=2)
 def _extremes(segments: Segments) -> _Extremes:
     return _Extremes(segments.ids)
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache_small(maxsize=2)
 def _segment_ids(segments: Segments, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.from_numpy(segments.ids.copy()).to(device)

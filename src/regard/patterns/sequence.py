@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.caching import lru_cache_small
 from regard.errors import PatternError
-from regard.patterns.arguments import at_least, whole_number
+from regard.patterns.arguments import LONGEST, LONGEST_AXIS, at_least, at_most, whole_number
 from regard.patterns.base import Pattern
-from regard.patterns.box import ALL, Array, Box, Lengths, interval_verdict, residue_verdict, same_class_verdict, verdict
+from regard.patterns.box import (
+    ALL,
+    Array,
+    Box,
+    Grid,
+    Lengths,
+    interval_verdict,
+    residue_verdict,
+    same_class_verdict,
+    verdict,
+)
 from regard.patterns.order import NATURAL, Cut, Order, Residue
 
 
@@ -30,8 +41,25 @@ class Full(Pattern):
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         return np.full(query.first.shape, ALL)
 
+    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
+        keys = np.asarray(lengths.keys)
+        return 0 * keys, keys
+
+    @property
+    def is_full(self) -> bool:
+        return True
+
+    @property
+    def _running_sum_reads(self) -> int:
+        return 0
+
     def _pairs(self, lengths: Lengths) -> int:
         return lengths.queries * lengths.keys
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns.pair_counts import Form
+
+        yield Form(queries * keys)
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,8 +76,35 @@ class Causal(Pattern):
     def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
         return verdict(key.first <= query.last, key.last <= query.first)
 
+    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
+        return np.zeros((), dtype=np.int64), _positions(lengths) + 1
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid is None
+
+    @property
+    def _running_sum_reads(self) -> int:
+        return 0
+
     def _pairs(self, lengths: Lengths) -> int:
         return _triangle(lengths.keys) - _triangle(lengths.offset)
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.causal(queries, keys)
+
+    def _intersection(self, other: Pattern) -> Pattern | None:
+        return Window(other.left, 0, other.step) if isinstance(other, Window) else super()._intersection(other)
+
+
+def _positions(lengths: Lengths) -> Array:
+    """The absolute positions of the queries."""
+    return np.arange(lengths.offset, lengths.keys)
 
 
 def _triangle(count: int) -> int:
@@ -75,6 +130,7 @@ class Window(Pattern):
         at_least(self, "left", self.left, 0)
         at_least(self, "right", self.right, 0)
         at_least(self, "step", self.step, 1)
+        at_most("Window", "step * max(left, right)", self.step * max(self.left, self.right), LONGEST)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         near = (j >= i - self.left * self.step) & (j <= i + self.right * self.step)
@@ -97,6 +153,47 @@ class Window(Pattern):
 
     def _order(self) -> Order:
         return NATURAL if self.step == 1 else Residue(self.step)
+
+    def _interval(self, lengths: Lengths) -> tuple[Array, Array] | None:
+        position = _positions(lengths)
+        return None if self.step > 1 else (position - self.left, position + self.right + 1)
+
+    @property
+    def _is_scattered(self) -> bool:
+        return self.step > 1
+
+    @property
+    def sliding_window(self) -> int | None:
+        return self.left if self.right == 0 and self.step == 1 else None
+
+    @property
+    def _hides_future(self) -> bool:
+        return self.right == 0
+
+    @property
+    def reach(self) -> int:
+        return self.left * self.step
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid is None
+
+    @property
+    def max_keys_per_query(self) -> int:
+        return self.left + self.right + 1
+
+    @property
+    def _running_sum_reads(self) -> int | None:
+        return 2 if self.step == 1 else None
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.window(self.left, self.right, self.step, queries, keys)
+
+    def _intersection(self, other: Pattern) -> Pattern | None:
+        if isinstance(other, Window) and self.step == other.step:
+            return Window(min(self.left, other.left), min(self.right, other.right), self.step)
+        return super()._intersection(other)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,6 +226,22 @@ class Strided(Pattern):
     def _order(self) -> Order:
         return NATURAL if self.step == 1 else Residue(self.step)
 
+    @property
+    def _is_scattered(self) -> bool:
+        return True
+
+    def is_shift_invariant(self, grid: Grid | None = None) -> bool:
+        return grid is None
+
+    @property
+    def _running_sum_reads(self) -> int:
+        return 0
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.strided(self.step, queries, keys, lengths)
+
 
 @dataclass(frozen=True, repr=False)
 class First(Pattern):
@@ -157,6 +270,14 @@ class First(Pattern):
         others = max(0, lengths.queries - max(0, min(self.count - lengths.offset, lengths.queries)))
         return lengths.queries * lengths.keys - others * max(0, lengths.keys - self.count)
 
+    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
+        return np.zeros((), dtype=np.int64), np.where(_positions(lengths) < self.count, lengths.keys, self.count)
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.first(self.count, queries, keys)
+
 
 @dataclass(frozen=True, repr=False)
 class Selected(Pattern):
@@ -178,6 +299,8 @@ class Selected(Pattern):
                 because="positions count from 0; a negative one is not counted from the end",
                 instead="the positions themselves",
             )
+        if chosen:
+            at_most("Selected", "max(indices)", chosen[-1], LONGEST_AXIS)  # a table has an entry for each up to it
         object.__setattr__(self, "indices", chosen)
 
     def __repr__(self) -> str:
@@ -208,8 +331,17 @@ class Selected(Pattern):
         others = (lengths.queries - among_queries) * (lengths.keys - among_keys)
         return lengths.queries * lengths.keys - others
 
+    @property
+    def _is_scattered(self) -> bool:
+        return True
 
-@functools.lru_cache(maxsize=64)
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.selected(self.indices, queries, keys, lengths)
+
+
+@lru_cache_small(maxsize=8)
 def _membership(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """A lookup table whose entry `p + 1` says whether position `p` was chosen; both ends are `False`."""
     table = np.zeros((indices[-1] if indices else 0) + 3, dtype=bool)
@@ -247,3 +379,20 @@ class Blocks(Pattern):
 
     def _order(self) -> Order:
         return Cut(self.size)
+
+    @property
+    def reach(self) -> int:
+        return self.size - 1
+
+    @property
+    def max_keys_per_query(self) -> int:
+        return self.size
+
+    @property
+    def _running_sum_reads(self) -> int:
+        return 0
+
+    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+        from regard.patterns import pair_counts
+
+        return pair_counts.blocks(self.size, queries, keys, lengths)

@@ -48,8 +48,8 @@ class Where(Pattern):
         return f"Where({getattr(self.predicate, '__qualname__', self.predicate)})"
 
     @property
-    def _opaque(self) -> bool:
-        return True
+    def _needs_keys(self) -> bool:
+        return False
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         answer = self.predicate(i, j)

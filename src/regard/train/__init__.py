@@ -1,4 +1,4 @@
-"""Train on real images, and watch where heads learn to look."""
+"""Training of image classifiers with positional heads, recorded epoch by epoch."""
 
 from regard.train.data.images import Images, Part
 from regard.train.lesson import Lesson, TeacherRecipe, teacher

@@ -1,10 +1,12 @@
-"""What TensorBoard shows of a run: loss, accuracy, rate, and the width of every head."""
+"""TensorBoard logging of a run: loss, accuracy, learning rate, and the width of every head."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ BOARD = "tensorboard"
 class Board:
     """Writes scalars for TensorBoard to a run's folder; without a folder, or without tensorboardX, it does nothing.
 
-    first: epochs after this one are written anew; what an interrupted run wrote of them is hidden.
+    first: epochs after this one are written again; events that an interrupted run wrote for them are purged.
     """
 
     def __init__(self, folder: Path | None, first: int) -> None:
@@ -29,25 +31,41 @@ class Board:
         if importlib.util.find_spec("tensorboardX") is None:
             print("train: no logs for TensorBoard (pip install 'regard[train]' brings tensorboardX)", file=sys.stderr)
             return self
-        from tensorboardX import SummaryWriter  # an extra, and slow to import
+        from tensorboardX.event_file_writer import EventsWriter  # optional, and slow to import
 
-        self.writer = SummaryWriter(str(self.folder / BOARD), purge_step=self.first + 1 if self.first else None)
+        messages: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+
+        # Not SummaryWriter: its writer thread dies on a full disk, and `add_scalar` then blocks.
+        (self.folder / BOARD).mkdir(exist_ok=True)
+        self.writer = EventsWriter(str(self.folder / BOARD / "events"))
+        if self.first:
+            self._write(messages.Event(file_version="brain.Event:2"), self.first + 1)
+            start = messages.SessionLog(status=messages.SessionLog.START)
+            self._write(messages.Event(session_log=start), self.first + 1)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.writer is not None:
-            self.writer.close()
+            with contextlib.suppress(OSError):  # every epoch is flushed when it is written; nothing is lost here
+                self.writer.close()
+
+    def _write(self, event: Any, step: int) -> None:
+        event.wall_time, event.step = time.time(), step
+        self.writer.write_event(event)
 
     def note(self, epoch: Epoch) -> None:
-        """Write an epoch down."""
+        """Write the scalars of an epoch."""
         if self.writer is None:
             return
+        messages: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+        from tensorboardX.summary import scalar
+
         scalars = {"loss": epoch.loss, "accuracy": epoch.accuracy, "rate": epoch.rate, "seconds": epoch.seconds}
-        for layer, gaze in epoch.gazes.items():
-            scalars |= {f"width/{layer}/{head}": width for head, width in enumerate(gaze.width.tolist())}
-            scalars[f"coverage/{layer}"] = gaze.coverage()
-            scalars[f"degenerate/{layer}"] = int(gaze.degenerate().sum())
+        for layer, profile in epoch.head_profiles.items():
+            scalars |= {f"width/{layer}/{head}": width for head, width in enumerate(profile.width.tolist())}
+            scalars[f"coverage/{layer}"] = profile.coverage()
+            scalars[f"degenerate/{layer}"] = int(profile.degenerate().sum())
         for name, value in scalars.items():
             if not math.isnan(value):
-                self.writer.add_scalar(name, value, epoch.number)
+                self._write(messages.Event(summary=scalar(name, value)), epoch.number)
         self.writer.flush()

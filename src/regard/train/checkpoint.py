@@ -1,4 +1,4 @@
-"""What a run needs to go on as if it had never stopped: one file, replaced in one step."""
+"""Checkpoints for bit-identical resumption: one file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL, OPTIMIZER, CHANCE = "model/", "optimizer/", "chance"
 
 @dataclass
 class Position:
-    """How far a run is: whole epochs, and steps of the one after them with what they have added up to."""
+    """Progress of a run: complete epochs, and the steps of the next one with their accumulated metrics."""
 
     epoch: int = 0
     step: int = 0
@@ -34,11 +34,11 @@ class Position:
     seconds: float = 0.0
 
 
-# The recipe, which a folder has one of
+# The recipe of a folder
 
 
 def claim(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
-    """Make the folder this recipe's; a folder of another recipe, other images or another beginning is refused."""
+    """Claim the folder for this recipe; raises if it has another recipe, other images or another initial model."""
     with atomic.locked(folder) as nobody_else:
         atomic.sweep(folder, alone=nobody_else)
         _claim(folder, recipe, digest, start)
@@ -73,10 +73,10 @@ def _claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -> None
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep every other process from training in this folder, which is claimed; where one does already, refuse.
+    """Lock the claimed folder against other processes; raises if another one holds the lock.
 
-    The lock is on the recipe, which is written once and never replaced: nothing is left behind, and it ends with the
-    process however that ends.
+    The lock is on the recipe file, which is written once and never replaced. No lock file is left behind, and the lock
+    is released when the process ends.
     """
     descriptor = None if atomic.fcntl is None else os.open(folder / RECIPE, os.O_RDONLY)
     try:
@@ -91,7 +91,7 @@ def alone(folder: Path) -> Iterator[None]:
                     because="two would write over each other's epochs",
                     instead="wait until it is done or stop it, or another folder",
                 ) from failure
-            except OSError:  # some network file systems lock nothing
+            except OSError:  # some network file systems do not support locks
                 pass
         yield
     finally:
@@ -107,21 +107,21 @@ def read_claim(folder: Path) -> tuple[Recipe, str]:
     return read_recipe(value), digest
 
 
-# The state
+# State
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> None:
-    """Write the checkpoint; until it is complete the one before it stays."""
+    """Write the checkpoint atomically: the previous one stays until the new one is complete."""
     state = {f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
     state |= {f"{OPTIMIZER}{name}": tensor for name, tensor in memory_of(optimizer, model).items()}
-    if position.step:  # between epochs chance begins anew
+    if position.step:  # the generator is reseeded at the start of every epoch
         state[CHANCE] = torch.get_rng_state()
     notes = {"position": json.dumps(dataclasses.asdict(position))}
     tensors.write_safetensors(folder / CHECKPOINT, state, notes)
 
 
 def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
-    """How far the run in a folder is, and the tensors of its checkpoint; None before the first one."""
+    """The position and the tensors of the checkpoint in a folder; None if there is none."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -143,12 +143,12 @@ def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
 
 
 def part(state: dict[str, Tensor], start: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without that beginning."""
+    """The tensors whose names have this prefix, with the prefix removed."""
     return {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
 
 
 def restore_model(folder: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give the model the checkpoint's numbers; a checkpoint of another model is refused."""
+    """Load the model's state; raises for the checkpoint of another model."""
     try:
         model.load_state_dict(part(state, MODEL))
     except RuntimeError as failure:
@@ -176,7 +176,7 @@ def _chance(folder: Path, state: dict[str, Tensor]) -> Tensor:
 def restore(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, state: dict[str, Tensor]
 ) -> None:
-    """Put model, optimizer and chance where they were."""
+    """Restore the states of model, optimizer and random generator."""
     restore_model(folder, model, state)
     restore_memory(optimizer, model, part(state, OPTIMIZER))
     if position.step:

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it learns: a line for each epoch, and where every head looked."""
+"""The history of a run: one line per epoch, and the head positions of every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.layers.gaze import Gaze, gazes
+from regard.layers.profiles import HeadProfile, head_profiles
 from regard.models.files import atomic, tensors
 from regard.models.spatial import ContentPosition, SpatialHeads
 from regard.train.run import Epoch
@@ -30,17 +30,17 @@ FIELDS = {
     "layers": dict,
 }
 MASSES = (0.5, 0.9)
-# Between the name of a layer and the name of a tensor; no module's name has it.
+# Separator between the names of layer and tensor; module names do not contain it.
 SLASH = "/"
 
 
-# Looking
+# Head positions
 
 
 @torch.no_grad()
-def look(model: nn.Module, images: Tensor | None = None) -> dict[str, Gaze]:
-    """Where the heads of every layer look; those that look by content are watched while they look at `images`."""
-    found = gazes(model)
+def look(model: nn.Module, images: Tensor | None = None) -> dict[str, HeadProfile]:
+    """The `HeadProfile` of every layer; for content-based heads, measured on `images`."""
+    found = head_profiles(model)
     watched = {
         name: module
         for name, module in model.named_modules()
@@ -52,7 +52,7 @@ def look(model: nn.Module, images: Tensor | None = None) -> dict[str, Gaze]:
     def watch(name: str):
         def hook(module: Any, inputs: tuple[Tensor, ...]) -> None:
             values = module.value.weight.unflatten(1, (module.heads, module.dim)).transpose(0, 1)
-            found[name] = Gaze.observed(module.weights(inputs[0]), module.grid, values)
+            found[name] = HeadProfile.observed(module.weights(inputs[0]), module.grid, values)
 
         return hook
 
@@ -65,29 +65,29 @@ def look(model: nn.Module, images: Tensor | None = None) -> dict[str, Gaze]:
     return found
 
 
-def describe(gaze: Gaze) -> dict[str, Any]:
-    """A layer's heads in numbers: for each its place, its width, its contours and whether it is degenerate."""
+def describe(profile: HeadProfile) -> dict[str, Any]:
+    """Statistics of a layer's heads: centre, width, contours, and whether each is degenerate."""
     columns: dict[str, list[Any]] = {
-        "mean": gaze.mean.tolist(),
-        "width": gaze.width.tolist(),
-        "covariance": gaze.covariance.tolist(),
-        "degenerate": gaze.degenerate().tolist(),
+        "mean": profile.mean.tolist(),
+        "width": profile.width.tolist(),
+        "covariance": profile.covariance.tolist(),
+        "degenerate": profile.degenerate().tolist(),
     }
-    if gaze.centre is not None:
-        columns["centre"] = gaze.centre.tolist()
-    if gaze.precision is not None:
-        columns["precision"] = gaze.precision.tolist()
+    if profile.centre is not None:
+        columns["centre"] = profile.centre.tolist()
+    if profile.precision is not None:
+        columns["precision"] = profile.precision.tolist()
     for mass in MASSES:
-        columns[f"level_{round(100 * mass)}"] = gaze.mass_level(mass).tolist()
-        columns[f"pixels_{round(100 * mass)}"] = gaze.inside(mass).sum((1, 2)).tolist()
-    if gaze.values is not None:
-        # Its own kernel's norm, |a_h| |W_h|, of the sum of all heads': small for one that does little.
-        norms = gaze.weights.flatten(1).norm(dim=1) * gaze.values.flatten(1).norm(dim=1)
+        columns[f"level_{round(100 * mass)}"] = profile.mass_level(mass).tolist()
+        columns[f"pixels_{round(100 * mass)}"] = profile.inside(mass).sum((1, 2)).tolist()
+    if profile.values is not None:
+        # The norm of the head's kernel, |a_h| |W_h|, as a share of the sum over heads.
+        norms = profile.weights.flatten(1).norm(dim=1) * profile.values.flatten(1).norm(dim=1)
         columns["share"] = (norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)).tolist()
-    heads = [{name: values[head] for name, values in columns.items()} for head in range(gaze.heads)]
-    layer: dict[str, Any] = {f"coverage_{round(100 * mass)}": gaze.coverage(mass) for mass in MASSES}
-    if gaze.values is not None:
-        layer["kernel_norm"] = gaze.kernel_norm.item()
+    heads = [{name: values[head] for name, values in columns.items()} for head in range(profile.heads)]
+    layer: dict[str, Any] = {f"coverage_{round(100 * mass)}": profile.coverage(mass) for mass in MASSES}
+    if profile.values is not None:
+        layer["kernel_norm"] = profile.kernel_norm.item()
     return {**layer, "heads": heads}
 
 
@@ -95,14 +95,14 @@ def describe(gaze: Gaze) -> dict[str, Any]:
 
 
 def line_of(epoch: Epoch) -> dict[str, Any]:
-    """An epoch as a line of the history."""
+    """An epoch as a line of `history.jsonl`."""
     return {
         "epoch": epoch.number,
         "loss": None if math.isnan(epoch.loss) else epoch.loss,
         "accuracy": epoch.accuracy,
         "seconds": epoch.seconds,
         "rate": epoch.rate,
-        "layers": {name: describe(gaze) for name, gaze in epoch.gazes.items()},
+        "layers": {name: describe(profile) for name, profile in epoch.head_profiles.items()},
     }
 
 
@@ -110,32 +110,34 @@ def heads_file(folder: Path, number: int) -> Path:
     return folder / HEADS / f"epoch-{number:04d}.safetensors"
 
 
-def write_heads(folder: Path, number: int, gazes: Mapping[str, Gaze]) -> None:
-    """Where all heads look, complete or not at all."""
-    if not gazes:
+def write_heads(folder: Path, number: int, head_profiles: Mapping[str, HeadProfile]) -> None:
+    """Write the head positions of an epoch atomically."""
+    if not head_profiles:
         return
     path = heads_file(folder, number)
     path.parent.mkdir(exist_ok=True)
-    parts = {f"{name}{SLASH}{what}": t for name, gaze in gazes.items() for what, t in gaze.to_tensors().items()}
+    parts = {
+        f"{name}{SLASH}{what}": t for name, profile in head_profiles.items() for what, t in profile.to_tensors().items()
+    }
     tensors.write_safetensors(path, parts)
 
 
-def read_heads(path: Path) -> dict[str, Gaze]:
-    """Where all heads looked, from the file of an epoch."""
+def read_heads(path: Path) -> dict[str, HeadProfile]:
+    """Read the head positions of an epoch."""
     layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.read_safetensors(path).items():
         name, _, what = key.rpartition(SLASH)
         layers.setdefault(name, {})[what] = tensor
-    return {name: Gaze.from_tensors(found) for name, found in sorted(layers.items(), key=_layer_order)}
+    return {name: HeadProfile.from_tensors(found) for name, found in sorted(layers.items(), key=_layer_order)}
 
 
 def _layer_order(item: tuple[str, Any]) -> list[tuple[bool, int, str]]:
-    """blocks.10 after blocks.9."""
+    """Sort key with numeric parts: blocks.10 after blocks.9."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in item[0].split(".")]
 
 
 def append(folder: Path, epoch: Epoch) -> None:
-    """Add an epoch's line, down to the disk."""
+    """Append an epoch's line and sync it to disk."""
     with (folder / HISTORY).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line_of(epoch)) + "\n")
         file.flush()
@@ -143,7 +145,7 @@ def append(folder: Path, epoch: Epoch) -> None:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the history; a last one that a crash has torn is left out."""
+    """The lines of the history, without a last line that a crash left incomplete."""
     path = folder / HISTORY
     if not path.is_file():
         return []
@@ -155,7 +157,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
         try:
             lines.append(_checked(json.loads(row)))
         except (ValueError, KeyError) as failure:
-            if number == len(rows) - 1:  # nothing ended it
+            if number == len(rows) - 1:  # the last line has no newline
                 break
             raise CheckpointError(
                 f"Line {number + 1} of {HISTORY} cannot be read.",
@@ -177,7 +179,7 @@ def _checked(line: Any) -> dict[str, Any]:
 
 
 def read_epochs(folder: Path, last: int) -> list[Epoch]:
-    """The epochs up to number `last`, with where their heads looked; a history that lacks one is refused."""
+    """The epochs up to number `last`, with their head positions; raises if one is missing."""
     epochs, lines = [], [line for line in read_lines(folder) if line["epoch"] <= last]
     numbers = [line["epoch"] for line in lines]
     if numbers != list(range(last + 1)):
@@ -197,7 +199,7 @@ def read_epochs(folder: Path, last: int) -> list[Epoch]:
 
 
 def cut(folder: Path, last: int) -> None:
-    """Forget what lies after epoch `last`: lines and heads that a crash kept from being followed by a checkpoint."""
+    """Delete lines and head files after epoch `last`, which a crash left without a checkpoint."""
     kept = [line for line in read_lines(folder) if line["epoch"] <= last]
 
     def write(path: Path) -> None:

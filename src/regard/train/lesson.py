@@ -1,4 +1,4 @@
-"""A convolution teaches heads where to look: does attention find a kernel that is known?"""
+"""Teacher-student experiment: positional heads recover the kernel of a random convolution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import ConfigError
-from regard.layers.gaze import Gaze
+from regard.layers.profiles import HeadProfile
 from regard.models.config import Config
 from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialHeads
@@ -21,16 +21,18 @@ from regard.train.recipe import check_seed
 
 @dataclass(frozen=True)
 class TeacherRecipe(Config):
-    """A random convolution of `kernel` x `kernel` pixels, and heads that shall do the same.
+    """Configuration: a random convolution as the teacher, and an attention layer as the student.
 
     Attributes:
+        kernel: rows and columns of the teacher's kernel.
         canvas: rows and columns of the images, which are noise, N(0, 1).
-        margin: how far beyond the canvas heads may look. An image lies in the middle of nothing: what a head sees out
-            there is 0, as it is for a convolution with padding, and no border bends what it sees.
-        channels: of the image and of what the convolution makes of it.
+        margin: pixels beyond the image that heads may attend to. They are 0, as in a convolution with zero padding, so
+            that borders do not distort the attention weights.
+        channels: input and output channels.
         heads, position: of the student; its centres start as N(0, 2^2), its steepness as 1/2.
-        steps, batch, rate: of Adam, on new images in every step; the rate falls as a cosine.
-        every: after how many steps it is noted where the heads look.
+        steps, batch, rate: of Adam, on new images in every step, with cosine decay of the learning rate.
+        every: number of steps between recordings of the head positions.
+        seed: of the random generator.
     """
 
     kernel: int = 3
@@ -68,12 +70,12 @@ class TeacherRecipe(Config):
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a student has learned.
+    """The result of the experiment.
 
     Attributes:
         teacher: the convolution's kernel, `(out, in, kernel, kernel)`.
-        losses: of every step, relative: the squared error over the square of what the teacher made.
-        seen: `(step, Gaze)`, where the heads looked before the first step, every so often, and in the end.
+        losses: relative loss of every step: squared error over the squared norm of the teacher's output.
+        seen: `(step, HeadProfile)`, the head positions before the first step, every `every` steps, and at the end.
         loss: the relative loss on new images, after the last step.
         student: the layer.
     """
@@ -81,25 +83,25 @@ class Lesson:
     recipe: TeacherRecipe
     teacher: Tensor
     losses: list[float]
-    seen: list[tuple[int, Gaze]]
+    seen: list[tuple[int, HeadProfile]]
     loss: float
     seconds: float
     student: SpatialHeads
 
     @property
-    def gaze(self) -> Gaze:
-        """Where the heads look in the end."""
+    def head_profile(self) -> HeadProfile:
+        """The final head positions."""
         return self.seen[-1][1]
 
     @property
     def kernel(self) -> Tensor:
         """The student's effective kernel, `(out, in, 2 R - 1, 2 C - 1)`."""
-        return self.gaze.kernel
+        return self.head_profile.kernel
 
     @property
     def wanted(self) -> Tensor:
-        """The teacher's kernel in the middle of as many relative positions as the student's."""
-        rows, columns = (size - 1 - self.recipe.kernel // 2 for size in self.gaze.grid)
+        """The teacher's kernel, zero-padded to the size of the student's."""
+        rows, columns = (size - 1 - self.recipe.kernel // 2 for size in self.head_profile.grid)
         return functional.pad(self.teacher, (columns, columns, rows, rows))
 
     @property
@@ -109,12 +111,12 @@ class Lesson:
 
     @property
     def distances(self) -> Tensor:
-        """How far each head's centre (its centre of mass, for tables) is from the nearest pixel, `(head,)`.
+        """The distance from each head's centre (its centre of mass, for tables) to the nearest pixel, `(head,)`.
 
-        It need not become small: heads between pixels span the same filters once `W` mixes them, so that only the
-        effective kernel is determined by what is learned from.
+        It need not become small: heads between pixels span the same filters once `W` mixes them, so only the effective
+        kernel is identifiable.
         """
-        centre = self.gaze.mean if self.gaze.centre is None else self.gaze.centre
+        centre = self.head_profile.mean if self.head_profile.centre is None else self.head_profile.centre
         return (centre - centre.round()).norm(dim=-1)
 
     def __repr__(self) -> str:
@@ -122,12 +124,12 @@ class Lesson:
 
 
 def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Lesson:
-    r"""Let `heads` learn a random convolution from what it does to noise.
+    r"""Train attention heads to reproduce the output of a random convolution on noise.
 
         minimise |student(x) - K * x|^2 / |K * x|^2,     student(x) = sum_h A_h x W_h
 
-    over centres, spreads and `W`, in float64 and from one seed; the weights `A_h` are those of an endless image
-    (`Gaze.weights`).
+    over centres, spreads and `W`, in float64 and from one seed; the weights `A_h` are those without borders
+    (`HeadProfile.weights`).
 
     Source: the question of Cordonnier, Loukas and Jaggi (ICLR 2020), section 4.2, with a known answer.
 
@@ -150,13 +152,13 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
     )
     student = SpatialHeads(config).double()
     torch.nn.init.zeros_(student.value.bias)
-    student.value.bias.requires_grad_(False)  # the teacher has none
+    student.value.bias.requires_grad_(False)  # the teacher has no bias
     kernel = torch.randn(channels, channels, recipe.kernel, recipe.kernel, dtype=torch.float64)
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=recipe.rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
     place = torch.cartesian_prod(*map(torch.arange, canvas))
-    row, column = (place - place[:, None] + torch.tensor(grid) - 1).unbind(-1)  # where pairs are among the weights
+    row, column = (place - place[:, None] + torch.tensor(grid) - 1).unbind(-1)  # relative position of each pair
 
     def relative_loss() -> Tensor:
         x = torch.randn(recipe.batch, channels, *canvas, dtype=torch.float64)
@@ -168,7 +170,7 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
         made = student.value(heads.permute(2, 0, 1, 3).flatten(2)).mT.unflatten(2, canvas)
         return (made - wanted).square().sum() / wanted.square().sum()
 
-    seen, losses = [(0, student.gaze())], []
+    seen, losses = [(0, student.head_profile())], []
     began = time.perf_counter()
     with bar(1, recipe.steps, 0, recipe.batch, progress) as tell:
         for step in range(1, recipe.steps + 1):
@@ -180,8 +182,8 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
             losses.append(loss.item())
             tell(step, losses[-1], None)
             if step % recipe.every == 0 and step < recipe.steps:
-                seen.append((step, student.gaze()))
-    seen.append((recipe.steps, student.gaze()))
+                seen.append((step, student.head_profile()))
+    seen.append((recipe.steps, student.head_profile()))
     with torch.no_grad():
         final = sum(relative_loss().item() for _ in range(8)) / 8
     return Lesson(recipe, kernel, losses, seen, final, time.perf_counter() - began, student.eval())

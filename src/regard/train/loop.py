@@ -1,4 +1,4 @@
-"""One loop for every recipe: seeded, resumable, and watched."""
+"""The training loop: seeded, resumable, with recorded head positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import CheckpointError, InputError
-from regard.layers.gaze import Gaze
+from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
 from regard.train.board import Board
@@ -24,15 +24,15 @@ from regard.train.progress import Tell, bar, patient
 from regard.train.recipe import Recipe, SpatialRecipe
 from regard.train.run import Epoch, Run
 
-# How many images are tested at once, and how many heads that look by content are watched on.
+# Batch size of the evaluation, and number of images on which content-based heads are measured.
 TESTED, WATCHED = 250, 64
 MODEL = "model"
-# Keeps the seeds of initial numbers, of order and of dropout apart.
+# Separates the seeds of initialisation, order and dropout.
 ORDER, CHANCE = 1_000_003, 2_000_003
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came while training; the message says how to go on."""
+    """Training was interrupted by Ctrl-C; the message says how to resume."""
 
 
 def train(
@@ -44,22 +44,23 @@ def train(
     data: Images | None = None,
     start: Pretrained | None = None,
 ) -> Run:
-    """Train what the recipe says, and return what came of it.
+    """Train a model by a recipe.
 
-    folder: where the run is kept: `recipe.json`, `history.jsonl` (a line for each epoch), `heads/` (where every head
-        looked), `checkpoint.safetensors`, TensorBoard's files and, when it is done, the model (`from_pretrained` reads
-        it). A folder with a run of the same recipe goes on where that stopped, and gives bit for bit what it would
-        have given without a stop; killed at any moment it loses an epoch at most. Ctrl-C loses nothing.
-    progress: a bar, while the error stream is a terminal.
-    resume: if not, a folder that already has a run is refused.
+    recipe: the configuration.
+    folder: where the run is saved: `recipe.json`, `history.jsonl` (one line per epoch), `heads/` (the head positions),
+        `checkpoint.safetensors`, TensorBoard files and, at the end, the model (for `from_pretrained`). A folder with a
+        run of the same recipe is resumed, bit-identical to an uninterrupted run. A run that is killed loses one epoch
+        at most, Ctrl-C loses nothing.
+    progress: show a progress bar if stderr is a terminal.
+    resume: if False, a folder that already has a run raises.
     data: images in place of those the recipe names.
-    start: a model of the recipe's kind whose numbers training begins with, in place of random ones.
+    start: a model of the recipe's kind to start from, in place of a random initialisation.
 
-    All chance comes from the recipe's seed; torch's global generator is left as it was found.
+    All randomness comes from the recipe's seed; the state of torch's global generator is restored.
 
         >>> from regard.train import SpatialRecipe, train
-        >>> run = train(SpatialRecipe(epochs=1, layers=1, heads=4, dim=8, hidden=8))
-        >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].gazes)
+        >>> run = train(SpatialRecipe(epochs=1, layers=1, heads=4, dim=8, hidden_dim=8))
+        >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].head_profiles)
         ([0, 1], ['blocks.0.attention'])
     """
     images = _images(recipe, data)
@@ -98,13 +99,13 @@ def train(
 
 
 def _images(recipe: Recipe, data: Images | None) -> Images:
-    """What the recipe learns from and is tested on: its data set or the one that is given, held back if it says so."""
+    """The training and test images: the recipe's data set or the given one, with a validation split if `held`."""
     images = load(recipe.data) if data is None else data
     return images.held() if recipe.held and not images.is_held else images
 
 
 def digest_of(model: Pretrained) -> str:
-    """What tells a model's numbers from any others: a sha256."""
+    """A sha256 of the model's state."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -113,7 +114,7 @@ def digest_of(model: Pretrained) -> str:
 
 
 class Training:
-    """A run that is under way."""
+    """The state of a run in progress."""
 
     def __init__(self, recipe: Recipe, images: Images, folder: Path | None, start: Pretrained | None = None) -> None:
         self.recipe, self.images, self.folder = recipe, images, folder
@@ -142,7 +143,7 @@ class Training:
         found = None if self.folder is None else checkpoint.read(self.folder)
         if self.folder is None:
             return
-        if found is None:  # what is there was written before the first checkpoint
+        if found is None:  # files that were written before the first checkpoint
             history.cut(self.folder, -1)
             return
         self.position, state = found
@@ -171,13 +172,13 @@ class Training:
             self.model.save_pretrained(self.folder / MODEL)
         return Run(self.recipe, self.model, self.epochs, self.images, self.folder)
 
-    # Learning
+    # Training
 
     def _epoch(self, tell: Tell, stopped) -> bool:
-        """Go through the rest of an epoch; False if it was interrupted before its end.
+        """Run the rest of an epoch; False if it was interrupted before its end.
 
-        Order and changes of the images follow from the seed and the epoch's number. So does what dropout draws, which
-        within an epoch is the state of torch's generator.
+        Order and augmentation of the images follow from the seed and the epoch number. So does dropout, whose state
+        within an epoch is that of torch's generator.
         """
         recipe, train, position = self.recipe, self.images.train, self.position
         generator = torch.Generator().manual_seed(recipe.seed * ORDER + position.epoch)
@@ -223,26 +224,28 @@ class Training:
     def _rate(self, number: int) -> float:
         return rate_at(self.recipe, number, self.steps * self.recipe.epochs)
 
-    # Looking at what was learned
+    # Evaluation
 
     def test(self) -> float:
         """The accuracy on the test images."""
         return accuracy(self.model, self.images)
 
-    def look(self) -> dict[str, Gaze]:
+    def look(self) -> dict[str, HeadProfile]:
         self.model.eval()
         watched = self.images.normalise(self.images.test.pixels[:WATCHED].float() / self.images.test.white)
         seen = history.look(self.model, watched)
         if isinstance(self.recipe, SpatialRecipe) and not self.recipe.keep_values:
-            seen = {name: Gaze(gaze.scores, gaze.centre, gaze.precision) for name, gaze in seen.items()}
+            seen = {
+                name: HeadProfile(profile.scores, profile.centre, profile.precision) for name, profile in seen.items()
+            }
         return seen
 
     def _note(self, epoch: Epoch, board: Board) -> None:
-        """Write an epoch down: heads, then its line, then the checkpoint, which makes it count."""
+        """Record an epoch: heads, then its line, then the checkpoint, which commits it."""
         self.epochs.append(epoch)
         board.note(epoch)
         if self.folder is not None:
-            history.write_heads(self.folder, epoch.number, epoch.gazes)
+            history.write_heads(self.folder, epoch.number, epoch.head_profiles)
             history.append(self.folder, epoch)
             self._save()
 
@@ -260,7 +263,7 @@ class Training:
 
 @torch.no_grad()
 def accuracy(model: Pretrained, data: Images) -> float:
-    """The share of test images that a model names rightly, 0 to 1; the model is in evaluation mode afterwards."""
+    """The accuracy of a model on the test images, 0 to 1; leaves the model in eval mode."""
     model.eval()
     test, right = data.test, 0
     for start in range(0, len(test), TESTED):
@@ -271,9 +274,10 @@ def accuracy(model: Pretrained, data: Images) -> float:
 
 
 def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
-    """A run, done or not, from what it left behind in its folder.
+    """Load a run, finished or not, from its folder.
 
-    data: the images, where the recipe does not name a known data set.
+    folder: the folder of the run.
+    data: the images, if the recipe does not name a known data set.
     """
     place = Path(folder).expanduser()
     recipe, digest = checkpoint.read_claim(place)
@@ -294,7 +298,7 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
 
 
 def read_history(folder: str | os.PathLike[str]) -> list[Epoch]:
-    """The epochs of a run, done or not, from its folder alone: the images it learned from need not be here."""
+    """Load the epochs of a run, finished or not, from its folder; the images are not needed."""
     place = Path(folder).expanduser()
     checkpoint.read_claim(place)
     return history.read_epochs(place, _begun(place)[0].epoch)

@@ -1,4 +1,4 @@
-"""Optimizers of recipes: what decays, how the rate goes, and their memory as tensors by name."""
+"""Optimizers of recipes: parameter groups, learning rate schedule, and state as named tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.train.recipe import Recipe, SpatialRecipe
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimizer, with weight decay on matrices only: not on norms, biases or what says where to look."""
+    """The recipe's optimizer, with weight decay on matrices only: not on norms, biases or head positions."""
     decays, stays = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim > 1 and ".position" not in f".{name}" and not name.endswith("class_token")
@@ -29,7 +29,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def rate_at(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of a step, counted from 0: a line up over the first `warmup` of them, then half a cosine.
+    """The learning rate of a step, counted from 0: linear warmup, then cosine decay.
 
         rate (step + 1) / w                                     for step < w, w = warmup * steps
         rate (1 + cos(pi (step - w) / (steps - w))) / 2         after that
@@ -46,7 +46,7 @@ def rate_at(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def memory_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What the optimizer remembers of every parameter, as `parameter/what`."""
+    """The optimizer state of every parameter, as `parameter/name`."""
     return {
         f"{name}/{what}": value
         for name, parameter in model.named_parameters()
@@ -56,7 +56,7 @@ def memory_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, T
 
 
 def restore_memory(optimizer: torch.optim.Optimizer, model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Give the optimizer back what `memory_of` told."""
+    """Load the optimizer state that `memory_of` returned."""
     parameters = dict(model.named_parameters())
     for key, value in memory.items():
         name, _, what = key.rpartition("/")

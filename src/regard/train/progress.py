@@ -1,4 +1,4 @@
-"""A bar while a run learns, and a way to stop between two steps."""
+"""A progress bar, and an interrupt that waits for the end of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Tell = Callable[[int, float | None, float | None], None]
 
 @contextmanager
 def bar(recipe_epochs: int, steps: int, done: int, batch: int, shown: bool) -> Iterator[Tell]:
-    """A function that is told each step: the steps done in all, and the latest loss and accuracy if they are new.
+    """A callback for every step: the total number of steps, and the latest loss and accuracy if they changed.
 
-    It draws on the error stream while that is a terminal, and leaves nothing behind.
+    It draws a progress bar if stderr is a terminal, and clears it at the end.
     """
     if not shown or not sys.stderr.isatty():
         yield lambda done, loss, accuracy: None
@@ -52,9 +52,9 @@ def bar(recipe_epochs: int, steps: int, done: int, batch: int, shown: bool) -> I
 
 @contextmanager
 def patient() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C interrupts nothing: the function that is given says that one came; a second one does.
+    """Context in which the first Ctrl-C only sets a flag, returned by the yielded function; a second one interrupts.
 
-    So that no step is left half done. Outside the main thread signals go their usual way.
+    No step is left incomplete. Outside the main thread signals are handled as usual.
     """
     asked = False
 

@@ -1,4 +1,4 @@
-"""Heads that look at no place in particular: find them, and make a model without them."""
+"""Pruning of degenerate heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.layers.gaze import Gaze, gazes
+from regard.layers.profiles import HeadProfile, head_profiles
 from regard.models.spatial import ContentPosition, LearnedPosition, SpatialHeads, SpatialTransformer
 from regard.train.loop import accuracy, train
 from regard.train.recipe import SpatialRecipe
@@ -23,9 +23,9 @@ class Pruned:
     """A run without its degenerate heads.
 
     Attributes:
-        dropped: the heads of every layer that are gone.
+        dropped: the removed heads of every layer.
         before, after: accuracy of the run, and of the same model without these heads.
-        tuned: the run that went on without them.
+        tuned: the run that fine-tunes the pruned model.
     """
 
     dropped: dict[str, tuple[int, ...]]
@@ -37,36 +37,36 @@ class Pruned:
 def degenerate_heads(
     model: SpatialTransformer, condition: float = 1000.0, least: float = 1e-5
 ) -> dict[str, tuple[int, ...]]:
-    """The heads of every layer that look at no place in particular (`Gaze.degenerate`), for layers that have some.
+    """The degenerate heads of every layer that has some (`HeadProfile.degenerate`), whose attention is uniform.
 
-    Source: the rule of Cordonnier, Loukas and Jaggi's code. Where we differ: a layer keeps at least one head, the one
-    with the narrowest look, so that it remains an attention. Heads that look by content are judged by nobody.
+    Source: the criterion of Cordonnier, Loukas and Jaggi's code. Where we differ: a layer keeps at least one head, the
+    narrowest. Content-based heads are not considered.
     """
     found = {}
-    for name, gaze in gazes(model).items():
-        flat = gaze.degenerate(condition, least)
+    for name, profile in head_profiles(model).items():
+        flat = profile.degenerate(condition, least)
         if bool(flat.all()):
-            flat[narrowest(gaze)] = False
+            flat[narrowest(profile)] = False
         if bool(flat.any()):
             found[name] = tuple(flat.nonzero()[:, 0].tolist())
     return found
 
 
-def narrowest(gaze: Gaze) -> int:
-    """The head with the smallest width, by its precision where it has one: a flat head's width is the grid's."""
-    if gaze.precision is not None:
-        return int(torch.linalg.det(gaze.precision.double()).argmax())
-    return int(gaze.width.argmin())
+def narrowest(profile: HeadProfile) -> int:
+    """The head with the smallest width, by its precision where it has one: a uniform head has the width of the grid."""
+    if profile.precision is not None:
+        return int(torch.linalg.det(profile.precision.double()).argmax())
+    return int(profile.width.argmin())
 
 
 @torch.no_grad()
 def prune(model: SpatialTransformer, drop: Mapping[str, Sequence[int]]) -> SpatialTransformer:
-    r"""A new model without the heads that are named, layer by layer; all other numbers are the same.
+    r"""A new model without the given heads of each layer; all other parameters are the same.
 
         value(concat_h A_h x) = sum over the kept h of A_h x V_h + b
 
-    What a dropped head added is gone. For a head whose `V_h` is zero that is nothing, and the logits stay; a head that
-    looks everywhere alike added the mean of all pixels, times `V_h`, to each: measure before and after.
+    The contribution of a dropped head is lost. For a head whose `V_h` is zero the logits do not change; a head with
+    uniform attention adds the mean of all pixels, times `V_h`, to each pixel: measure before and after.
 
         >>> from regard.models.spatial import SpatialConfig, SpatialTransformer
         >>> model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=8, heads=4, layers=2))
@@ -106,7 +106,7 @@ def prune(model: SpatialTransformer, drop: Mapping[str, Sequence[int]]) -> Spati
 
 
 def _kept_tensors(layer: SpatialHeads, kept: Sequence[int]) -> dict[str, Tensor]:
-    """The tensors of a layer that have a part for each head, without the heads that go."""
+    """The tensors of a layer with a head axis, without the dropped heads."""
     index = torch.tensor(kept, device=layer.value.weight.device)
 
     def rows(tensor: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def _kept_tensors(layer: SpatialHeads, kept: Sequence[int]) -> dict[str, Tensor]
             found |= {f"{part}.weight": rows(linear.weight), f"{part}.bias": rows(linear.bias)}
     elif isinstance(layer.position, LearnedPosition):
         found |= {f"position.{name}": getattr(layer.position, name)[index] for name in ("row_head", "column_head")}
-    else:  # a centre, a spread or a root for each head, and what they are counted from
+    else:  # centres, spreads or roots, and their reference
         found |= {f"position.{name}": tensor[index] for name, tensor in layer.position.state_dict().items()}
     return found
 
@@ -132,9 +132,9 @@ def prune_run(
     epochs: int | None = None,
     progress: bool = True,
 ) -> Pruned:
-    """Drop the degenerate heads of a run, and let the rest learn on at a tenth of the rate.
+    """Drop the degenerate heads of a run, and fine-tune the rest at a tenth of the learning rate.
 
-    drop: other heads than `degenerate_heads` finds. epochs: a third of the run's if not given, as in the paper.
+    drop: heads to drop, in place of `degenerate_heads`. epochs: a third of the run's if not given, as in the paper.
 
     Source: Cordonnier, Loukas and Jaggi (ICLR 2020), who trained the pruned model for 100 epochs after 300.
     """

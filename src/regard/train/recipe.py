@@ -1,4 +1,4 @@
-"""Recipes: frozen values that say everything about a run, and go to a file and back."""
+"""Recipes: frozen dataclasses with the configuration of a run, serialisable to JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from regard.models.vit import ViT, ViTConfig
 from regard.train.data.augment import Augmentation
 from regard.train.data.images import Images
 
-# Numbers from 0 to less than 1, and numbers from 0.
+# Fields in [0, 1), and fields that are at least 0.
 SHARES = ("momentum", "warmup", "smoothing", "stretch")
 AMOUNTS = ("rate", "look_rate", "weight_decay", "shift", "turn", "initial")
 LARGEST_SEED = 2**32 - 1
-# What larger images and more of them ask for, beside the defaults, which are for the digits.
+# Changes for larger data sets to the defaults, which are for the digits.
 FOR_DATA: dict[str, dict[str, Any]] = {
     "mnist": {"patch": 4, "epochs": 1, "batch": 64, "shift": 0, "turn": 0, "stretch": 0},
     "cifar10": {"patch": 4, "epochs": 10, "batch": 64, "shift": 4, "turn": 0, "stretch": 0, "flip": True},
@@ -30,7 +30,7 @@ FOR_DATA: dict[str, dict[str, Any]] = {
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that no generator takes; those of epochs are some millions of times as large."""
+    """Raise for a seed out of range; the seeds of epochs are some millions of times as large."""
     if abs(seed) > LARGEST_SEED:
         raise ConfigError(
             f"A recipe cannot have seed={seed}.",
@@ -42,18 +42,18 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Recipe(Config):
-    """What every run is made from; the same recipe gives the same numbers, bit for bit, on the same machine.
+    """The configuration of a run; the same recipe gives bit-identical results on the same machine.
 
     Attributes:
         data: the name of a data set, "digits", "mnist" or "cifar10".
-        held: whether the test part is set aside and a fifth of the training part tested on; for choosing a recipe.
-        epochs, batch, seed: how often all images are seen, how many at once, and where all chance comes from.
+        held: evaluate on a fifth of the training set instead of the test set, for choosing hyperparameters.
+        epochs, batch, seed: number of epochs, batch size, and seed of all randomness.
         optimizer: "adamw", or "sgd" with `momentum`.
-        rate: the largest learning rate; it grows to that over the first `warmup` of all steps, then falls as a cosine.
-        weight_decay: on matrices only, never on norms, biases, centres, spreads or tables of positions.
-        clip: the largest norm of all gradients together; None for any.
-        smoothing: of the labels.
-        shift, turn, stretch, flip: how training images are changed (`Augmentation`).
+        rate: the peak learning rate, with linear warmup over the first `warmup` of all steps and cosine decay.
+        weight_decay: on matrices only, never on norms, biases, centres, spreads or position tables.
+        clip: the largest norm of the gradients; None for no clipping.
+        smoothing: label smoothing.
+        shift, turn, stretch, flip: augmentation of training images (`Augmentation`).
     """
 
     kind: ClassVar[str]
@@ -100,12 +100,12 @@ class Recipe(Config):
         return Augmentation(self.shift, self.turn, self.stretch, self.flip)
 
     def to_json(self) -> dict[str, Any]:
-        """The recipe in types that JSON knows, with its kind."""
+        """The recipe as JSON types, with its kind."""
         return {"kind": self.kind, **self.to_dict()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """The recipe again; one of another kind is refused."""
+        """The recipe of a `to_json`; raises for another kind."""
         if value.get("kind") != cls.kind:
             raise ConfigError(
                 f"This is no {cls.__name__}.",
@@ -127,7 +127,7 @@ class Recipe(Config):
         return cls.from_dict({"data": data, **FOR_DATA.get(data, {}), **changes})
 
     def model(self, data: Images) -> Pretrained:
-        """A new model for images of this size; its numbers come from torch's global generator."""
+        """A new model for images of this size, initialised from torch's global generator."""
         raise NotImplementedError
 
 
@@ -136,8 +136,10 @@ class SpatialRecipe(Recipe):
     """Train a `SpatialTransformer`; the defaults are for the digits.
 
     position: "quadratic", "gaussian", "learned" or "content".
-    look_rate: how many times faster than the rest heads learn where to look (centres, spreads, tables).
-    keep_values: whether what heads do with what they see is written down every epoch, beside where they look.
+    patch, dim, layers, heads, hidden_dim: patch size, width, layers, heads (a tuple for each layer), feed-forward size.
+    dropout, attention_dropout, norm_eps: of the model.
+    look_rate: factor of the learning rate of head positions (centres, spreads, tables).
+    keep_values: whether the value matrices of the heads are saved every epoch, beside the head positions.
 
         >>> from regard.train import SpatialRecipe
         >>> SpatialRecipe.paper().epochs, SpatialRecipe.paper().heads
@@ -151,7 +153,7 @@ class SpatialRecipe(Recipe):
     dim: int = 64
     layers: int = 3
     heads: int | tuple[int, ...] = 9
-    hidden: int = 128
+    hidden_dim: int = 128
     dropout: float = 0.0
     attention_dropout: float = 0.0
     norm_eps: float = 1e-5
@@ -160,11 +162,21 @@ class SpatialRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.config((self.patch, self.patch), 1, 1)  # which refuses what does not belong together
+        self.config((self.patch, self.patch), 1, 1)  # raises for inconsistent values
 
     def config(self, image: tuple[int, int], channels: int, classes: int) -> SpatialConfig:
         """The model's own configuration, for images of this size."""
-        names = ("position", "patch", "dim", "layers", "heads", "hidden", "dropout", "attention_dropout", "norm_eps")
+        names = (
+            "position",
+            "patch",
+            "dim",
+            "layers",
+            "heads",
+            "hidden_dim",
+            "dropout",
+            "attention_dropout",
+            "norm_eps",
+        )
         return SpatialConfig(
             image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
         )
@@ -178,12 +190,12 @@ class SpatialRecipe(Recipe):
         """The published run on CIFAR-10: six layers of nine heads of 400 channels, 300 epochs.
 
         Source: Cordonnier, Loukas and Jaggi (ICLR 2020), appendix, and their code. Where we differ: their code divides
-        by 0.2023, 0.1994 and 0.2010, which are no deviations of the channels (0.2470, 0.2435, 0.2616); ours are.
+        by 0.2023, 0.1994 and 0.2010, which are not the standard deviations of the channels (0.2470, 0.2435, 0.2616).
         """
         published = dict(
             data="cifar10", epochs=300, batch=100, optimizer="sgd", rate=0.1, momentum=0.9, weight_decay=1e-4,
             warmup=0.05, clip=None, smoothing=0, shift=4, turn=0, stretch=0, flip=True,
-            patch=2, dim=400, layers=6, heads=9, hidden=512, dropout=0.1,
+            patch=2, dim=400, layers=6, heads=9, hidden_dim=512, dropout=0.1,
             attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
         )  # fmt: skip
         return cls.from_dict(published | changes)
@@ -193,10 +205,11 @@ class SpatialRecipe(Recipe):
 class ViTRecipe(Recipe):
     """Train a small `ViT`; the defaults are for the digits.
 
-    initial: the deviation of the first numbers of feed-forwards and outputs. A ViT's own 0.02 is meant for 768
-        channels; as many times fewer need the root of that more, `0.02 sqrt(768 / 64) = 0.07`, for activations of the
-        same size.
-        Queries, keys, values and patches begin as in every attention (Xavier), the classes with zeros.
+    patch, dim, layers, heads, hidden_dim: patch size, width, layers, heads, feed-forward size (the ViT's if None).
+    pool, dropout: of the model; `pool` is "class" or "mean".
+    initial: the standard deviation of the initial weights of feed-forward and output layers. A ViT's own 0.02 is meant
+        for 768 channels; with fewer it is scaled by the square root of the ratio, `0.02 sqrt(768 / 64) = 0.07`, for
+        activations of the same size. Queries, keys, values and patches use Xavier initialisation, the classifier zeros.
     """
 
     kind: ClassVar[str] = "vit"
@@ -207,7 +220,7 @@ class ViTRecipe(Recipe):
     dim: int = 64
     layers: int = 3
     heads: int = 4
-    hidden: int | None = None
+    hidden_dim: int | None = None
     pool: str = "class"
     dropout: float = 0.0
     initial: float = 0.07
@@ -225,7 +238,7 @@ class ViTRecipe(Recipe):
 
     def config(self, image: tuple[int, int], channels: int, classes: int) -> ViTConfig:
         """The model's own configuration, for images of this size."""
-        names = ("patch", "dim", "layers", "heads", "hidden", "pool", "dropout")
+        names = ("patch", "dim", "layers", "heads", "hidden_dim", "pool", "dropout")
         return ViTConfig(
             image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
         )
@@ -234,7 +247,7 @@ class ViTRecipe(Recipe):
         channels, *image = data.shape
         model = ViT(self.config((image[0], image[1]), channels, len(data.names)))
         for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not model.head:  # which begins with zeros
+            if isinstance(module, nn.Linear) and module is not model.head:  # initialised with zeros
                 nn.init.trunc_normal_(module.weight, std=self.initial)
         return model
 

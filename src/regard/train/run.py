@@ -1,11 +1,11 @@
-"""What a run is: its recipe, its epochs, its model and its images."""
+"""A run: its recipe, epochs, model and images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regard.layers.gaze import Gaze
+from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train.data.images import Images
 from regard.train.recipe import Recipe
@@ -13,15 +13,15 @@ from regard.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Epoch:
-    """What was seen after all training images had been shown once more.
+    """The metrics after an epoch.
 
     Attributes:
-        number: counted from 1; 0 is before anything was learned.
-        loss: the mean over the training images, each as it was met; nan for number 0.
+        number: counted from 1; 0 is the initial model.
+        loss: the mean training loss of the epoch; nan for number 0.
         accuracy: on the test images, 0 to 1.
-        seconds: of learning, without the test.
+        seconds: of training, without the evaluation.
         rate: the last learning rate.
-        gazes: where the heads of every layer look, by the layer's name; none for a ViT.
+        head_profiles: the head positions of every layer, by the layer's name; empty for a ViT.
     """
 
     number: int
@@ -29,17 +29,18 @@ class Epoch:
     accuracy: float
     seconds: float
     rate: float
-    gazes: dict[str, Gaze] = field(default_factory=dict, repr=False)
+    head_profiles: dict[str, HeadProfile] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A recipe and what came of it.
+    """A recipe and its results.
 
     Attributes:
-        model: in evaluation mode, as after the last epoch.
-        epochs: in their order; the first, number 0, is the model before it has learned anything.
-        folder: where it is kept, or None.
+        recipe: the configuration.
+        model: after the last epoch, in eval mode.
+        epochs: in order; the first, number 0, is the initial model.
+        folder: where the run is saved, or None.
         data: the images.
         done: whether all epochs were run.
     """
@@ -61,7 +62,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Time of learning, all epochs together."""
+        """Training time of all epochs."""
         return sum(epoch.seconds for epoch in self.epochs)
 
     def __repr__(self) -> str:

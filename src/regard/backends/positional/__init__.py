@@ -8,8 +8,6 @@ features    a hill added to content: some more features of query and key, and or
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,7 +19,7 @@ from regard.backends.positional.ratio import Ratio, Task
 from regard.biases import Shift, axis_scores
 from regard.biases.base import Bias
 from regard.calculus import axis_weights, separable_attention
-from regard.finite import cleaned, known_finite
+from regard.nonfinite import is_known_finite, zero_nonfinite
 
 
 class Positional(Backend):
@@ -30,7 +28,7 @@ class Positional(Backend):
     name = "positional"
 
     def refuse(self, request: Request) -> str | None:
-        if request.beta != 0 and not request.hard:
+        if request.scale != 0 and not request.hard:
             return content_refusal(request)
         return refusal(request)
 
@@ -43,29 +41,26 @@ class Positional(Backend):
     def macs(self, request: Request) -> int | None:
         return multiplications(request)
 
+    def is_opaque(self, request: Request) -> bool:
+        return way(request) == "ratio"  # how a row is best computed is found from numbers
+
     def run(self, request: Request) -> Tensor:
-        # How a row of a ratio is best computed is found from numbers: to torch.compile it is one step.
-        opaque = torch.compiler.is_compiling() and way(request) == "ratio"
-        return _run_opaquely(request) if opaque else _run(request)
+        return _run(request)
 
 
 def _run(request: Request) -> Tensor:
     if 0 in (*request.lengths, request.batch, request.value.shape[-1]):
-        zeros = request.value.new_zeros(*request.query.shape[:3], request.value.shape[3])
-        return zeros + request.value.flatten()[:0].sum()
-    if request.beta != 0:
+        return request.value.new_zeros(*request.query.shape[:3], request.value.shape[3])
+    if request.scale != 0:
         return with_features(request)
     if isinstance(request.bias, Shift) and request.dense:
         return _gather(request, request.bias)
     value = request.value.to(accumulation_dtype(request))
-    clean = known_finite(request.key, request.value)
-    output = _average(request, value if clean else cleaned(value))
+    clean = is_known_finite(request.value)
+    output = _average(request, value if clean else zero_nonfinite(value))
     if not clean:
         output = torch.where(_touched(request), torch.nan, output)
     return output.to(request.value.dtype)
-
-
-_run_opaquely: Callable[[Request], Tensor] = torch.compiler.disable(_run)  # type: ignore[assignment]
 
 
 def _average(request: Request, value: Tensor) -> Tensor:
@@ -89,8 +84,8 @@ def _by_axes(request: Request, value: Tensor, axes: tuple[Tensor, Tensor]) -> Te
 
 
 def _touched(request: Request) -> Tensor:
-    """Which outputs saw a key or a value that is not finite."""
-    broken = ~torch.isfinite(request.value) | ~torch.isfinite(request.key).all(-1, keepdim=True)
+    """Which outputs saw a value that is not finite; without content, queries and keys are not read."""
+    broken = ~torch.isfinite(request.value)
     assert isinstance(request.bias, Bias)
     axes = axis_scores(request.bias) if request.dense else None
     if axes is None:
@@ -118,9 +113,8 @@ def _gather(request: Request, bias: Shift) -> Tensor:
         return tensor.flatten(1, 2).index_select(1, place).unflatten(1, (request.heads, queries))
 
     output = taken(request.value)
-    if not known_finite(request.key, request.value):
-        spoiled = ~torch.isfinite(request.value) | ~torch.isfinite(request.key).all(-1, keepdim=True)
-        output = torch.where(taken(spoiled), torch.nan, output)
+    if not is_known_finite(output):
+        output = torch.where(torch.isfinite(output), output, torch.nan)
     if bias.edges == "zeros":
         output = torch.where(inside[..., None], output, 0)
     return output

@@ -9,10 +9,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from regard.backends.base import Request, accumulation_dtype
 from regard.biases import features_of, has_features
 from regard.biases.base import Bias
-from regard.finite import cleaned, known_finite
 from regard.kernels import library
 from regard.kernels.softmax import Score, attention
 from regard.kernels.traced import words_of
+from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 
 
 def content_refusal(request: Request) -> str | None:
@@ -23,24 +23,24 @@ def content_refusal(request: Request) -> str | None:
     if bias is None:
         return "it looks by position, and no bias says where"
     if isinstance(bias, Tensor):
-        return "content is in the scores (beta is not 0), and a tensor is no product of positions"
+        return "content is in the scores (scale is not 0), and a tensor is no product of positions"
     if not has_features(bias, request.lengths):
         name = type(bias).__name__
-        return f"content is in the scores (beta is not 0), and {name} is no product of features of the two positions"
+        return f"content is in the scores (scale is not 0), and {name} is no product of features of the two positions"
     if not request.dense:
         return "with content it takes no pattern: positions become features, which see all pairs"
     return None
 
 
 def with_features(request: Request) -> Tensor:
-    """`softmax(beta q . k + hill) v` as the attention of `[beta q, features]` over `[k, features]`."""
+    """`softmax(scale q . k + hill) v` as the attention of `[scale q, features]` over `[k, features]`."""
     assert isinstance(request.bias, Bias)
     features = features_of(request.bias, request.lengths)
     assert features is not None
     dtype = accumulation_dtype(request)
     of_query, of_key = (part.to(dtype) for part in features)
     shape = request.batch, request.heads, request.kv_heads
-    query = torch.cat((request.query.to(dtype) * request.beta, of_query.expand(shape[0], shape[1], -1, -1)), -1)
+    query = torch.cat((request.query.to(dtype) * request.scale, of_query.expand(shape[0], shape[1], -1, -1)), -1)
     key = torch.cat((request.key.to(dtype), of_key.expand(shape[0], shape[2], -1, -1)), -1)
     value = request.value.to(dtype)
     output = _native(query, key, value, request) if _has_kernels(query) else _torch(query, key, value, request.group)
@@ -57,9 +57,10 @@ def _native(query: Tensor, key: Tensor, value: Tensor, request: Request) -> Tens
 
 
 def _torch(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
-    if known_finite(query, key, value):
+    if is_known_finite(query, key, value):
         return scaled_dot_product_attention(query, key, value, scale=1.0, enable_gqa=group > 1)
-    broken = (~torch.isfinite(value) | ~torch.isfinite(key).all(-1, keepdim=True)).any(2, keepdim=True)
-    output = scaled_dot_product_attention(query, cleaned(key), cleaned(value), scale=1.0, enable_gqa=group > 1)
-    lost = broken.repeat_interleave(group, dim=1) | ~torch.isfinite(query).all(-1, keepdim=True)
+    broken = (~torch.isfinite(value) | find_nonfinite_rows(key)).any(2, keepdim=True)
+    safe = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
+    output = scaled_dot_product_attention(*safe, scale=1.0, enable_gqa=group > 1)
+    lost = broken.repeat_interleave(group, dim=1) | find_nonfinite_rows(query)
     return torch.where(lost, torch.nan, output)

@@ -23,7 +23,7 @@ PAIR, CHANNEL = 0.6, 0.037
 
 def way(request: Request) -> str:
     """Which of the ways a request takes: gather, separable, ratio or features."""
-    if request.beta != 0:
+    if request.scale != 0:
         return "features"
     if isinstance(request.bias, Shift) and request.dense:
         return "gather"

@@ -8,7 +8,6 @@ in the kernel. Values are planes `(plane, row, column)`, one for each channel of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn.functional import conv2d, pad
 from torch.nn.grad import conv2d_weight
 
 from regard.backends.positional.layout import Layout
+from regard.caching import lazy_property
 
 Box = tuple[int, int, int, int]  # first and last row, first and last column of a table
 
@@ -27,20 +27,20 @@ class Band:
         top, bottom, left, right = self.box = box
         self.layout = layout
         self.kernel = kernel[:, top : bottom + 1, left : right + 1].to(dtype)
-        self.slope = torch.zeros_like(kernel)
+        self.grad = torch.zeros_like(kernel)
 
     def apply(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         y = conv2d(self._around(x), self.kernel.flip(1, 2)[:, None])
         yield from enumerate(y.unbind(1))
 
-    def back(self, x: Tensor, above: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
-        u = torch.stack([above(head) for head in range(len(self.kernel))], dim=1)
+    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+        u = torch.stack([grad_output(head) for head in range(len(self.kernel))], dim=1)
         if to_kernel:
             around = self._around(x)
             shape = (len(self.kernel), 1, *self.kernel.shape[1:])
             found = conv2d_weight(around, list(shape), u)[:, 0].flip(1, 2)
             top, bottom, left, right = self.box
-            self.slope[:, top : bottom + 1, left : right + 1] += found.to(self.slope.dtype)
+            self.grad[:, top : bottom + 1, left : right + 1] += found.to(self.grad.dtype)
         edges = [
             edge
             for queries, keys, first, last in self._axes()
@@ -81,13 +81,13 @@ class Slabs:
         matrix = kernel.to(dtype).flip(1)[:, :, self.difference]  # (head, table row, key column, query column)
         self.matrix = matrix.permute(1, 2, 0, 3).flatten(2).flatten(0, 1).contiguous()
 
-    @cached_property
+    @lazy_property
     def _slopes(self) -> Tensor:
         """The gradient of the matrix, which only the way back makes."""
         return torch.zeros_like(self.matrix)
 
     @property
-    def slope(self) -> Tensor:
+    def grad(self) -> Tensor:
         """The gradient of the kernel, in float64: pairs of columns with the same difference are added up."""
         (rows, wide), (across, columns) = self.table, self.difference.shape
         found = self._slopes.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
@@ -102,9 +102,11 @@ class Slabs:
         for head, part in enumerate(y.unflatten(2, (self.heads, columns)).unbind(2)):
             yield head, part.transpose(0, 1)
 
-    def back(self, x: Tensor, above: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
         rows, flat = self.layout.queries[0], x.flatten(1)
-        u = torch.stack([above(head) for head in range(self.heads)], dim=2).transpose(0, 1).flatten(2)  # a row first
+        u = (
+            torch.stack([grad_output(head) for head in range(self.heads)], dim=2).transpose(0, 1).flatten(2)
+        )  # a row first
         found = torch.zeros_like(flat)
         for row, part in zip(range(rows), u.contiguous(), strict=True):
             found.addmm_(part, self._slab(self.matrix, row).T)
@@ -130,15 +132,15 @@ class Spectrum:
             for head, dtype in enumerate(dtypes)
             if dtype is not None
         }
-        self.slopes = {head: torch.zeros_like(found) for head, found in self.kernel.items()}
+        self.grads = {head: torch.zeros_like(found) for head, found in self.kernel.items()}
         self.shape = (len(kernel), rows, columns)
 
     @property
-    def slope(self) -> Tensor:
+    def grad(self) -> Tensor:
         """The gradient of the kernel, in float64."""
-        some = next(iter(self.slopes.values()))
+        some = next(iter(self.grads.values()))
         whole = torch.zeros(self.shape, dtype=torch.float64, device=some.device)
-        for head, found in self.slopes.items():
+        for head, found in self.grads.items():
             whole[head] = torch.fft.irfft2(found, s=self.size)
         return whole[:, : self.layout.table[0], : self.layout.table[1]]
 
@@ -149,16 +151,16 @@ class Spectrum:
             y = torch.fft.irfft2(spectra[self.dtypes[head]] * kernel, s=self.size)
             yield head, y[:, first : first + rows, across : across + columns]
 
-    def back(self, x: Tensor, above: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
         (rows, columns), (row, column) = self.layout.keys, (key - 1 for key in self.layout.keys)
         spectra = self._spectra(x) if to_kernel else {}
         sums: dict[torch.dtype | None, Tensor] = {}
         for head, kernel in self.kernel.items():
             dtype = self.dtypes[head]
             # A query stands where its window ends.
-            u = torch.fft.rfft2(pad(above(head).to(dtype), (column, 0, row, 0)), s=self.size)
+            u = torch.fft.rfft2(pad(grad_output(head).to(dtype), (column, 0, row, 0)), s=self.size)
             if to_kernel:
-                self.slopes[head] += (spectra[dtype].conj() * u).sum(0)
+                self.grads[head] += (spectra[dtype].conj() * u).sum(0)
             part = kernel.conj() * u
             sums[dtype] = sums[dtype].add_(part) if dtype in sums else part
         found = [torch.fft.irfft2(total, s=self.size)[:, :rows, :columns] for total in sums.values()]

@@ -10,11 +10,7 @@ from regard.backends.positional.layout import Layout
 from regard.biases import Shift
 from regard.biases.base import Bias
 from regard.kernels.positions import entries_of
-from regard.patterns import Axial, Causal, Full, GridStride, Neighborhood, Pattern, Strided, Window
-from regard.patterns.base import And, Not, Or
-
-ON_A_LINE = (Causal, Window, Strided)
-ON_A_GRID = (Neighborhood, GridStride, Axial)
+from regard.patterns import Grid, Pattern
 
 
 def refusal(request: Request) -> str | None:
@@ -44,22 +40,14 @@ def _misplaced(bias: Bias, request: Request) -> str | None:
 
 def _by_pattern(pattern: Pattern, bias: Bias) -> str | None:
     """Why whether a pair is visible does not follow from its relative position."""
-    if isinstance(pattern, Full):
+    if pattern.is_full:
         return None
     if isinstance(bias, Shift) and not bias.relative:
         return "a shift that finds something at the edges is a gather; it takes no pattern beside Full()"
-    if isinstance(pattern, (And, Or)):
-        return _by_pattern(pattern.left, bias) or _by_pattern(pattern.right, bias)
-    if isinstance(pattern, Not):
-        return _by_pattern(pattern.pattern, bias)
-    grid = getattr(bias, "grid", None)
-    if grid is None and isinstance(pattern, ON_A_LINE):
+    sides = getattr(bias, "grid", None)
+    if pattern.is_shift_invariant(None if sides is None else Grid(*sides)):
         return None
-    if grid is not None and isinstance(pattern, ON_A_GRID) and pattern.grid == grid and not pattern.start:
-        if isinstance(pattern, Neighborhood) and pattern.edges != "clip":
-            return "a neighbourhood that is shifted at the border depends on more than relative position"
-        return None
-    where = "a line" if grid is None else f"a grid of {grid[0]} x {grid[1]}"
+    where = "a line" if sides is None else f"a grid of {sides[0]} x {sides[1]}"
     return f"which pairs {pattern!r} shows does not follow from their relative position on {where}"
 
 

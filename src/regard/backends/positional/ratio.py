@@ -22,8 +22,8 @@ from torch import Tensor
 
 from regard.backends.positional.layout import Layout, spread, windows
 from regard.backends.positional.products import Band, Box, Slabs, Spectrum, transform_size
+from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.errors import BackendError
-from regard.folding import fold, one_by_one, unfold
 
 TRANSFORM_BUDGET = 1 << 17  # complex numbers of one transform of values
 ROWS_BUDGET = 1 << 20  # scores of one piece of direct rows
@@ -60,16 +60,16 @@ class Ratio(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        slopes = RatioGradient.apply(*ctx.saved_tensors, gradients[0], ctx.task, ctx.needs_input_grad[1])
-        return *slopes, None
+        grads = RatioGradient.apply(*ctx.saved_tensors, gradients[0], ctx.task, ctx.needs_input_grad[1])
+        return *grads, None
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
         value, table, task = arguments
         if in_dims[1] is not None:
-            return one_by_one(info.batch_size, in_dims, (value, table, task), _as_tuple)[0], 0
-        output = Ratio.apply(*fold(info.batch_size, in_dims[:1], (value,)), table, task)
-        return unfold(info.batch_size, (output,))[0], 0
+            return map_one_by_one(info.batch_size, in_dims, (value, table, task), _as_tuple)[0], 0
+        output = Ratio.apply(*merge_mapped_axis(info.batch_size, in_dims[:1], (value,)), table, task)
+        return split_mapped_axis(info.batch_size, (output,))[0], 0
 
 
 def _as_tuple(*arguments) -> tuple[Tensor]:
@@ -81,13 +81,13 @@ class RatioGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(value, table, output, gradient, task, to_table):
-        slopes = torch.zeros_like(value), torch.zeros_like(table)
+        grads = torch.zeros_like(value), torch.zeros_like(table)
         for kv_head in range(value.shape[1]):
             heads = slice(kv_head * task.group, (kv_head + 1) * task.group)
-            found = slopes[0][:, kv_head], slopes[1][heads]
+            found = grads[0][:, kv_head], grads[1][heads]
             given = value[:, kv_head], table[heads], task.layout, output[:, heads], gradient[:, heads]
             _differentiate(*given, *found, to_table)
-        return slopes
+        return grads
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -105,7 +105,7 @@ class RatioGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *arguments):
         # One sample's gradient of the table must not meet another's.
-        return one_by_one(info.batch_size, in_dims, arguments, RatioGradient.apply), (0, 0)
+        return map_one_by_one(info.batch_size, in_dims, arguments, RatioGradient.apply), (0, 0)
 
 
 class Ways:
@@ -267,20 +267,20 @@ def _differentiate(x, table, layout, output, gradient, dx: Tensor, dtable: Tenso
         for rows, channels in _chunks(x, ways.planes()):
 
             def divided(head: int, rows: slice = rows, channels: slice = channels) -> Tensor:
-                above = _planes(gradient[rows, head, :, channels]).unflatten(1, layout.queries)
+                grad_output = _planes(gradient[rows, head, :, channels]).unflatten(1, layout.queries)
                 dtype = ways.precision(head, x.dtype)
-                return above.to(dtype) * inverse[head].to(dtype)
+                return grad_output.to(dtype) * inverse[head].to(dtype)
 
             planes = _planes(x[rows, :, channels]).unflatten(1, layout.keys)
             _put(dx[rows, :, channels], ways.product.back(planes, divided, to_table))
         if to_table:
-            # What the mean itself takes away: the slope of the denominator.
+            # What the mean itself takes away: the gradient of the denominator.
             fall = torch.stack(
                 [(gradient[:, head].double() * output[:, head]).sum((0, -1)) for head in range(len(table))]
             )
             fall = fall.unflatten(1, layout.queries) * inverse
-            found = ways.kernel * (ways.product.slope - spread(fall, layout))
-            # A number added to all scores of a head changes nothing, so that its slopes sum to zero. What rounding left
+            found = ways.kernel * (ways.product.grad - spread(fall, layout))
+            # A number added to all scores of a head changes nothing, so its gradients sum to zero. What rounding left
             # of the sum would be multiplied by the distance of a centre far away: it goes, by what each entry weighs.
             share = ways.kernel * spread(inverse, layout)
             rest = found.sum((1, 2), keepdim=True) / share.sum((1, 2), keepdim=True).clamp(min=1)
@@ -289,6 +289,6 @@ def _differentiate(x, table, layout, output, gradient, dx: Tensor, dtable: Tenso
         weight, up = table[head][entry].softmax(-1), gradient[:, head, rows]
         dx += weight.mT @ up
         if to_table:
-            slope = torch.einsum("bqc,bkc->qk", up, x)
-            slope = weight * (slope - (weight * slope).sum(-1, keepdim=True))
-            dtable[head].index_add_(0, entry.flatten(), slope.flatten())
+            grad = torch.einsum("bqc,bkc->qk", up, x)
+            grad = weight * (grad - (weight * grad).sum(-1, keepdim=True))
+            dtable[head].index_add_(0, entry.flatten(), grad.flatten())

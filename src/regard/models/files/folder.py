@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.errors import CheckpointError
@@ -19,6 +18,22 @@ from regard.models.files import atomic, gguf, llama2c, tensors
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 CONFIG = "config.json"
+# What lies beside a model and belongs to it: its tokenizer, how it reads images, how it writes.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "generation_config.json",
+)
 TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # How often a folder is read anew because it was saved to meanwhile; the last time, saves have to wait.
 TRIES = 5
@@ -53,6 +68,21 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Content:
         because="known are folders with a config.json, and .safetensors .gguf .bin .data .pt .pth",
         instead="the folder that save_pretrained wrote",
     )
+
+
+def read_companions(path: Path) -> dict[str, bytes]:
+    """The files of the tokenizer and the like that lie in a model's folder; none for a single file.
+
+    They are read with the model: by the time it is saved the folder may be gone, or another model's.
+    """
+    if not path.is_dir():
+        return {}
+    found = {}
+    for name in COMPANIONS:
+        with contextlib.suppress(OSError):
+            if (path / name).is_file():
+                found[name] = (path / name).read_bytes()
+    return found
 
 
 # Reading a folder
@@ -147,11 +177,14 @@ def write_folder(
     state: Mapping[str, Tensor],
     *,
     shard_bytes: int = tensors.SHARD_BYTES,
+    companions: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a checkpoint so that the folder holds the previous one or this one, whole, at every moment.
 
     The new configuration is staged in a hidden folder, the tensors are switched over, then the configuration takes
-    its name. What a killed save left behind is finished or removed first. Two saves to one folder wait for each other.
+    its name. `companions`, the files of a tokenizer and the like, are staged before the tensors are switched over, so
+    that there is room for them, and each takes its name in one step between the tensors and the configuration.
+    What a killed save left behind is finished or removed first. Two saves to one folder wait for each other.
     """
     folder = Path(folder).expanduser()
     try:
@@ -166,8 +199,8 @@ def write_folder(
         with atomic.locked(folder) as alone:
             _finish(folder)
             atomic.sweep(folder, alone=alone)
-            _write(folder, config, state, shard_bytes)
-    except (OSError, SafetensorError) as failure:
+            _write(folder, config, state, shard_bytes, companions or {})
+    except OSError as failure:
         raise CheckpointError(
             f"Nothing can be saved to {folder}.",
             asked=f"save a model to {folder}",
@@ -177,20 +210,36 @@ def write_folder(
         ) from failure
 
 
-def _write(folder: Path, config: dict[str, Any], state: Mapping[str, Tensor], shard_bytes: int) -> None:
+def _write(
+    folder: Path,
+    config: dict[str, Any],
+    state: Mapping[str, Tensor],
+    shard_bytes: int,
+    companions: Mapping[str, bytes],
+) -> None:
     notes = {"config": json.dumps(config, ensure_ascii=False)}
     work = atomic.new_workplace(folder)
     try:
         staged = atomic.stage(work / CONFIG, atomic.json_writer(config))
+        files = [_stage_bytes(work / name, content) for name, content in companions.items()]
         atomic.sync_folder(work)
         atomic.sync_folder(folder)
         tensors.write_tensors(folder, work, state, notes, shard_bytes=shard_bytes)
+        for file in files:
+            atomic.move(file, folder / file.name)
         atomic.move(staged, folder / CONFIG)
     except (Exception, KeyboardInterrupt):
         _finish(folder)  # the tensors may be the new ones already; if this fails too, the mark has to stay
         shutil.rmtree(work, ignore_errors=True)
         raise
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _stage_bytes(path: Path, content: bytes) -> Path:
+    def write(file: Path) -> None:
+        file.write_bytes(content)
+
+    return atomic.stage(path, write)
 
 
 def _finish(folder: Path) -> None:
@@ -205,4 +254,10 @@ def _finish(folder: Path) -> None:
     except CheckpointError:  # there was nothing whole to keep
         return
     if config != atomic.read_json(folder / CONFIG):
+        for place in atomic.leftovers(folder):
+            with contextlib.suppress(CheckpointError):
+                if (place / CONFIG).is_file() and atomic.read_json(place / CONFIG) == config:
+                    for name in COMPANIONS:
+                        if (place / name).is_file():
+                            atomic.move(place / name, folder / name)
         atomic.write_atomically(folder / CONFIG, atomic.json_writer(config))

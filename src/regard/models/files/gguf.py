@@ -229,13 +229,13 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             path, f"a tokenizer of kind {kind!r}, cutting as {before!r}", f"known: 'gpt2' cutting as {', '.join(CUTS)}"
         )
     tokens = _list(path, layout, "tokenizer.ggml.tokens", str)
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    merges = [_merge(path, pair, vocabulary) for pair in _list(path, layout, "tokenizer.ggml.merges", str)]
+    vocab_size = {token: index for index, token in enumerate(tokens)}
+    merges = [_merge(path, pair, vocab_size) for pair in _list(path, layout, "tokenizer.ggml.merges", str)]
     kinds = _list(path, layout, "tokenizer.ggml.token_type", int, [1] * len(tokens))
     if len(kinds) != len(tokens):
         raise _damaged(path, f"{len(tokens)} tokens, and kinds for {len(kinds)}")
     whole_words = before == "llama-bpe"  # LLaMA 3 takes a word that is in the vocabulary as it is
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab_size, merges=merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = CUTS[before]()
     tokenizer.decoder = decoders.ByteLevel()
     special = [token for token, sort in zip(tokens, kinds, strict=True) if sort == CONTROL]
@@ -252,10 +252,10 @@ def _list(path: Path, layout: Layout, key: str, kind: type, default: list[Any] |
     return values
 
 
-def _merge(path: Path, pair: str, vocabulary: dict[str, int]) -> tuple[str, str]:
+def _merge(path: Path, pair: str, vocab_size: dict[str, int]) -> tuple[str, str]:
     """Two tokens whose union is a token; the package does not survive others."""
     first, space, second = pair.partition(" ")
-    if not space or not {first, second, first + second} <= vocabulary.keys():
+    if not space or not {first, second, first + second} <= vocab_size.keys():
         raise _damaged(path, f"the merge {_brief(pair)} is not of tokens of the vocabulary")
     return first, second
 

@@ -31,19 +31,19 @@ class Sizes(NamedTuple):
     layers: int
     heads: int
     kv_heads: int
-    vocabulary: int
+    vocab_size: int
     context: int
 
     @property
     def tied(self) -> bool:
-        return self.vocabulary > 0
+        return self.vocab_size > 0
 
     def parts(self) -> list[tuple[str, tuple[int, ...]]]:
         """Every tensor of the file in order, layers stacked; "{}" stands for the layer."""
-        dim, hidden, layers, heads, kv_heads, vocabulary, context = self
-        vocabulary, head_dim = abs(vocabulary), dim // heads
+        dim, hidden, layers, heads, kv_heads, vocab_size, context = self
+        vocab_size, head_dim = abs(vocab_size), dim // heads
         parts: list[tuple[str, tuple[int, ...]]] = [
-            ("model.embed_tokens.weight", (vocabulary, dim)),
+            ("model.embed_tokens.weight", (vocab_size, dim)),
             ("model.layers.{}.input_layernorm.weight", (layers, dim)),
             ("model.layers.{}.self_attn.q_proj.weight", (layers, heads * head_dim, dim)),
             ("model.layers.{}.self_attn.k_proj.weight", (layers, kv_heads * head_dim, dim)),
@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
             ("model.norm.weight", (dim,)),
             ("", (context, head_dim)),  # cosines and sines of the rotary embedding: computed here, not read
         ]
-        return parts if self.tied else [*parts, ("lm_head.weight", (vocabulary, dim))]
+        return parts if self.tied else [*parts, ("lm_head.weight", (vocab_size, dim))]
 
     @property
     def bytes(self) -> int:
@@ -97,7 +97,7 @@ def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": abs(sizes.vocabulary),
+        "vocab_size": abs(sizes.vocab_size),
         "hidden_size": sizes.dim,
         "intermediate_size": sizes.hidden,
         "num_hidden_layers": sizes.layers,
@@ -115,14 +115,14 @@ def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     return config, state
 
 
-def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) -> ScoredTokenizer:
+def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) -> ScoredTokenizer:
     """The tokenizer of a `.data` file, or of a `tokenizer.bin` alone, where the number of tokens may be told."""
     path = Path(path)
     atomic.check_file(path)
     start = 0
     if is_llama2c(path):
         sizes = _sizes(path)
-        start, vocabulary = sizes.bytes, abs(sizes.vocabulary)
+        start, vocab_size = sizes.bytes, abs(sizes.vocab_size)
     with path.open("rb") as file:
         file.seek(start)
         content = file.read()
@@ -132,7 +132,7 @@ def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) 
     scores: list[float] = []
     at = 4  # the length of the longest token, which is of no use here
     try:
-        while at < len(content) and (vocabulary is None or len(tokens) < vocabulary):
+        while at < len(content) and (vocab_size is None or len(tokens) < vocab_size):
             score, length = struct.unpack_from("<fi", content, at)
             if length < 0 or at + 8 + length > len(content):
                 raise struct.error(f"a token of {length} bytes at {at}")
@@ -141,8 +141,8 @@ def read_tokenizer(path: str | os.PathLike[str], vocabulary: int | None = None) 
             at += 8 + length
     except struct.error as failure:
         raise _damaged(path, str(failure), "its tokens do not fit its length") from failure
-    if vocabulary is not None and len(tokens) < vocabulary:
-        raise _damaged(path, f"{len(tokens)} tokens", f"the model has {vocabulary}")
+    if vocab_size is not None and len(tokens) < vocab_size:
+        raise _damaged(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
     return ScoredTokenizer(tokens, scores)
 
 
@@ -153,7 +153,7 @@ def _sizes(path: Path) -> Sizes:
     if len(header) < HEADER.size:
         raise _damaged(path, f"{len(header)} bytes", "the header alone has 28")
     sizes = Sizes(*HEADER.unpack(header))
-    sane = all(0 < size < 1 << 24 for size in (*sizes[:5], abs(sizes.vocabulary), sizes.context))
+    sane = all(0 < size < 1 << 24 for size in (*sizes[:5], abs(sizes.vocab_size), sizes.context))
     if not sane or sizes.dim % (2 * sizes.heads) or sizes.heads % sizes.kv_heads:
         raise _damaged(path, f"a header of {tuple(sizes)}", "these are no sizes of a LLaMA")
     return sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -232,7 +233,15 @@ def _write_file(path: Path, work: Path, state: Mapping[str, Tensor], metadata: M
     """The library writes to a file of another name first, and may leave that behind: so it writes in `work`."""
     notes = {"format": "pt", **metadata}  # readers of the format expect to be told whose tensors these are
     plain = _alone(path, state)
-    atomic.move(atomic.stage(work / path.name, lambda file: save_file(plain, file, metadata=notes)), path)
+
+    def write(file: Path) -> None:
+        try:
+            save_file(plain, file, metadata=notes)
+        except SafetensorError as failure:  # the library wraps what the system says, as of a full disk
+            code = re.search(r"os error (\d+)", str(failure))
+            raise OSError(int(code[1]) if code else errno.EIO, str(failure), str(path)) from failure
+
+    atomic.move(atomic.stage(work / path.name, write), path)
 
 
 def write_tensors(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regard.models.config import Config
-from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree
+from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree, lacks
 
 # Parts of a name, theirs first; both ways are the same table.
 NAMES = (
@@ -29,33 +29,24 @@ NAMES = (
 # These end like others begin, so they are told apart by what stands before them.
 BLOCK_NAMES = ((".output.dense.", ".feed_forward.outer."), (".output.LayerNorm.", ".feed_forward_norm."))
 FIELDS = {
-    "vocab_size": "vocabulary",
-    "max_position_embeddings": "context",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
     "type_vocab_size": "segments",
     "hidden_size": "dim",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
-    "intermediate_size": "hidden",
+    "intermediate_size": "hidden_dim",
     "layer_norm_eps": "norm_eps",
     "hidden_dropout_prob": "dropout",
 }
 PARTS = ("query", "key", "value")
 
 
-def heads_in(config: dict[str, Any], state: State) -> dict[str, Any]:
-    """A configuration of Hugging Face's that says which heads the tensors have."""
-    if str(config.get("model_type", "bert")) != "bert" or "hidden_size" not in config:
-        return config
-    return config | {
-        "_heads": [
-            any(name.startswith(part) or f".{part}" in name for name in state)
-            for part in ("cls.predictions.", "cls.seq_relationship.", "pooler.")
-        ]
-    }
-
-
 class HuggingFaceBert(Converter):
     """The layout of `transformers`' BERT, with or without its heads."""
+
+    name = "BERT"
+    model_types: tuple[str, ...] = ("bert",)
 
     def __init__(self, config: type[Config]) -> None:
         self.config = config
@@ -63,9 +54,18 @@ class HuggingFaceBert(Converter):
     def matches(self, config: dict[str, Any]) -> bool:
         return config.get("model_type", "bert") == "bert" and "type_vocab_size" in config and "hidden_size" in config
 
+    def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
+        """Configurations do not always say which heads there are; the tensors do."""
+        return config | {
+            "_heads": [
+                any(name.startswith(part) or f".{part}" in name for name in state)
+                for part in ("cls.predictions.", "cls.seq_relationship.", "pooler.")
+            ]
+        }
+
     def read_config(self, config: dict[str, Any]) -> Config:
         only = {"position_embedding_type": ("absolute",), "is_decoder": (False,), "add_cross_attention": (False,)}
-        agree("BERT", config, only | {"hidden_act": tuple(ACTIVATIONS)})
+        agree(self.name, config, only | {"hidden_act": tuple(ACTIVATIONS)})
         fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
         names = " ".join(config.get("architectures") or [])
         masked, following, pooler = config.get("_heads") or (
@@ -77,9 +77,16 @@ class HuggingFaceBert(Converter):
         fields["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
         return self.config.from_dict(fields)
 
+    def refuses(self, config: Any) -> str:
+        wrong = {
+            "segments=0": not config.segments,
+            f"padding_token={config.padding_token}": config.padding_token is not None,
+        }
+        return lacks(self.name, wrong)
+
     def write_config(self, config: Any) -> dict[str, Any]:
         written = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
-        written["intermediate_size"] = config.hidden or 4 * config.dim
+        written["intermediate_size"] = config.hidden_dim or 4 * config.dim
         written["attention_probs_dropout_prob"] = config.dropout
         written["hidden_act"] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
         architecture = "BertModel"
@@ -93,7 +100,7 @@ class HuggingFaceBert(Converter):
         made: State = {}
         for name, tensor in state.items():
             name = name.removeprefix("bert.")
-            name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.scale", "LayerNorm.bias")
             if name == "embeddings.position_ids":
                 continue  # numbers that are their own indices
             made[_ours(name)] = tensor

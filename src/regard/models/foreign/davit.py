@@ -80,6 +80,10 @@ class TimmDaViT(Converter):
     def matches(self, config: dict[str, Any]) -> bool:
         return str(config.get("architecture", "")).split(".")[0] in ARCHITECTURES
 
+    @property
+    def reads(self) -> str:
+        return f"architecture {', '.join(ARCHITECTURES)}"
+
     def read_config(self, config: dict[str, Any]) -> Config:
         width, depths, more = ARCHITECTURES[str(config["architecture"]).split(".")[0]]
         dims = tuple(width * 2**stage for stage in range(4))

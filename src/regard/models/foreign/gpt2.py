@@ -43,8 +43,7 @@ class GPT2(Converter):
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == "gpt2"
+    model_types = ("gpt2",)
 
     def read_config(self, config: dict[str, Any]) -> Any:
         allowed = {
@@ -56,18 +55,18 @@ class GPT2(Converter):
         agree("GPT-2", config, allowed)
         return self.config.from_dict(
             {
-                "vocabulary": need("GPT-2", config, "vocab_size"),
-                "context": config.get("n_positions", 1024),
+                "vocab_size": need("GPT-2", config, "vocab_size"),
+                "context_length": config.get("n_positions", 1024),
                 "dim": need("GPT-2", config, "n_embd"),
                 "layers": need("GPT-2", config, "n_layer"),
                 "heads": need("GPT-2", config, "n_head"),
-                "hidden": config.get("n_inner"),
+                "hidden_dim": config.get("n_inner"),
                 "norm": "layer",
                 "norm_eps": config.get("layer_norm_epsilon", 1e-5),
                 "position": "learned",
                 "feed_forward": ACTIVATIONS[config.get("activation_function", "gelu_new")],
                 "bias": True,
-                "tied": config.get("tie_word_embeddings", True),
+                "tie_embeddings": config.get("tie_word_embeddings", True),
                 "dropout": config.get("resid_pdrop", 0.1),
             }
         )
@@ -79,6 +78,9 @@ class GPT2(Converter):
             f"position={config.position!r}": config.position != "learned",
             f"feed_forward={config.feed_forward!r}": config.feed_forward not in activations,
             f"bias={config.bias}": not config.bias,
+            f"attention_bias={config.attention_bias!r}": config.projection_biases != "qkvo",
+            f"head_dim={config.head_dim}": config.head_size * config.heads != config.dim,
+            "logits=False": not config.logits,
             f"kv_heads={config.kv_heads}": config.kv_heads not in (None, config.heads),
             f"window={config.window}": config.window is not None,
         }
@@ -89,15 +91,15 @@ class GPT2(Converter):
         return {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
-            "vocab_size": config.vocabulary,
-            "n_positions": config.context,
+            "vocab_size": config.vocab_size,
+            "n_positions": config.context_length,
             "n_embd": config.dim,
             "n_layer": config.layers,
             "n_head": config.heads,
-            "n_inner": config.hidden,
+            "n_inner": config.hidden_dim,
             "layer_norm_epsilon": config.norm_eps,
             "activation_function": activation,
-            "tie_word_embeddings": config.tied,
+            "tie_word_embeddings": config.tie_embeddings,
             "resid_pdrop": config.dropout,
             "embd_pdrop": config.dropout,
             "attn_pdrop": config.dropout,

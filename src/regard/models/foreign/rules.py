@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import ConfigError, RegardError
+from regard.errors import CheckpointError, ConfigError, RegardError
 from regard.models.config import Config
 
 State = dict[str, Tensor]
@@ -31,9 +31,22 @@ class Converter(ABC):
     is refused (`agree` helps), since a model that is almost the same is worse than none.
     """
 
-    @abstractmethod
+    # The values of `model_type` in the configurations that this layout reads.
+    model_types: tuple[str, ...] = ()
+
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a `config.json` is of this layout."""
+        kind = config.get("model_type")
+        return isinstance(kind, str) and kind in self.model_types
+
+    @property
+    def reads(self) -> str:
+        """Which checkpoints this layout reads, for errors."""
+        return f"model_type {', '.join(self.model_types)}"
+
+    def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
+        """The configuration with what only the tensors tell: which heads there are."""
+        return config
 
     @abstractmethod
     def read_config(self, config: dict[str, Any]) -> Config: ...
@@ -56,20 +69,27 @@ class Converter(ABC):
 class Either(Converter):
     """Several layouts of one library under one name: what the configuration says decides which.
 
-    Our GPT is Hugging Face's GPT-2 or its LLaMA, by configuration.
+    Our GPT is Hugging Face's GPT-2 or its LLaMA, by configuration. Where several could write a model the first does.
     """
 
     def __init__(self, *converters: Converter) -> None:
         self.converters = converters
+        self.model_types = tuple(kind for converter in converters for kind in converter.model_types)
 
     def matches(self, config: dict[str, Any]) -> bool:
         return any(converter.matches(config) for converter in self.converters)
 
+    def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
+        return self._reader(config).add_heads(config, state) if self.matches(config) else config
+
     def read_config(self, config: dict[str, Any]) -> Config:
+        return self._reader(config).read_config(config)
+
+    def _reader(self, config: dict[str, Any]) -> Converter:
         for converter in self.converters:
             if converter.matches(config):
-                return converter.read_config(config)
-        raise KeyError("model_type")
+                return converter
+        raise KeyError(f"model_type {config.get('model_type')!r}; read are {', '.join(self.model_types)}")
 
     def write_config(self, config: Any) -> dict[str, Any]:
         return self._of(config).write_config(config)
@@ -123,6 +143,22 @@ def need(library: str, config: Mapping[str, Any], name: str) -> Any:
     return config[name]
 
 
+def renamed(state: State, names: Mapping[str, str]) -> State:
+    """The tensors by names whose beginnings are replaced where they are in the table; others keep their names.
+
+    >>> list(renamed({"roberta.x": Tensor(), "y": Tensor()}, {"roberta.": "bert."}))
+    ['bert.x', 'y']
+    """
+
+    def rename(name: str) -> str:
+        for old, new in names.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+        return name
+
+    return {rename(name): tensor for name, tensor in state.items()}
+
+
 def lacks(library: str, wrong: Mapping[str, bool]) -> str:
     """The reason for `refuses`: those of our settings that another library does not have; empty if there are none.
 
@@ -139,7 +175,7 @@ def understood(library: str, converter: Converter, config: dict[str, Any]) -> Co
         return converter.read_config(config)
     except RegardError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as failure:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as failure:
         raise ConfigError(
             f"This configuration of {library} cannot be understood.",
             asked=", ".join(f"{name}={value!r}" for name, value in list(config.items())[:8])
@@ -147,4 +183,21 @@ def understood(library: str, converter: Converter, config: dict[str, Any]) -> Co
             found=f"{type(failure).__name__}: {failure}",
             because="a key is missing, or its value is of another type than that library writes",
             instead="the config.json that was saved with the model",
+        ) from failure
+
+
+def convert_tensors(library: str, converter: Converter, state: State, config: Config, source: str) -> State:
+    """The tensors by our names; tensors that cannot be joined or turned become an error in the reader's words."""
+    try:
+        return converter.read_state(state, config)
+    except RegardError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
+        first = str(failure).strip().splitlines()
+        raise CheckpointError(
+            f"These tensors do not make this {library}.",
+            asked=f"{library} from {source}",
+            found=f"{type(failure).__name__}: {first[0] if first else ''}",
+            because="tensors that belong together differ in shape, dtype or kind",
+            instead="the tensors that were saved with this configuration",
         ) from failure

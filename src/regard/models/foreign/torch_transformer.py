@@ -2,7 +2,7 @@
 
 torch's module reads and writes vectors. What surrounds it here, in state and configuration, has our own names: the
 tensor `embedding.weight` (and `target_embedding.weight`, `output.weight` where they are not one), the field
-`vocabulary` and how positions are made.
+`vocab_size` and how positions are made.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FIELDS = {
     "d_model": "dim",
     "nhead": "heads",
     "num_encoder_layers": "layers",
-    "dim_feedforward": "hidden",
+    "dim_feedforward": "hidden_dim",
     "dropout": "dropout",
     "activation": "activation",
     "layer_norm_eps": "norm_eps",
 }
 # What torch's module does not have: fields that keep our names.
-OUTER = ("vocabulary", "context", "position", "shared", "start")
+OUTER = ("vocab_size", "context_length", "position", "shared", "start")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 BLOCK = re.compile(r"(encoder|decoder)\.(\d+)\.(.+)")
@@ -51,11 +51,10 @@ BLOCK = re.compile(r"(encoder|decoder)\.(\d+)\.(.+)")
 class TorchTransformer(Converter):
     """The arguments and the state of torch's module."""
 
+    model_types = (KIND,)
+
     def __init__(self, config: type[Config]) -> None:
         self.config = config
-
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == KIND
 
     def read_config(self, config: dict[str, Any]) -> Config:
         layers = need(KIND, config, "num_encoder_layers")

@@ -40,13 +40,14 @@ class HuggingFaceViT(Converter):
         "classifier.weight": "head.weight",
         "classifier.bias": "head.bias",
     }
+    model_types = ("vit",)
     fields: ClassVar = {
         "num_channels": "channels",
         "patch_size": "patch",
         "hidden_size": "dim",
         "num_hidden_layers": "layers",
         "num_attention_heads": "heads",
-        "intermediate_size": "hidden",
+        "intermediate_size": "hidden_dim",
         "layer_norm_eps": "norm_eps",
         "qkv_bias": "qkv_bias",
         "hidden_dropout_prob": "dropout",
@@ -54,9 +55,6 @@ class HuggingFaceViT(Converter):
 
     def __init__(self, config: type[Config]) -> None:
         self.config = config
-
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") == "vit"
 
     def read_config(self, config: dict[str, Any]) -> Config:
         agree("ViT", config, {"hidden_act": tuple(ACTIVATIONS)})
@@ -72,7 +70,7 @@ class HuggingFaceViT(Converter):
 
     def write_config(self, config: Any) -> dict[str, Any]:
         written = {theirs: getattr(config, ours) for theirs, ours in self.fields.items()}
-        written["intermediate_size"] = config.hidden or 4 * config.dim
+        written["intermediate_size"] = config.hidden_dim or 4 * config.dim
         written["attention_probs_dropout_prob"] = config.dropout
         written["image_size"] = config.image[0] if config.image[0] == config.image[1] else list(config.image)
         written["hidden_act"] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
@@ -189,6 +187,10 @@ class TimmViT(Converter):
     def matches(self, config: dict[str, Any]) -> bool:
         return str(config.get("architecture", "")).startswith("vit_")
 
+    @property
+    def reads(self) -> str:
+        return f"architecture vit_*_patch*_* of {', '.join(self.sizes)}"
+
     def read_config(self, config: dict[str, Any]) -> Config:
         name = str(config["architecture"])
         found = re.fullmatch(r"vit_(tiny|small|base|large|huge)_patch(\d+)_(\d+)", name)
@@ -219,12 +221,15 @@ class TimmViT(Converter):
         if "img_size" in arguments:
             size = arguments["img_size"]
             fields["image"] = (size, size) if isinstance(size, int) else tuple(size)
-        fields["hidden"] = int(fields["dim"] * arguments.get("mlp_ratio", 4))
+        fields["hidden_dim"] = int(fields["dim"] * arguments.get("mlp_ratio", 4))
         return self.config.from_dict(fields)
 
     def write_config(self, config: Any) -> dict[str, Any]:
         arguments = {theirs: getattr(config, ours) for theirs, ours in self.fields.items()}
-        arguments |= {"img_size": list(config.image), "mlp_ratio": _ratio(config.hidden or 4 * config.dim, config.dim)}
+        arguments |= {
+            "img_size": list(config.image),
+            "mlp_ratio": _ratio(config.hidden_dim or 4 * config.dim, config.dim),
+        }
         return {
             "architecture": "vit_base_patch16_224",
             "num_classes": config.classes,

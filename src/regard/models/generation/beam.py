@@ -43,22 +43,22 @@ def beam_search(
     model: Writer,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
     *,
-    max_new: int,
-    beams: int = 4,
+    max_new_tokens: int,
+    num_beams: int = 4,
     length_penalty: float | LengthPenalty = 0.6,
-    stop: Stop = (),
+    stop_tokens: Stop = (),
     best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """The most probable continuations, weighed by length, as far as `beams` texts side by side can find them.
+    """The most probable continuations, weighed by length, as far as `num_beams` texts side by side can find them.
 
         score(Y) = log p(Y | prompt) / lp(|Y|)        log p(Y | prompt) = sum_n log p(y_n | prompt, y_1..n-1)
 
     Y: new tokens, the stop token included. lp: the length penalty; a number alpha is `WuPenalty(alpha)`,
     ((5 + |Y|) / 6)^alpha, and `PowerPenalty(alpha)` is |Y|^alpha.
 
-    At each step every live text is continued by every token. Of all continuations of a prompt the `beams` most
-    probable are looked at: those that end are kept in a pool of the `beams` best scores; the `beams` most
-    probable that do not end live on. Texts of `max_new` tokens go to the pool as they are. Equal scores are
+    At each step every live text is continued by every token. Of all continuations of a prompt the `num_beams` most
+    probable are looked at: those that end are kept in a pool of the `num_beams` best scores; the `num_beams` most
+    probable that do not end live on. Texts of `max_new_tokens` tokens go to the pool as they are. Equal scores are
     decided by the rank of the text before, then by the lower token.
 
     A prompt is done as soon as no live text can still enter its `best` first hypotheses. The proof: what a text
@@ -75,34 +75,46 @@ def beam_search(
 
     >>> from regard.models.generation import Markov, beam_search
     >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.35, 0.35], [1.0, 0.0, 0.0]])   # 0 ends a text and begins it
-    >>> hypothesis, = beam_search(Markov(p.log()), [0], max_new=5, beams=2, stop=0, length_penalty=0.0)[0]
+    >>> (hypothesis,), = beam_search(
+    ...     Markov(p.log()), [0], max_new_tokens=5, num_beams=2, stop_tokens=0, length_penalty=0.0
+    ... )
     >>> hypothesis.tokens, round(hypothesis.log_probability, 4)                    # 0.4 * 1; greedy takes the 0.6
     ([2, 0], -0.9163)
     """
-    max_new, beams, best = (whole(*each, least=1) for each in (("max_new", max_new), ("beams", beams), ("best", best)))
-    if best > beams:
+    max_new_tokens, num_beams, best = (
+        whole(*each, least=1) for each in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams), ("best", best))
+    )
+    if best > num_beams:
         raise InputError(
             "There are fewer beams than hypotheses to return.",
-            asked=f"best={best}, beams={beams}",
+            asked=f"best={best}, num_beams={num_beams}",
             because="the pool of finished texts has as many places as there are beams",
-            instead=f"beams={best}, or best={beams}",
+            instead=f"num_beams={best}, or best={num_beams}",
         )
-    return search(model, read_prompts(model, prompts, max_new), max_new, beams, length_penalty, stop, best)
+    return search(
+        model,
+        read_prompts(model, prompts, max_new_tokens),
+        max_new_tokens,
+        num_beams,
+        length_penalty,
+        stop_tokens,
+        best,
+    )
 
 
 @torch.no_grad()
 def search(
     model: Writer,
     read: Prompts,
-    max_new: int,
-    beams: int,
+    max_new_tokens: int,
+    num_beams: int,
     length_penalty: float | LengthPenalty,
-    stop: Stop,
+    stop_tokens: Stop,
     best: int = 1,
 ) -> list[list[Hypothesis]]:
     """`beam_search` of prompts that were read already, with numbers that were checked."""
-    penalty = read_penalty(length_penalty, max_new)
-    wanted = _Search(model, max_new, beams, best, penalty, read_stop(model, stop))
+    penalty = read_penalty(length_penalty, max_new_tokens)
+    wanted = _Search(model, max_new_tokens, num_beams, best, penalty, read_stop(model, stop_tokens))
     with resting(model):
         return [pool.hypotheses(best) for pool in wanted.run(read)]
 
@@ -112,8 +124,8 @@ class _Search:
     """What is looked for, and how widely."""
 
     model: Writer
-    max_new: int
-    beams: int
+    max_new_tokens: int
+    num_beams: int
     best: int
     penalty: LengthPenalty
     ends: frozenset[int]
@@ -121,23 +133,23 @@ class _Search:
     def run(self, read: Prompts) -> list[_Pool]:
         """Grows the texts of all prompts, and returns the finished ones of each."""
         device = read.tokens.device
-        pools = [_Pool(self.beams) for _ in read.lists]
-        is_end = torch.zeros(self.model.vocabulary, dtype=torch.bool, device=device)
+        pools = [_Pool(self.num_beams) for _ in read.lists]
+        is_end = torch.zeros(self.model.vocab_size, dtype=torch.bool, device=device)
         is_end[sorted(self.ends)] = True
-        logits, memory = self.model.start(read.tokens, read.lengths, self.max_new)
+        logits, memory = self.model.start(read.tokens, read.lengths, self.max_new_tokens)
         items = list(range(len(pools)))  # the prompts that are not done, in the order of the model's rows
         live = torch.zeros(len(items), 1, dtype=torch.float64, device=device)  # (item, beam) log-probabilities
-        for length in range(1, self.max_new + 1):
-            totals, parents, tokens = _continued(logits, live, self.beams + len(self.ends))
+        for length in range(1, self.max_new_tokens + 1):
+            totals, parents, tokens = _continued(logits, live, self.num_beams + len(self.ends))
             stops = is_end[tokens]
-            if length == self.max_new:
+            if length == self.max_new_tokens:
                 self._keep(pools, items, length, totals, parents, tokens, stops)
                 break
-            if bool(stops[:, : self.beams].any()):
+            if bool(stops[:, : self.num_beams].any()):
                 self._keep(pools, items, length, totals, parents, tokens, stops)
             # Texts that do not end move to the front and keep their order; every item has as many of them.
             width = live.shape[1]
-            lasting = min(self.beams, width * (self.model.vocabulary - len(self.ends)))
+            lasting = min(self.num_beams, width * (self.model.vocab_size - len(self.ends)))
             order = stops.sort(dim=-1, stable=True).indices[:, :lasting]
             live, parents, tokens = (x.gather(-1, order) for x in (totals, parents, tokens))
             for item, *step in zip(items, parents.tolist(), tokens.tolist(), strict=True):
@@ -155,9 +167,9 @@ class _Search:
         return pools
 
     def _keep(self, pools: list[_Pool], items: list[int], length: int, *continued: Tensor) -> None:
-        """Puts those of the first `beams` continuations that end, or all of them at last, into the pools."""
-        divisor, last = self.penalty(length), length == self.max_new
-        rows = zip(*(x[:, : self.beams].tolist() for x in continued), strict=True)
+        """Puts those of the first `num_beams` continuations that end, or all of them at last, into the pools."""
+        divisor, last = self.penalty(length), length == self.max_new_tokens
+        rows = zip(*(x[:, : self.num_beams].tolist() for x in continued), strict=True)
         for item, row in zip(items, rows, strict=True):
             for total, parent, token, stopped in zip(*row, strict=True):
                 if (stopped or last) and total > -math.inf:
@@ -167,7 +179,7 @@ class _Search:
         """Whether the most probable live text of this length could still become one of the best."""
         if len(live) == 0:
             return False
-        return self.penalty.bound(float(live[0]), length + 1, self.max_new) > pool.score_at(self.best)
+        return self.penalty.bound(float(live[0]), length + 1, self.max_new_tokens) > pool.score_at(self.best)
 
 
 def _continued(
@@ -179,12 +191,12 @@ def _continued(
     beam offers as many tokens that do not end as could be wanted of all beams together.
     """
     logits = exact_enough(logits)
-    items, beams = live.shape
+    items, num_beams = live.shape
     highest(logits)
     tokens = largest(logits, min(count, logits.shape[-1]))[1]
     # Rounding must not make a probability larger than 1: the early end relies on it.
     steps = log_probabilities(logits, tokens).double().clamp_(max=0.0)
-    totals = (live[:, :, None] + steps.view(items, beams, -1)).flatten(1)
+    totals = (live[:, :, None] + steps.view(items, num_beams, -1)).flatten(1)
     totals, order = totals.sort(dim=-1, descending=True, stable=True)
     return totals, order // tokens.shape[-1], tokens.reshape(items, -1).gather(-1, order)
 

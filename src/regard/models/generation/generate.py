@@ -30,7 +30,7 @@ class Generation:
         tokens: the new tokens, the stop token last where there is one.
         sequences: the prompt and the new tokens; of an encoder-decoder the new tokens alone.
         scores: log-probability of the new tokens under the model itself, whatever the temperature and the cuts.
-        finished: whether the text ended with a stop token, and not because `max_new` was reached.
+        finished: whether the text ended with a stop token, and not because `max_new_tokens` was reached.
     """
 
     tokens: list[list[int]]
@@ -47,24 +47,24 @@ def generate(
     model: Writer,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
     *,
-    max_new: int,
+    max_new_tokens: int,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    beams: int = 1,
+    num_beams: int = 1,
     length_penalty: float | LengthPenalty = 0.6,
-    stop: Stop = (),
+    stop_tokens: Stop = (),
     seed: int | None = None,
     on_token: Callable[[int, int], object] | None = None,
 ) -> Generation:
-    """Continues each prompt by up to `max_new` tokens.
+    """Continues each prompt by up to `max_new_tokens` tokens.
 
         y_n = argmax p(y | prompt, y_1..n-1)         temperature 0, greedy
         y_n ~ p^(1/T), cut to top_k and top_p        temperature T > 0, see `Sampler`
-        Y = argmax log p(Y | prompt) / lp(|Y|)       beams > 1, see `beam_search`
+        Y = argmax log p(Y | prompt) / lp(|Y|)   num_beams > 1, see `beam_search`
 
     Prompts may have unequal lengths; one prompt may be a plain list or a tensor of one axis. A text ends after a
-    token of `stop`, which it keeps; the model then no longer computes its row.
+    token of `stop_tokens`, which it keeps; the model then no longer computes its row.
 
     With a `seed` the same call writes the same tokens, and what a row draws does not depend on the other rows of
     the batch; without one, the seed comes from torch's own generator. `on_token(row, token)` is called with every
@@ -74,21 +74,21 @@ def generate(
 
     >>> from regard.models.generation import Markov, generate
     >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]])     # 0 ends a text and begins it
-    >>> generate(Markov(p.log()), [[0], [1, 2]], max_new=3, stop=0).tokens
+    >>> generate(Markov(p.log()), [[0], [1, 2]], max_new_tokens=3, stop_tokens=0).tokens
     [[1, 1, 1], [0]]
-    >>> generate(Markov(p.log()), [0], max_new=3, beams=2, stop=0)
+    >>> generate(Markov(p.log()), [0], max_new_tokens=3, num_beams=2, stop_tokens=0)
     Generation(tokens=[[2, 0]], sequences=[[0, 2, 0]], scores=[-0.916...], finished=[True])
     """
-    beams = whole("beams", beams, least=1)
-    if beams > 1:
-        _refuse_with_beams(beams, temperature, top_k, top_p, on_token)
-        max_new = whole("max_new", max_new, least=1)
-        read = read_prompts(model, prompts, max_new)
-        found = search(model, read, max_new, beams, length_penalty, stop)
+    num_beams = whole("num_beams", num_beams, least=1)
+    if num_beams > 1:
+        _refuse_with_beams(num_beams, temperature, top_k, top_p, on_token)
+        max_new_tokens = whole("max_new_tokens", max_new_tokens, least=1)
+        read = read_prompts(model, prompts, max_new_tokens)
+        found = search(model, read, max_new_tokens, num_beams, length_penalty, stop_tokens)
         texts = [hypotheses[0] for hypotheses in found]
         tokens, finished = [text.tokens for text in texts], [text.finished for text in texts]
         return Generation(tokens, _sequences(model, read, tokens), [text.log_probability for text in texts], finished)
-    read, steps = _prepare(model, prompts, max_new, temperature, top_k, top_p, stop, seed)
+    read, steps = _prepare(model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed)
     tokens = [[] for _ in read.lists]
     scores = [0.0 for _ in read.lists]
     finished = [False for _ in read.lists]
@@ -106,11 +106,11 @@ def stream(
     model: Writer,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
     *,
-    max_new: int,
+    max_new_tokens: int,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop: Stop = (),
+    stop_tokens: Stop = (),
     seed: int | None = None,
 ) -> Iterator[tuple[int, int]]:
     """The tokens of `generate` while they are made: pairs of row and token, the stop token of a row included.
@@ -119,10 +119,10 @@ def stream(
 
     >>> from regard.models.generation import Markov, stream
     >>> p = torch.tensor([[0.0, 0.6, 0.4], [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]])
-    >>> list(stream(Markov(p.log()), [[0], [1, 2]], max_new=3, stop=0))
+    >>> list(stream(Markov(p.log()), [[0], [1, 2]], max_new_tokens=3, stop_tokens=0))
     [(0, 1), (1, 0), (0, 1), (0, 1)]
     """
-    _, steps = _prepare(model, prompts, max_new, temperature, top_k, top_p, stop, seed)
+    _, steps = _prepare(model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed)
     return _pairs(steps)
 
 
@@ -138,15 +138,15 @@ class _Step(NamedTuple):
 def _prepare(
     model: Writer,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
-    max_new: int,
+    max_new_tokens: int,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    stop: Stop,
+    stop_tokens: Stop,
     seed: int | None,
 ) -> tuple[Prompts, Iterator[_Step]]:
     """Everything checked before the first token is asked for."""
-    max_new = whole("max_new", max_new, least=1)
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, least=1)
     sampler = Sampler(temperature, top_k, top_p)
     if temperature == 0 and not (top_k is None and top_p is None):
         raise InputError(
@@ -157,27 +157,27 @@ def _prepare(
         )
     if seed is not None:
         seed = whole("seed", seed, least=0)
-    read = read_prompts(model, prompts, max_new)
-    return read, _write(model, read, sampler, max_new, read_stop(model, stop), seed)
+    read = read_prompts(model, prompts, max_new_tokens)
+    return read, _write(model, read, sampler, max_new_tokens, read_stop(model, stop_tokens), seed)
 
 
 @torch.no_grad()  # not inference_mode: what a model computes once and keeps must serve training as well
 def _write(
-    model: Writer, read: Prompts, sampler: Sampler, max_new: int, stop: frozenset[int], seed: int | None
+    model: Writer, read: Prompts, sampler: Sampler, max_new_tokens: int, stop_tokens: frozenset[int], seed: int | None
 ) -> Iterator[_Step]:
     """The loop: choose, tell, drop the rows that ended, read the chosen tokens."""
     rows = list(range(len(read.lists)))
     dice = Dice(seed, len(rows)) if sampler.temperature > 0 else None
     with resting(model):
-        logits, memory = model.start(read.tokens, read.lengths, max_new)
-        for step in range(max_new):
+        logits, memory = model.start(read.tokens, read.lengths, max_new_tokens)
+        for step in range(max_new_tokens):
             logits = exact_enough(logits)
             tokens = sampler.choose(logits, None if dice is None else dice.roll(rows))
             scores = log_probabilities(logits, tokens[:, None])[:, 0]
             written = tokens.tolist()
-            ended = [token in stop for token in written]
+            ended = [token in stop_tokens for token in written]
             yield _Step(rows, written, scores.tolist(), ended)
-            if all(ended) or step == max_new - 1:
+            if all(ended) or step == max_new_tokens - 1:
                 return
             if any(ended):
                 stay = [place for place, end in enumerate(ended) if not end]
@@ -200,20 +200,20 @@ def _sequences(model: Writer, read: Prompts, tokens: list[list[int]]) -> list[li
 
 
 def _refuse_with_beams(
-    beams: int, temperature: float, top_k: int | None, top_p: float | None, on_token: object
+    num_beams: int, temperature: float, top_k: int | None, top_p: float | None, on_token: object
 ) -> None:
     drawn = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p}
     if given := [f"{name}={value}" for name, value in drawn.items() if value is not None]:
         raise InputError(
             "Beam search draws nothing.",
-            asked=f"beams={beams}, {', '.join(given)}",
+            asked=f"num_beams={num_beams}, {', '.join(given)}",
             because="it looks for the most probable text, and chance would lead it away",
-            instead="beams=1 to draw, or temperature=0 without top_k and top_p to search",
+            instead="num_beams=1 to draw, or temperature=0 without top_k and top_p to search",
         )
     if on_token is not None:
         raise InputError(
             "Beam search knows no token before the end.",
-            asked=f"beams={beams}, on_token={on_token!r}",
+            asked=f"num_beams={num_beams}, on_token={on_token!r}",
             because="the best text may change with every step",
-            instead="beams=1 to follow the tokens, or no on_token",
+            instead="num_beams=1 to follow the tokens, or no on_token",
         )

@@ -36,11 +36,11 @@ class Markov:
     >>> follows = torch.full((4, 4), -torch.inf)
     >>> follows[[0, 1, 2, 3], [1, 2, 3, 0]] = 0.0                        # 0 1 2 3 0 1 2 3 ...
     >>> from regard.models.generation import generate
-    >>> generate(Markov(follows), [[2], [3, 0]], max_new=3).tokens
+    >>> generate(Markov(follows), [[2], [3, 0]], max_new_tokens=3).tokens
     [[3, 0, 1], [1, 2, 3]]
     """
 
-    context = None
+    context_length = None
     prompts_count = True
 
     def __init__(self, logits: Float[Tensor, "last next"]) -> None:
@@ -53,10 +53,10 @@ class Markov:
                 instead="logits of shape (vocabulary, vocabulary)",
             )
         self.logits = logits
-        self.vocabulary = len(logits)
+        self.vocab_size = len(logits)
 
     def start(
-        self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, room: int
+        self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
     ) -> tuple[Float[Tensor, "batch vocabulary"], Length]:
         """The scores after the last token of each prompt."""
         return self.logits[prompts[:, -1]], Length(prompts.shape[1])

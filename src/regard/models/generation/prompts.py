@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.models.generation.writer import Writer, device_of
-from regard.models.reading import listed, token_numbers
+from regard.models.reading import check_tensor, listed, token_numbers
 
 __all__ = ["Prompts", "Stop", "read_prompts", "read_stop", "whole"]
 
@@ -34,8 +34,10 @@ class Prompts:
     lengths: Tensor | None
 
 
-def read_prompts(model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new: int) -> Prompts:
-    """The prompts, known to fit the model together with `max_new` tokens more."""
+def read_prompts(
+    model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new_tokens: int
+) -> Prompts:
+    """The prompts, known to fit the model together with `max_new_tokens` tokens more."""
     lists = _as_lists(prompts)
     if not lists:
         raise InputError(
@@ -52,28 +54,28 @@ def read_prompts(model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int]
                 because="the first new token needs one before it",
                 instead="begin with the token that starts a text in this vocabulary",
             )
-        if min(tokens) < 0 or max(tokens) >= model.vocabulary:
-            place = next(place for place, token in enumerate(tokens) if not 0 <= token < model.vocabulary)
+        if min(tokens) < 0 or max(tokens) >= model.vocab_size:
+            place = next(place for place, token in enumerate(tokens) if not 0 <= token < model.vocab_size)
             raise InputError(
                 "A token is not in the vocabulary.",
                 found=f"prompts[{row}][{place}] = {tokens[place]}",
-                because=f"tokens are numbers from 0 to {model.vocabulary - 1}",
+                because=f"tokens are numbers from 0 to {model.vocab_size - 1}",
                 instead="the tokenizer that belongs to this model",
             )
-    _check_room(model, max(map(len, lists)), max_new)
+    _check_room(model, max(map(len, lists)), max_new_tokens)
     return _padded(lists, device_of(model))
 
 
-def read_stop(model: Writer, stop: Stop) -> frozenset[int]:
+def read_stop(model: Writer, stop_tokens: Stop) -> frozenset[int]:
     """The tokens that end a text: one, several, or none."""
-    given = listed(() if stop is None else stop)
+    given = listed(() if stop_tokens is None else stop_tokens)
     given = tuple(given) if isinstance(given, Iterable) else (given,)
-    tokens = frozenset(whole("stop", token, least=0) for token in given)
-    if tokens and max(tokens) >= model.vocabulary:
+    tokens = frozenset(whole("stop_tokens", token, least=0) for token in given)
+    if tokens and max(tokens) >= model.vocab_size:
         raise InputError(
             "A stop token is not in the vocabulary.",
-            asked=f"stop={stop!r}",
-            because=f"tokens are numbers from 0 to {model.vocabulary - 1}: this one is never written",
+            asked=f"stop_tokens={stop_tokens!r}",
+            because=f"tokens are numbers from 0 to {model.vocab_size - 1}: this one is never written",
             instead="the end token of the tokenizer that belongs to this model",
         )
     return tokens
@@ -94,8 +96,10 @@ def whole(name: str, value: SupportsIndex, least: int) -> int:
 
 def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list[list[int]]:
     if isinstance(prompts, Tensor):
+        check_tensor("prompts", prompts, "torch.tensor([[464, 3290]])")
         if (
-            prompts.ndim not in (1, 2)
+            prompts.is_meta
+            or prompts.ndim not in (1, 2)
             or prompts.is_floating_point()
             or prompts.is_complex()
             or prompts.dtype == torch.bool
@@ -122,22 +126,26 @@ def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list
         ) from None
 
 
-def _check_room(model: Writer, longest: int, max_new: int) -> None:
-    if model.context is None:
+def _check_room(model: Writer, longest: int, max_new_tokens: int) -> None:
+    if model.context_length is None:
         return
-    room = model.context - longest if model.prompts_count else model.context
-    if max_new <= room:
+    capacity = model.context_length - longest if model.prompts_count else model.context_length
+    if max_new_tokens <= capacity:
         return
-    counted = f"a prompt of {longest} tokens and max_new={max_new}" if model.prompts_count else f"max_new={max_new}"
+    counted = (
+        f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens}"
+        if model.prompts_count
+        else f"max_new_tokens={max_new_tokens}"
+    )
     raise InputError(
         "The text would outgrow the context.",
         asked=counted,
-        because=f"the model holds {model.context} tokens"
-        + (f" and the prompt leaves room for {max(room, 0)}" if model.prompts_count else ""),
-        instead=f"max_new={room} or less"
-        if room > 0
-        else f"the last {model.context - max_new} tokens of the prompt"
-        if max_new < model.context
+        because=f"the model holds {model.context_length} tokens"
+        + (f" and the prompt leaves room for {max(capacity, 0)}" if model.prompts_count else ""),
+        instead=f"max_new_tokens={capacity} or less"
+        if capacity > 0
+        else f"the last {model.context_length - max_new_tokens} tokens of the prompt"
+        if max_new_tokens < model.context_length
         else "a shorter prompt and fewer new tokens",
     )
 

@@ -31,7 +31,7 @@ class Remembers(Protocol):
 class Writer(Protocol):
     """A model that gives the scores of the next token, one token at a time.
 
-        logits, memory = start(prompts, lengths, room)      p(y_1 | prompt)           = softmax(logits)
+        logits, memory = start(prompts, lengths, capacity)  p(y_1 | prompt)           = softmax(logits)
         logits = extend(tokens, memory)                     p(y_n | prompt, y_1..n-1) = softmax(logits)
 
     `Markov` is the smallest one. An encoder-decoder reads the prompts as the source, and `start` gives the
@@ -39,12 +39,12 @@ class Writer(Protocol):
     """
 
     @property
-    def vocabulary(self) -> int:
-        """How many tokens there are; a token is a number from 0 to `vocabulary - 1`."""
+    def vocab_size(self) -> int:
+        """How many tokens there are; a token is a number from 0 to `vocab_size - 1`."""
         ...
 
     @property
-    def context(self) -> int | None:
+    def context_length(self) -> int | None:
         """The most tokens the model can hold (an encoder-decoder: the most it can write), None without limit."""
         ...
 
@@ -54,9 +54,9 @@ class Writer(Protocol):
         ...
 
     def start(
-        self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, room: int
+        self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
     ) -> tuple[Float[Tensor, "batch vocabulary"], Any]:
-        """Reads the prompts and remembers them, with room for `room` more tokens.
+        """Reads the prompts and remembers them, with room for `capacity` more tokens.
 
         The prompts are padded on the left: the last `lengths[b]` entries of row b are real, all of them where
         `lengths` is None. Returns the logits of each row's next token, and what `Remembers` them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from regard import downloads
 from regard.errors import InputError
-from regard.train.data import packages
 from regard.train.data.cifar import cifar10
 from regard.train.data.digits import digits
 from regard.train.data.idx import mnist
@@ -23,7 +23,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, held: bool 
     """The data set of this name; nothing is downloaded.
 
     folder: where a user keeps the files of MNIST or CIFAR-10; without it they are those that
-        `python -m regard.train.data mnist` has fetched.
+        `python -m regard.downloads mnist` has fetched.
     held: set the test part aside, and test on a fifth of the training part (`Images.held`).
     """
     images = _load(name, folder)
@@ -47,14 +47,14 @@ def _load(name: str, folder: str | os.PathLike[str] | None) -> Images:
                 instead=f"no folder, or one of {', '.join(READERS)}",
             )
         return digits()
-    place = packages.find(name) if folder is None else Path(folder).expanduser()
+    place = downloads.find(name) if folder is None else Path(folder).expanduser()
     if place is None:
-        package = packages.PACKAGES[name]
+        package = downloads.DATASETS[name]
         raise InputError(
             f"{name} is not here.",
             asked=f"data={name!r}",
-            found=f"no {packages.place(name)}",
+            found=f"no {downloads.find_target(name)}",
             because=f"it has to be downloaded first, {package.megabytes} MB, and nothing is without being asked for",
-            instead=f"python -m regard.train.data {name}, or the folder of a copy of your own",
+            instead=f"python -m regard.downloads {name}, or the folder of a copy of your own",
         )
     return READERS[name](place)

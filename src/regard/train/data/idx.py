@@ -1,4 +1,4 @@
-"""MNIST's own files: whole numbers in the IDX format, plain or gzipped."""
+"""MNIST's files: integers in the IDX format, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.train.data.images import Images, Part
 
-# The only kind of number that MNIST and its relatives use.
+# The dtype code of uint8, the only one that MNIST and its variants use.
 UNSIGNED_BYTES = 0x08
 
 
@@ -44,7 +44,7 @@ def mnist(folder: Path) -> Images:
 
 
 def read_idx(path: Path) -> Tensor:
-    """The array in an IDX file, plain or gzipped: two zero bytes, the kind of number, the number of axes, the sizes."""
+    """The array in an IDX file, plain or gzipped: two zero bytes, dtype code, number of axes, sizes, data."""
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw

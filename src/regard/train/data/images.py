@@ -1,23 +1,23 @@
-"""Labelled images with a fixed split, and how they are shown to a model."""
+"""Labelled images with a fixed split, and their normalisation."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from regard.caching import lazy_property
 from regard.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Images that are learned from, or that are kept for the test.
+    """The training or the test set.
 
     Attributes:
-        pixels: `(image, channel, row, column)`, whole numbers (uint8) from 0 to `white`.
+        pixels: `(image, channel, row, column)`, uint8 from 0 to `white`.
         labels: `(image,)`, int64.
         white: the largest value a pixel may have.
     """
@@ -50,15 +50,16 @@ class Part:
 
     @property
     def images(self) -> Tensor:
-        """All images as numbers from 0 to 1, `(image, channel, row, column)` of float32."""
+        """All images in float32 from 0 to 1, `(image, channel, row, column)`."""
         return self.pixels.float() / self.white
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set: images to learn from, images for the test, and the names of the classes.
+    """A data set: training set, test set, and class names.
 
-    A model sees `normalise(images)`, `(image - mean) / std` for each channel; both come from the training part alone.
+    The input of a model is `normalise(images)`, `(image - mean) / std` per channel, with the statistics of the training
+    set.
 
         >>> from regard.train.data import digits
         >>> data = digits()
@@ -72,7 +73,7 @@ class Images:
     train: Part
     test: Part
     names: tuple[str, ...]
-    is_held: bool = False  # whether the test part is a part of other images' training part
+    is_held: bool = False  # whether the test set is a validation split of another data set's training set
 
     def __post_init__(self) -> None:
         labels = torch.cat((self.train.labels, self.test.labels))
@@ -99,9 +100,9 @@ class Images:
         channels, rows, columns = self.train.pixels.shape[1:]
         return channels, rows, columns
 
-    @cached_property
+    @lazy_property
     def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        # By counting: exact, and without 50,000 images in float64.
+        # From a histogram: exact, and without 50,000 images in float64.
         means, stds = [], []
         level = torch.arange(256, dtype=torch.float64) / self.train.white
         for channel in self.train.pixels.unbind(1):
@@ -113,24 +114,24 @@ class Images:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """The mean of every channel over the training part."""
+        """The mean of every channel over the training set."""
         return self._moments[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """The standard deviation of every channel over the training part."""
+        """The standard deviation of every channel over the training set."""
         return self._moments[1]
 
     def normalise(self, images: Tensor) -> Tensor:
-        """What a model is shown: images from 0 to 1, with mean 0 and standard deviation 1 for every channel."""
+        """Normalise images from 0 to 1 to mean 0 and standard deviation 1 per channel."""
         mean, std = (images.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
-        return (images - mean) / std.clamp(min=1e-12)  # a channel that is the same everywhere stays zero
+        return (images - mean) / std.clamp(min=1e-12)  # a constant channel becomes zero
 
     def held(self) -> Images:
-        """The same images with the test part set aside: a fifth of the training part is tested on in its place.
+        """The same images with a validation split: a fifth of the training set in place of the test set.
 
-        For choosing a recipe: one that was chosen by its accuracy on the test part has seen the answers. Of every
-        class, the last of each five images is held back.
+        For choosing hyperparameters without using the test set. In every class, the last of each five images is held
+        out.
 
             >>> from regard.train.data import digits
             >>> digits().held()
@@ -148,9 +149,9 @@ class Images:
         parts = (Part(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
         return Images(f"{self.name}, held", *parts, names=self.names, is_held=True)
 
-    @cached_property
+    @lazy_property
     def digest(self) -> str:
-        """What tells this data set, its split and its order from any other: a sha256."""
+        """A sha256 of the data set, its split and its order."""
         digest = hashlib.sha256("\n".join((str(self.train.white), *self.names)).encode())
         for part in (self.train, self.test):
             digest.update(str(tuple(part.pixels.shape)).encode())
@@ -160,7 +161,7 @@ class Images:
 
 
 def last_of_five(labels: Tensor) -> Tensor:
-    """Of every class, the last of each five images in their order: a split that is a rule and not a draw."""
+    """The last of each five images of every class, in order: a deterministic split."""
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         chosen[(labels == label).nonzero()[4::5, 0]] = True

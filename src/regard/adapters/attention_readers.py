@@ -1,0 +1,104 @@
+"""Attention weights of single layers of torch and timm, computed for the queries that are asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.module_modes import eval_mode
+from regard.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRows:
+    """The attention of one layer in one call; only the rows of weights that are asked for are computed.
+
+    Attributes:
+        name: of the module.
+        query: what the queries come from, batch first.
+        queries, keys: how many there are.
+        rows: from places of queries to their weights, `(batch, head, place, key)`.
+    """
+
+    name: str
+    query: Tensor
+    queries: int
+    keys: int
+    rows: Callable[[Sequence[int]], Tensor]
+
+
+# From a module's name, the module and the arguments of a call to its attention.
+Reader = Callable[[str, Any, tuple, dict], AttentionRows]
+
+
+def find_reader(module: nn.Module) -> Reader | None:
+    """How to read a layer of torch or timm; None for other modules."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _read_torch
+    if type(module).__module__.startswith("timm.") and _is_timm_attention(module):
+        return _read_timm
+    return None
+
+
+def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: dict) -> AttentionRows:
+    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    first = layer.batch_first
+    query, key = (
+        given[side] if given[side].ndim == 3 else given[side].unsqueeze(1 - first) for side in ("query", "key")
+    )
+    token = 1 if first else 0
+    mask, hidden = given.get("attn_mask"), given.get("key_padding_mask")
+    if mask is None and given.get("is_causal"):
+        raise InputError(
+            "A causal mask was announced and not given.",
+            asked=f"{name} with is_causal=True and no attn_mask",
+            because="torch takes is_causal as a hint about attn_mask, which it needs as well",
+            instead="attn_mask=nn.Transformer.generate_square_subsequent_mask(tokens)",
+        )
+
+    @torch.no_grad()
+    def rows(queries: Sequence[int]) -> Tensor:
+        chosen = torch.tensor(list(queries), device=query.device)
+        with eval_mode(layer):
+            return layer(
+                query.index_select(token, chosen),
+                key,
+                key if layer.vdim == layer.kdim else given["value"],
+                attn_mask=None if mask is None else mask[..., chosen, :],
+                key_padding_mask=hidden if hidden is None or hidden.ndim == 2 else hidden[None],
+                need_weights=True,
+                average_attn_weights=False,
+            )[1]
+
+    return AttentionRows(name, query if first else query.transpose(0, 1), query.shape[token], key.shape[token], rows)
+
+
+def _is_timm_attention(module: Any) -> bool:
+    """Attention as timm's vision transformers have it: one matrix for queries, keys and values, perhaps norms."""
+    return all(hasattr(module, name) for name in ("qkv", "q_norm", "k_norm", "num_heads", "scale", "proj")) and set(
+        inspect.signature(module.forward).parameters
+    ) <= {"x", "attn_mask", "is_causal"}
+
+
+def _read_timm(name: str, layer: Any, args: tuple, kwargs: dict) -> AttentionRows:
+    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    x, mask = given["x"], given.get("attn_mask")
+    if mask is not None or given.get("is_causal"):
+        raise InputError(
+            "Masked attention of timm cannot be shown.",
+            asked=f"{name} with a mask",
+            because="only what its vision transformers do without one is known",
+            instead="an input without padding",
+        )
+    query, key, _ = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    query, key = layer.q_norm(query) * layer.scale, layer.k_norm(key)
+
+    def rows(queries: Sequence[int]) -> Tensor:
+        return (query[:, :, list(queries)] @ key.mT).softmax(-1)
+
+    return AttentionRows(name, x, x.shape[1], x.shape[1], rows)

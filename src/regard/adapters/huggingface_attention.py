@@ -1,0 +1,141 @@
+"""Attention weights of a model of Hugging Face transformers, through its table of attention implementations."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.attention_readers import AttentionRows
+from regard.adapters.module_modes import eval_mode
+from regard.errors import InputError
+
+RECORDER = "regard_recorder"  # our name in the library's table of attentions
+CHUNK = 256  # queries whose rows are computed at once
+
+
+def is_huggingface(model: nn.Module) -> bool:
+    return any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
+
+
+def record_attention(model: Any, args: tuple, kwargs: dict) -> list[AttentionRows]:
+    """Every attention of the model in one call.
+
+    The model runs twice: as it is, and with a recording attention in place of its own, which keeps queries and keys and
+    computes a few rows at a time. Where the two outputs differ, the weights come from `output_attentions`.
+    """
+    with eval_mode(model), torch.no_grad():
+        expected = _first_output(model(*args, **kwargs))
+        with _recording(model) as found:
+            actual = _first_output(model(*args, **kwargs))
+    if not found or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        return _output_attentions(model, args, kwargs)
+    return found
+
+
+def _first_output(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@contextmanager
+def _recording(model: Any) -> Iterator[list[AttentionRows]]:
+    """The model with the recording attention, and the list that it fills."""
+    library = sys.modules["transformers"]
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[AttentionRows] = []
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+    ) -> Any:
+        attention = _RecordedAttention(module, query, key, attention_mask, rest)
+        found.append(AttentionRows(names.get(id(module), ""), query, query.shape[2], key.shape[2], attention.rows))
+        pieces = [
+            attention.rows(range(start, min(start + CHUNK, query.shape[2])))
+            for start in range(0, query.shape[2], CHUNK)
+        ]
+        group = query.shape[1] // value.shape[1]
+        value = value.repeat_interleave(group, 1) if group > 1 else value
+        return torch.cat([piece @ value for piece in pieces], 2).transpose(1, 2).contiguous(), None
+
+    before = model.config._attn_implementation
+    library.AttentionInterface.register(RECORDER, attend)
+    library.AttentionMaskInterface.register(RECORDER, library.masking_utils.sdpa_mask)
+    try:
+        model.set_attn_implementation(RECORDER)
+        yield found
+    except (ValueError, NotImplementedError):  # a model that does not use the table
+        found.clear()
+    finally:
+        model.set_attn_implementation(before)
+
+
+class _RecordedAttention:
+    """Queries, keys and all that is added to their products."""
+
+    def __init__(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None, rest: dict) -> None:
+        group = query.shape[1] // key.shape[1]
+        self.query, self.key = query, key.repeat_interleave(group, 1) if group > 1 else key
+        self.mask, self.rest = mask, rest
+        scaling = rest.get("scaling")
+        self.scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+        causal = rest.get("is_causal")
+        causal = getattr(module, "is_causal", False) if causal is None else causal
+        self.causal = mask is None and causal and query.shape[2] > 1
+
+    def rows(self, queries: Sequence[int]) -> Tensor:
+        """The weights of some queries, `(batch, head, place, key)`."""
+        chosen = list(queries)
+        scores = self.scale * self.query[:, :, chosen] @ self.key.mT
+        cap, position, sink = (self.rest.get(name) for name in ("softcap", "position_bias", "s_aux"))
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if position is not None:
+            scores = scores + (position[:, :, chosen] if position.shape[2] > 1 else position)
+        if self.mask is not None:
+            mask = self.mask[:, :, chosen] if self.mask.shape[2] > 1 else self.mask
+            mask = mask[..., : scores.shape[-1]]
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        elif self.causal:
+            later = (
+                torch.arange(scores.shape[-1], device=scores.device)
+                > torch.tensor(chosen, device=scores.device)[:, None]
+            )
+            scores = scores.masked_fill(later, -torch.inf)
+        if sink is not None:
+            sink = sink.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            return torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+        return scores.softmax(-1)
+
+
+def _output_attentions(model: Any, args: tuple, kwargs: dict) -> list[AttentionRows]:
+    """The whole weight matrix of every layer, as the model itself returns it with `output_attentions=True`."""
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        with eval_mode(model), torch.no_grad():
+            output = model(*args, **{**kwargs, "output_attentions": True})
+    except (TypeError, ValueError, NotImplementedError) as failure:
+        raise InputError(
+            f"{type(model).__name__} does not return its attention weights.",
+            asked=f"the attention weights of {type(model).__name__}",
+            found=f"{type(failure).__name__}: {failure}",
+            because="it uses no attention of the library's table, and has no output_attentions",
+            instead="one of its attention layers by itself",
+        ) from failure
+    finally:
+        model.set_attn_implementation(before)
+    weights = getattr(output, "attentions", None) or getattr(output, "decoder_attentions", None) or ()
+    found = []
+    for index, square in enumerate(square for square in weights if square is not None and square.ndim == 4):
+        rows = AttentionRows(f"layers.{index}", square, square.shape[2], square.shape[3], _indexed(square))
+        found.append(rows)
+    return found
+
+
+def _indexed(square: Tensor) -> Any:
+    return lambda queries: square[:, :, list(queries)]

@@ -1,0 +1,225 @@
+"""Regard's own models: texts with their padding and memory, both sides of a translation, and images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.base import Adapter, Conventions, Variant
+from regard.adapters.call_signature import parameters
+from regard.adapters.example_inputs import ExampleInputs, token_ids
+from regard.adapters.known_layer import MODULE_CLAIMS, TEXT_CLAIMS, conventions_of
+from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
+from regard.adapters.model import ImageModelAdapter, ModelAdapter
+from regard.adapters.regard_cache import RegardCache
+from regard.adapters.rng import Rng
+from regard.errors import CacheError
+from regard.layers.cache import Memory
+from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT
+
+OTHER = 7  # tokens of the text on the other side
+DECODER_CLAIMS = ("causality", "cache", "cache-algebra", *TEXT_CLAIMS)
+
+
+def recognise(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
+    """The adapter of one of Regard's models, or None."""
+    if isinstance(target, GPT):
+        relative = ("relative-position",) if target.config.position in ("rotary", "alibi", "none") else ()
+        claims = (*DECODER_CLAIMS, *relative)
+        adapter = GPTAdapter(target, name, conventions_of(options), claims=claims, longest=target.config.context_length)
+    elif isinstance(target, Bert):
+        longest, reserved = target.config.context_length, target.first_position
+        adapter = BertAdapter(
+            target, name, conventions_of(options), claims=TEXT_CLAIMS, longest=longest, reserved=reserved
+        )
+    elif isinstance(target, Transformer):
+        longest = target.config.context_length
+        own = conventions_of(options, left=False)
+        adapter = DecoderSide(target, name, own, claims=DECODER_CLAIMS, longest=longest)
+        adapter.parts = [
+            EncoderOutput(target, f"{name}, its encoder", Conventions(), claims=TEXT_CLAIMS, longest=longest),
+            EncoderSide(target, f"{name}, the text it reads", Conventions(), claims=TEXT_CLAIMS, longest=longest),
+        ]
+    elif isinstance(target, ViT | DaViT | SpatialTransformer):
+        config: Any = target.config
+        rows, columns = getattr(config, "image", (37, 53))
+        image = options.get("image") or (config.channels, rows, columns)
+        adapter = VisionModel(target, name, conventions_of(options), image=image)
+        adapter.claims = (*MODULE_CLAIMS, "paths")
+    else:
+        return None
+    adapter.declared = f"Regard's {type(target).__name__}"
+    return adapter
+
+
+class TextModel(ModelAdapter):
+    """Ids in, a row for each out."""
+
+    def __init__(
+        self,
+        target: Any,
+        name: str,
+        conventions: Conventions,
+        *,
+        claims: tuple[str, ...],
+        longest: int | None,
+        reserved: int = 0,
+    ) -> None:
+        vocab_size = target.config.vocab_size
+        super().__init__(target, name, conventions, vocab_size=vocab_size, longest=longest, reserved=reserved)
+        self.longest = longest
+        self.claims = claims
+
+    def find_abilities(self) -> None:
+        self.abilities |= {"aligned", "lengths", "gradients", "mask"}
+
+    @property
+    def channels(self) -> int:
+        return max(64, self.target.config.dim)
+
+
+class GPTAdapter(TextModel):
+    """A GPT: lengths for padding on the left, patterns and positions for any other."""
+
+    def find_abilities(self) -> None:
+        super().find_abilities()
+        self.caching = GPTCache(self)
+        self.abilities.add("cache")
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        if mask is not None and is_padding(mask, "left"):
+            return self.target(x, lengths=mask.sum(-1), **more)
+        return self._by_pattern(x, mask, **more)
+
+    def _by_pattern(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        if mask is not None:
+            more |= {"pattern": pattern_of_mask(mask[:, None], *x.shape), "positions": positions(mask)}
+        return self.target(x, **more)
+
+    def variants(self) -> dict[str, Variant]:
+        return {"pattern and positions": self._by_pattern, "the last place alone": self._last}
+
+    def _last(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        output = self.run(x, mask)
+        if mask is None:
+            output = torch.cat((output[:, :-1], self.target(x, last_only=True)), 1)
+        return output
+
+
+class BertAdapter(TextModel):
+    """A BERT: lengths for padding on the right, patterns and positions for any other."""
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Any:
+        if mask is None:
+            return self.target(x).hidden
+        if is_padding(mask, "right"):
+            return self.target(x, lengths=mask.sum(-1)).hidden
+        return self._by_pattern(x, mask)
+
+    def _by_pattern(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return self.target.hidden(x)
+        return self.target.hidden(x, positions=positions(mask), pattern=pattern_of_mask(mask[:, None], *x.shape))
+
+    def variants(self) -> dict[str, Variant]:
+        return {"pattern and positions": self._by_pattern}
+
+
+class DecoderSide(TextModel):
+    """The text that a translator writes; the one it reads is the same for every row."""
+
+    def find_abilities(self) -> None:
+        super().find_abilities()
+        self.caching = TransformerCache(self)
+        self.abilities.add("cache")
+
+    def other(self, batch: int) -> Tensor:
+        return Rng(0, "other").integers(0, self.vocab_size, 1, OTHER).expand(batch, OTHER)
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        source, target = self.other(x.shape[0]), self.target
+        if mask is None or is_padding(mask, "right"):
+            return target(source, x, target_lengths=None if mask is None else mask.sum(-1))
+        pattern = pattern_of_mask(mask[:, None], *x.shape)
+        return target.output(target.decode(x, target.encode(source), pattern=pattern))
+
+
+class EncoderOutput(TextModel):
+    """What a translator's encoder makes of the text it reads."""
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        if mask is None:
+            return self.target.encode(x)
+        return self.target.encode(x, pattern=pattern_of_mask(mask[:, None], *x.shape), positions=positions(mask))
+
+
+class EncoderSide(TextModel):
+    """The text that a translator reads; what it writes stays the same, and so the output has its rows."""
+
+    def find_abilities(self) -> None:
+        self.abilities |= {"lengths", "gradients", "mask"}
+
+    def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        target = self.target
+        written = Rng(0, "other").integers(0, self.vocab_size, 1, OTHER).expand(x.shape[0], OTHER)
+        if mask is None or is_padding(mask, "right"):
+            return target(x, written, source_lengths=None if mask is None else mask.sum(-1))
+        pattern = pattern_of_mask(mask[:, None], *x.shape)
+        context = target.encode(x, pattern=pattern, positions=positions(mask))
+        hidden = pattern_of_mask(mask[:, None], x.shape[0], OTHER)
+        return target.output(target.decode(written, context, context_pattern=hidden))
+
+
+class VisionModel(ImageModelAdapter):
+    """Images, in whichever order memory keeps their channels."""
+
+    def variants(self) -> dict[str, Variant]:
+        return {"channels last": lambda x, mask=None: self.run(x.contiguous(memory_format=torch.channels_last))}
+
+
+class GPTCache(RegardCache):
+    """The memory of a GPT."""
+
+    def start(self, batch: int, tokens: int) -> Memory:
+        return self.adapter.target.new_memory()
+
+    def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.adapter.target(x, memory=state, **self.padding(x, mask)), state
+
+
+class TransformerCache(GPTCache):
+    """The memory of a translator, who read the other text at the first step."""
+
+    def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        target = self.adapter.target
+        context = target.encode(self.adapter.other(x.shape[0])) if state.length == 0 else None
+        if mask is not None and not bool(mask.all()):
+            raise CacheError(
+                "A translator does not pad what it writes.",
+                asked=f"a mask of {mask.sum(-1).tolist()} real tokens out of {mask.shape[1]}",
+                because="every translation begins with its first token",
+                instead="padding of the text that it reads",
+            )
+        return target.output(target.decode(x, context, memory=state)), state
+
+
+def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
+    """Example inputs by the names in `forward`: tokens, a source and a target, or images."""
+    config, names = getattr(module, "config", None), list(parameters(module))
+    if not type(module).__module__.startswith("regard.models") or config is None:
+        return False
+    for symbol in "NT":
+        inputs.limit(getattr(config, "context_length", None), symbol)
+    if names[:2] == ["source", "target"]:
+        inputs.args = token_ids("T"), token_ids("N")
+    elif names[:1] == ["tokens"]:
+        inputs.args = (token_ids(),)
+    elif names[:1] in (["image"], ["images"]):
+        size, channels = getattr(config, "image", None) or 224, int(getattr(config, "channels", 3))
+        inputs.args = (inputs.image(size, channels),)
+    return bool(inputs.args)
+
+
+__all__ = ["fill_inputs", "recognise"]

@@ -1,0 +1,250 @@
+"""What something costs: formulas, the numbers they give, and the parts they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from regard.cost_model.letters import Values, agreed, legend
+from regard.cost_model.part import Part, Work, grouped
+from regard.cost_model.quantity import Quantity
+from regard.cost_model.setting import Setting
+
+if TYPE_CHECKING:
+    from regard.cost_model.machine import Machine
+    from regard.cost_model.memory import Memory
+    from regard.cost_model.roofline import Prediction
+
+# Every quantity, its unit, and what it is of a part when it is run so or so: see `_of`.
+QUANTITIES = {
+    "parameters": "",
+    "macs": "",
+    "flops": "",
+    "bytes": "B",
+    "activation_bytes": "B",
+    "depth": "",
+    "pairs": "",
+    "exponentials": "",
+}
+
+
+class Cost:
+    """What something costs. Every quantity is a number and a formula.
+
+    Attributes:
+        parts: the steps it is made of, with their formulas.
+        values: the number of every letter.
+        setting: how it is run: forward, backward, ...; by which backend; in which numbers.
+        notes: what a reader should know, such as a size that stayed a number in the formulas.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: list[Part],
+        values: Values,
+        setting: Setting | None = None,
+        *,
+        notes: tuple[str, ...] = (),
+        again: Callable[..., Cost] | None = None,
+        memory: Callable[[Cost], Memory] | None = None,
+    ) -> None:
+        self.name = name
+        self.parts = parts
+        self.values = dict(values)
+        self.setting = Setting() if setting is None else setting
+        self.notes = notes
+        self._again = again
+        self._memory = memory
+
+    # Quantities
+
+    def quantity(self, name: str) -> Quantity:
+        """A quantity by its name."""
+        formula = sum((_of(part, name, self.setting) for part in self.parts), sympy.Integer(0))
+        return Quantity(_tidy(formula), self.values, QUANTITIES[name])
+
+    @property
+    def parameters(self) -> Quantity:
+        """Learned numbers; tied ones count once."""
+        return self.quantity("parameters")
+
+    @property
+    def macs(self) -> Quantity:
+        """Multiply-adds of matrix products and convolutions."""
+        return self.quantity("macs")
+
+    @property
+    def flops(self) -> Quantity:
+        """Two for each multiply-add, as torch's FlopCounterMode counts; norms and activations are not products."""
+        return self.quantity("flops")
+
+    @property
+    def bytes(self) -> Quantity:
+        """Bytes read and written if every step reads its operands and writes its result once."""
+        return self.quantity("bytes")
+
+    @property
+    def activation_bytes(self) -> Quantity:
+        """Bytes that the forward pass leaves for the backward pass."""
+        return self.quantity("activation_bytes")
+
+    @property
+    def depth(self) -> Quantity:
+        """Steps on the longest path: sums as trees, a processor for everything that can run at once."""
+        return self.quantity("depth")
+
+    @property
+    def pairs(self) -> Quantity:
+        """Pairs of tokens that meet, over all heads, rows and layers."""
+        return self.quantity("pairs")
+
+    @property
+    def exponentials(self) -> Quantity:
+        """Calls of exp that softmaxes make."""
+        return self.quantity("exponentials")
+
+    @property
+    def normalised(self) -> Quantity:
+        """Numbers that norms read; some counters add 5 operations for each."""
+        return Quantity(_tidy(sum((part.normalised for part in self.parts), sympy.Integer(0))), self.values)
+
+    @property
+    def memory(self) -> Memory:
+        """Weights, gradients, optimizer, activations, cache, and the peaks of a run."""
+        from regard.cost_model.memory import memory_of
+
+        return memory_of(self) if self._memory is None else self._memory(self)
+
+    def roofline(self, machine: Machine | None = None) -> Prediction:
+        """The least time this takes on a machine, this one if none is named, and what it waits for: a lower bound."""
+        from regard.cost_model.roofline import predict
+
+        return predict(self, machine)
+
+    def by_part(self, levels: int | None = None) -> dict[str, Cost]:
+        """The cost of every part; with `levels=1` of the coarsest ones."""
+        return {
+            name: Cost(name, [part], self.values, self.setting, notes=self.notes)
+            for name, part in grouped(self.parts, levels).items()
+        }
+
+    def at(self, **sizes: Any) -> Cost:
+        """The same question with other sizes: `cost.at(tokens=8192)`."""
+        if self._again is None:
+            from regard.cost_model.letters import read_letter
+
+            return self._with({read_letter(name): value for name, value in sizes.items()})
+        return self._again(**sizes)
+
+    def _with(self, values: Values) -> Cost:
+        return Cost(self.name, self.parts, {**self.values, **values}, self.setting, notes=self.notes)
+
+    # Two costs
+
+    def __sub__(self, other: Cost) -> Cost:
+        """What this one costs more, part by part; parts of the same name are subtracted."""
+        return self._beside(other, -1, f"{self.name} - {other.name}")
+
+    def __add__(self, other: Cost) -> Cost:
+        return self._beside(other, 1, f"{self.name} + {other.name}")
+
+    def _beside(self, other: Cost, sign: int, name: str) -> Cost:
+        common = agreed(self.values, other.values)
+        mine = grouped([part.settled(self.values, common) for part in self.parts])
+        theirs = grouped([part.settled(other.values, common) for part in other.parts])
+        parts = []
+        for key in dict.fromkeys([*mine, *theirs]):
+            part = mine.get(key, Part(key))
+            parts.append(part + theirs[key] * sign if key in theirs else part)
+        return Cost(name, parts, common, self.setting, notes=(*self.notes, *other.notes))
+
+    def ratio(self, other: Cost) -> dict[str, Quantity]:
+        """How many times as much this one costs, for every quantity that the other has."""
+        found = {}
+        for name in QUANTITIES:
+            mine, theirs = self.quantity(name), other.quantity(name)
+            if theirs.formula != 0:
+                found[name] = mine / theirs
+        return found
+
+    def solve(self, letter: str | sympy.Symbol, equals: Cost | Quantity | float, of: str = "macs") -> list[Quantity]:
+        """Where this costs as much as another, or as a number says: every positive value of a letter, smallest first.
+
+        >>> from regard import Attention, cost
+        >>> softmax = cost(Attention(), tokens=256, dim=64)
+        >>> softmax.solve("tokens", cost(Attention(feature_map="elu1"), tokens=256, dim=64))
+        [65 = d + 1]
+        """
+        from regard.cost_model.solving import crossings
+
+        return crossings(self, letter, equals, of)
+
+    # Showing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in plain Python: formulas as text."""
+        return {
+            "name": self.name,
+            "setting": self.setting.to_dict(),
+            "letters": {letter: {"meaning": words, "value": number} for letter, words, number in self.legend()},
+            "quantities": _plain(self),
+            "parts": {name: _plain(part) for name, part in self.by_part().items()},
+            "notes": list(self.notes),
+        }
+
+    def to_json(self, path: str | None = None, indent: int | None = 2) -> str:
+        """The same as JSON, and into a file if one is named."""
+        text = json.dumps(self.to_dict(), indent=indent)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return text
+
+    def legend(self) -> list[tuple[str, str, Any]]:
+        """Letter, meaning and number of every letter that is used."""
+        return legend([self.quantity(name).formula for name in QUANTITIES], self.values, self.setting.step)
+
+    def table(self, levels: int | None = None, width: int | None = None) -> str:
+        """The table that `print` shows: formulas above, parts below, the meaning of the letters last."""
+        from regard.cost_model.table import text
+
+        return text(self, levels, width)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        shown = {name: self.quantity(name) for name in ("parameters", "macs")}
+        return f"Cost({self.name}: " + ", ".join(f"{name} {value!r}" for name, value in shown.items()) + ")"
+
+
+def _of(part: Part, name: str, setting: Setting) -> sympy.Expr:
+    """A quantity of a part, in the direction that is asked for."""
+    if name == "parameters":
+        return part.parameters
+    if name == "pairs":
+        return part.pairs
+    if name == "activation_bytes":
+        return part.kept
+    ways = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
+    work = sum(ways.get(setting.step, [part.forward, part.backward]), Work())
+    return 2 * work.macs if name == "flops" else getattr(work, name)
+
+
+def _tidy(formula: Any) -> sympy.Expr:
+    """One shape for one formula: products multiplied out, or their common factors in front where that is shorter."""
+    spread = sympy.expand(formula)
+    if spread.is_Add and len(spread.args) <= 12 and spread.free_symbols and spread.is_polynomial():
+        common = sympy.factor_terms(spread)
+        return common if sympy.count_ops(common) < sympy.count_ops(spread) else spread
+    return spread
+
+
+def _plain(cost: Cost) -> dict[str, Any]:
+    found: Mapping[str, Quantity] = {name: cost.quantity(name) for name in QUANTITIES}
+    values = {name: each.value if each.known else None for name, each in found.items()}
+    return {name: {"formula": str(each.formula), "value": values[name]} for name, each in found.items()}

@@ -1,0 +1,108 @@
+"""The letters of the formulas, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sympy
+
+from regard.errors import CostError
+
+# A letter, the keyword by which a caller gives its number, and its meaning. One letter means one thing everywhere.
+MEANINGS: dict[str, tuple[str, str]] = {
+    "B": ("batch", "batch size"),
+    "N": ("tokens", "query length"),
+    "M": ("keys", "key length"),
+    "H": ("heads", "heads"),
+    "G": ("kv_heads", "key/value heads"),
+    "d": ("dim", "head dim of queries and keys"),
+    "e": ("value_dim", "head dim of values"),
+    "r": ("features", "feature dim of the feature map, in each head"),
+    "P": ("pairs", "pairs of a query and a key that the pattern allows, in each head and batch row"),
+    "Z": ("visited", "pairs of a query and a key that the backend computes, in each head and batch row"),
+    "D": ("width", "width (hidden size)"),
+    "X": ("context_width", "width of the input of the keys"),
+    "Y": ("values_width", "width of the input of the values"),
+    "O": ("output_width", "width of the output"),
+    "F": ("hidden", "hidden dim of the feed-forward part"),
+    "L": ("layers", "layers"),
+    "V": ("vocab_size", "vocabulary size"),
+    "S": ("positions", "learned positions"),
+    "A": ("classes", "classes"),
+    "C": ("channels", "channels"),
+    "R": ("rows", "rows of the grid"),
+    "W": ("columns", "columns of the grid"),
+    "p": ("patch", "patch size (pixels along a side)"),
+    "w": ("window", "window size (tokens along a side)"),
+    "u": ("window_columns", "columns of a window that is not square; its rows are w"),
+    "T": ("context_tokens", "sequence length of the encoder"),
+}
+ALONE = {"N": "sequence length"}  # where no other letter is a length of keys
+
+
+def letter(name: str, index: int | str | None = None) -> sympy.Symbol:
+    """The symbol of a letter, perhaps of one stage among several: `D`, `D_2`."""
+    if name not in MEANINGS:
+        raise KeyError(name)
+    return sympy.Symbol(name if index is None else f"{name}_{index}", positive=True, integer=True)
+
+
+def letters(names: str) -> tuple[sympy.Symbol, ...]:
+    """Several at once: `B, N, D = letters("B N D")`."""
+    return tuple(letter(name) for name in names.split())
+
+
+def meaning(symbol: sympy.Basic) -> str:
+    """What a symbol stands for, in words."""
+    name, _, index = str(symbol).partition("_")
+    words = MEANINGS[name][1] if name in MEANINGS else str(symbol)
+    return f"{words}, stage {index}" if index else words
+
+
+def read_letter(name: str | sympy.Symbol) -> sympy.Symbol:
+    """A symbol by its letter, `"N"`, or by its keyword, `"tokens"`."""
+    if isinstance(name, sympy.Symbol):
+        return name
+    for key, (keyword, _) in MEANINGS.items():
+        if name in (key, keyword):
+            return letter(key)
+    first, _, index = name.partition("_")
+    if first in MEANINGS and index:
+        return letter(first, index)
+    raise CostError(
+        f"No formula has a letter {name!r}.",
+        asked=f"{name!r}",
+        because="a letter has one meaning in every formula, and this one has none",
+        instead=", ".join(f"{key} or {keyword}" for key, (keyword, _) in list(MEANINGS.items())[:6]) + ", ...",
+    )
+
+
+Values = Mapping[sympy.Symbol, Any]
+
+
+def agreed(*several: Values) -> dict[sympy.Symbol, Any]:
+    """The letters that have one value wherever they have any."""
+    found: dict[sympy.Symbol, set[Any]] = {}
+    for values in several:
+        for symbol, value in values.items():
+            found.setdefault(symbol, set()).add(value)
+    return {symbol: next(iter(values)) for symbol, values in found.items() if len(values) == 1}
+
+
+def settled(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
+    """A formula in which every letter that means another number elsewhere is replaced by its own number."""
+    apart: dict[Any, Any] = {symbol: number for symbol, number in values.items() if symbol not in common}
+    return formula.subs(apart) if apart else formula
+
+
+def legend(formulas: Iterable[sympy.Expr], values: Values, step: str = "forward") -> list[tuple[str, str, Any]]:
+    """Letter, meaning and number of every symbol of some formulas, in the order of the table above."""
+    order = list(MEANINGS)
+    used: list[Any] = sorted(
+        {symbol for formula in formulas for symbol in formula.free_symbols},
+        key=lambda symbol: (order.index(str(symbol)[0]) if str(symbol)[0] in order else len(order), str(symbol)),
+    )
+    apart = any(str(symbol).partition("_")[0] == "M" for symbol in used)
+    words = {"N": "tokens in the cache"} if step == "decode" else {} if apart else ALONE
+    return [(str(symbol), words.get(str(symbol), meaning(symbol)), values.get(symbol)) for symbol in used]

@@ -1,0 +1,388 @@
+"""Memory: weights, gradients, optimizer, activations, cache, and the peaks of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+
+from regard.caching import lazy_property
+from regard.cost_model.asked import Asked
+from regard.cost_model.lifetimes import (
+    Lifetimes,
+    Loss,
+    Stepped,
+    forward_lifetimes,
+    optimizer_lifetimes,
+    training_lifetimes,
+)
+from regard.cost_model.lifetimes_optimizers import COUNTER, MOMENTS, Optimizer, check, state_bytes
+from regard.cost_model.memory_cache import Cached, cached
+from regard.cost_model.memory_fit import largest
+from regard.cost_model.memory_inputs import inputs_for
+from regard.cost_model.quantity import Quantity
+from regard.cost_model.units import exact, short
+from regard.errors import CostError
+
+if TYPE_CHECKING:
+    from regard.cost_model.cost import Cost
+
+# Runs whose peak can be asked for.
+STEPS = ("forward", "training", "recomputed", "decode")
+# What the forward pass really keeps may differ so much from the formula, which knows no dropout, before it is told.
+AGREES = 0.01
+# In the order in which they are shown.
+QUANTITIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "activations_recomputed",
+    "cache_per_token",
+    "cache",
+    "peak_forward",
+    "peak_training",
+    "peak_recomputed",
+    "peak_decode",
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a run needs, in bytes. Every quantity is a number and, where there is one, a formula.
+
+        >>> from regard.cost_model import cost
+        >>> from regard.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocab_size=101, context_length=64, dim=32, layers=2, heads=4))
+        >>> memory = cost(model, tokens=64).memory
+        >>> memory.cache_per_token
+        512 = 8*B*G*L*d
+        >>> memory.peak_training > memory.peak_forward > memory.parameters
+        True
+
+    Peaks are found by following a run on the CPU without running it (see `lifetimes`), as `backend="auto"` runs
+    where nobody looks on; they include parameters, buffers and inputs. What is asked for first is computed first.
+
+    Attributes:
+        optimizer: `"adamw"`, `"adam"` (two numbers kept for each learned one), `"momentum"` (one), `"sgd"` (none),
+            `"adafactor"` (a row and a column for each matrix), or a function from parameters to an optimizer.
+        loss: `"mean"` of all outputs, `"cross_entropy"` of the last one, or a function from outputs to a number.
+    """
+
+    cost: Cost = field(repr=False)
+    target: Any = field(repr=False, default=None)
+    asked: Asked = field(repr=False, default_factory=Asked)
+    optimizer: Optimizer = "adamw"
+    loss: Loss = "mean"
+
+    def __post_init__(self) -> None:
+        check(self.optimizer)
+
+    def using(self, optimizer: Optimizer | None = None, loss: Loss | None = None) -> Memory:
+        """The same with another optimizer, or another loss."""
+        return dataclasses.replace(
+            self,
+            optimizer=self.optimizer if optimizer is None else optimizer,
+            loss=self.loss if loss is None else loss,
+        )
+
+    def at(self, **sizes: Any) -> Memory:
+        """The same with other sizes: `memory.at(tokens=8192)`."""
+        asked = dataclasses.replace(self.asked, **sizes)
+        return dataclasses.replace(self, cost=self.cost.at(**sizes), asked=asked)
+
+    # What is there all the time
+
+    @lazy_property
+    def parameters(self) -> Quantity:
+        """Weights; tied ones once."""
+        return self._bytes_of(self._weights(learned=False))
+
+    @lazy_property
+    def gradients(self) -> Quantity:
+        """One number for each learned one, in its dtype."""
+        return self._bytes_of(self._weights(learned=True))
+
+    @lazy_property
+    def optimizer_state(self) -> Quantity:
+        """What the optimizer keeps from step to step, its counters included."""
+        learned = self._weights(learned=True)
+        if callable(self.optimizer):
+            return _plain(self._stepped().state)
+        if self.optimizer == "adafactor":
+            return _plain(state_bytes("adafactor", learned, self._item(learned)))
+        counters = COUNTER[self.optimizer] * len(learned)
+        return self.gradients * MOMENTS[self.optimizer] + counters
+
+    # What a run makes
+
+    @lazy_property
+    def activations(self) -> Quantity:
+        """What the forward pass leaves for the backward pass; with dropout if the module has some, and then a number.
+
+        Beside parameters and inputs, which are there anyway.
+        """
+        formula = self.cost.activation_bytes
+        if self.target is None or self._sizeless():
+            return formula
+        kept = self._kept().kept
+        try:
+            agrees = abs(formula.value - kept) <= AGREES * kept
+        except CostError:
+            agrees = False
+        return formula if agrees else _plain(kept)
+
+    @lazy_property
+    def activations_recomputed(self) -> Quantity:
+        """The same if every block keeps its inputs only: these, what is outside of blocks, and one block's own."""
+        again = self._recomputed()
+        return _plain(again.kept + self._kept().own)
+
+    @lazy_property
+    def cache_per_token(self) -> Quantity:
+        """Bytes that one more token takes in the cache of a decoder: none for a full window or for linear attention."""
+        made = self._cached
+        return Quantity(made.per_token, self.cost.values | made.values, "B")
+
+    @lazy_property
+    def cache(self) -> Quantity:
+        """Bytes of the cache after `tokens` tokens, which is made for so many."""
+        made = self._cached
+        return Quantity(made.total, self.cost.values | made.values, "B")
+
+    # Peaks
+
+    @lazy_property
+    def peak_forward(self) -> Quantity:
+        """Of a forward pass without gradients."""
+        return _plain(self._forward().peak)
+
+    @lazy_property
+    def peak_training(self) -> Quantity:
+        """Of a step of training: forward, backward, optimizer; gradients are set to `None` between steps."""
+        return _plain(self._training().peak)
+
+    @lazy_property
+    def peak_recomputed(self) -> Quantity:
+        """Of a step of training in which every block runs a second time on the way back."""
+        return _plain(self._recomputed().peak)
+
+    @lazy_property
+    def peak_decode(self) -> Quantity:
+        """Of reading one more token after `tokens` cached ones: weights, cache, and the little that one row takes."""
+        if self._cached.total == 0:
+            raise CostError(
+                "Nothing here decodes.",
+                asked=f"peak_decode of {self.cost.name}",
+                because="it keeps no past that a next token could look at",
+                instead="peak_forward",
+            )
+        one = forward_lifetimes(*self._run(dataclasses.replace(self.asked, tokens=1)))
+        tokens = sympy.Symbol("N", positive=True, integer=True)
+        if tokens in self._cached.values:
+            after = self._cached.values[tokens] + 1
+            return _plain(one.peak + int(self.cache.at({tokens: after})))
+        return Quantity(one.peak + self._cached.total.subs(tokens, tokens + 1), self._cached.values, "B")
+
+    def peak(self, step: str = "forward") -> Quantity:
+        """The peak of `"forward"`, `"training"`, `"recomputed"` (training with recomputation) or `"decode"`."""
+        if step not in STEPS:
+            raise CostError(
+                f"There is no peak of a step {step!r}.",
+                asked=f"step={step!r}",
+                because=f"what is followed is {', '.join(STEPS)}",
+                instead='step="forward"',
+            )
+        return getattr(self, f"peak_{step}")
+
+    def transient(self, step: str = "forward") -> Quantity:
+        """The part of a peak that is not there before the run: all but parameters, buffers and inputs."""
+        runs = {"forward": self._forward, "training": self._training, "recomputed": self._recomputed}
+        if step in runs:
+            return _plain(runs[step]().transient)
+        return self.peak(step) - self._forward().resident
+
+    # What fits
+
+    def longest(self, limit: int, step: str = "forward") -> int | float:
+        """How many tokens fit into so many bytes: this many do, and one more does not.
+
+        No more than the model can read; `inf` where every length fits, as in decoding by linear attention.
+
+        >>> from regard.cost_model import cost
+        >>> from regard.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocab_size=101, context_length=100_000, dim=32, layers=2, heads=4, position="rotary"))
+        >>> memory = cost(model, tokens=64).memory
+        >>> most = memory.longest(16 << 20, step="decode")
+        >>> memory.at(tokens=most).peak_decode <= 16 << 20 < memory.at(tokens=most + 1).peak_decode
+        True
+        """
+        return self.largest(limit, "tokens", step)
+
+    def largest(self, limit: int, size: str = "batch", step: str = "forward") -> int | float:
+        """The largest number of a size, `"batch"` or `"tokens"`, with which a step fits into so many bytes."""
+        if self.asked.inputs is not None or self.target is None:
+            raise CostError(
+                "The sizes of this run cannot be changed.",
+                asked=f"the largest {size} that fits",
+                because="its inputs were given as they are"
+                if self.target is not None
+                else "it is a part, or the sum or difference of others, and no module",
+                instead=f"cost(model, {size}=...).memory",
+            )
+
+        def needed(number: int) -> int:
+            there = dataclasses.replace(self, asked=dataclasses.replace(self.asked, **{size: number}))
+            if step in ("training", "recomputed"):  # the optimizer does not depend on sizes
+                there.__dict__["_made"] = {"stepped": self._stepped()}
+            return int(there.peak(step))
+
+        return largest(needed, limit, self._most() if size == "tokens" else None)
+
+    # Showing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Formulas as text and numbers; without a number where a size is missing or nothing can be followed."""
+        found = {}
+        for name in QUANTITIES:
+            quantity = self._asked_for(name)
+            if quantity is not None:
+                formula = str(quantity.formula) if quantity.formula.free_symbols else None
+                found[name] = {"formula": formula, "value": _number(quantity)}
+        chosen = self.optimizer if isinstance(self.optimizer, str) else getattr(self.optimizer, "__name__", "own")
+        return {"name": self.cost.name, "optimizer": chosen, "quantities": found}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        made = self.to_dict()
+        rows = [
+            (
+                name.replace("_", " "),
+                "-" if each["value"] is None else exact(each["value"]),
+                "" if each["value"] is None else short(each["value"], "B"),
+                each["formula"] or "",
+            )
+            for name, each in made["quantities"].items()
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{made['name']}  memory in bytes, optimizer {made['optimizer']}", ""]
+        for name, value, close, formula in rows:
+            lines.append(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {close:>{widths[2]}}  {formula}".rstrip())
+        return "\n".join(lines)
+
+    def _asked_for(self, name: str) -> Quantity | None:
+        try:
+            return getattr(self, name)
+        except CostError:
+            return None
+
+    # Runs
+
+    def _run(self, asked: Asked | None = None) -> tuple[Any, Any, torch.dtype | None]:
+        """Target, inputs and dtype of a run."""
+        if self.target is None:
+            raise CostError(
+                "A part cannot be run alone.",
+                asked=f"the peak of {self.cost.name}",
+                because="only formulas are known of it, and a peak is found by following a run",
+                instead="cost(module).memory of the module itself",
+            )
+        dtype = self.cost.setting.dtype
+        inputs = inputs_for(self.target, self.asked if asked is None else asked, dtype)
+        return self.target, inputs, dtype if self._recast() else None
+
+    def _forward(self) -> Lifetimes:
+        return self._once("forward", lambda: forward_lifetimes(*self._run()))
+
+    def _training(self) -> Lifetimes:
+        return self._once("training", lambda: self._trained(recomputed=False))
+
+    def _recomputed(self) -> Lifetimes:
+        return self._once("recomputed", lambda: self._trained(recomputed=True))
+
+    def _kept(self) -> Lifetimes:
+        """A step whose loss keeps nothing of its own."""
+        if self.loss == "mean":
+            return self._training()
+        return self._once("kept", lambda: self.using(loss="mean")._training())
+
+    def _trained(self, *, recomputed: bool) -> Lifetimes:
+        return training_lifetimes(*self._run(), stepped=self._stepped(), loss=self.loss, recomputed=recomputed)
+
+    def _stepped(self) -> Stepped:
+        dtype = self.cost.setting.dtype if self._recast() else None
+        return self._once("stepped", lambda: optimizer_lifetimes(self.target, dtype, self.optimizer))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        made: dict[str, Any] = self.__dict__.setdefault("_made", {})
+        if name not in made:
+            made[name] = make()
+        return made[name]
+
+    @lazy_property
+    def _cached(self) -> Cached:
+        return cached(self.target, self.asked, self.cost.setting.item)
+
+    def _sizeless(self) -> bool:
+        """Whether sizes are missing, so that only formulas are known."""
+        try:
+            self._run()
+        except CostError:
+            return True
+        return False
+
+    # Weights
+
+    def _weights(self, *, learned: bool) -> list[Tensor]:
+        if not isinstance(self.target, nn.Module):
+            return []
+        return [each for each in self.target.parameters() if each.requires_grad or not learned]
+
+    def _recast(self) -> bool:
+        """Whether the question is about other numbers than the module is made of."""
+        return not any(each.dtype == self.cost.setting.dtype for each in self._weights(learned=False))
+
+    def _item(self, weights: list[Tensor]) -> int | None:
+        return self.cost.setting.item if weights and self._recast() else None
+
+    def _bytes_of(self, weights: list[Tensor]) -> Quantity:
+        """A formula where it tells the bytes of these weights, else their number."""
+        formula = self.cost.parameters * self.cost.setting.item
+        if not isinstance(self.target, nn.Module):
+            return formula
+        item = self._item(weights)
+        total = sum(each.numel() * (each.element_size() if item is None else item) for each in weights)
+        return formula if _number(formula) == total else _plain(total)
+
+    def _most(self) -> int | None:
+        """The most tokens that the target can read, if there is a limit."""
+        config = getattr(self.target, "config", None)
+        for name in ("context_length", "max_position_embeddings"):
+            if isinstance(most := getattr(config, name, None), int):
+                return most
+        return None
+
+
+def memory_of(cost: Cost, target: Any = None, asked: Asked | None = None) -> Memory:
+    """The memory of what a cost was asked for; of a part, of which only formulas are known, without its peaks."""
+    return Memory(cost, target, Asked() if asked is None else asked)
+
+
+def _plain(number: int) -> Quantity:
+    return Quantity(number, {}, "B")
+
+
+def _number(quantity: Quantity) -> int | float | None:
+    try:
+        return quantity.value
+    except CostError:
+        return None

@@ -1,0 +1,102 @@
+"""The parts of a cost: what one step of a computation does, in formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from regard.cost_model.letters import Values, settled
+
+ZERO = sympy.Integer(0)
+
+
+def _add(one: Any, other: Any) -> Any:
+    """Field by field."""
+    pairs = {f.name: (getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)}
+    return dataclasses.replace(one, **{name: a + b for name, (a, b) in pairs.items() if name != "name"})
+
+
+def _times(one: Any, factor: Any) -> Any:
+    values = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name != "name"}
+    return dataclasses.replace(one, **{name: value * factor for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one way through a part takes.
+
+    Attributes:
+        macs: multiply-adds of matrix products and convolutions.
+        exponentials: calls of exp that a softmax makes.
+        bytes: what is read and written if every operation reads its operands and writes its result once.
+        depth: steps on the longest path if every binary operation takes one step and there are processors enough.
+    """
+
+    macs: sympy.Expr = ZERO
+    exponentials: sympy.Expr = ZERO
+    bytes: sympy.Expr = ZERO
+    depth: sympy.Expr = ZERO
+
+    def __add__(self, other: Work) -> Work:
+        return _add(self, other)
+
+    def __mul__(self, factor: Any) -> Work:
+        return _times(self, factor)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named step, and its formulas. Names have dots where parts have parts: `block.attention.scores`.
+
+    Attributes:
+        parameters: learned numbers; one that is used twice belongs to the first part that uses it.
+        forward, backward: the two ways.
+        kept: bytes that the forward way leaves for the backward way, beside parameters and the model's own input.
+        pairs: pairs of tokens that meet, over all heads and rows.
+        normalised: numbers that a norm reads.
+    """
+
+    name: str
+    parameters: sympy.Expr = ZERO
+    forward: Work = field(default_factory=Work)
+    backward: Work = field(default_factory=Work)
+    kept: sympy.Expr = ZERO
+    pairs: sympy.Expr = ZERO
+    normalised: sympy.Expr = ZERO
+
+    def __add__(self, other: Part) -> Part:
+        return _add(self, other)
+
+    def __mul__(self, factor: Any) -> Part:
+        return _times(self, factor)
+
+    def settled(self, values: Values, common: Values) -> Part:
+        """The part with its own number for every letter that means another number elsewhere."""
+
+        def settle(value: Any) -> Any:
+            if isinstance(value, Work):
+                fields = {f.name: settle(getattr(value, f.name)) for f in dataclasses.fields(value)}
+                return dataclasses.replace(value, **fields)
+            return value if isinstance(value, str) else settled(sympy.sympify(value), values, common)
+
+        return dataclasses.replace(self, **{f.name: settle(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+    def named(self, prefix: str) -> Part:
+        """The part as a part of another."""
+        return dataclasses.replace(self, name=f"{prefix}.{self.name}" if self.name else prefix) if prefix else self
+
+
+def inside(prefix: str, *parts: Part) -> list[Part]:
+    return [part.named(prefix) for part in parts]
+
+
+def grouped(parts: list[Part], levels: int | None = None) -> dict[str, Part]:
+    """Parts of the same name, or the same first `levels` words of it, as one; in the order in which they come."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        name = part.name if levels is None else ".".join(part.name.split(".")[:levels])
+        found[name] = dataclasses.replace(found[name] + part if name in found else part, name=name)
+    return found

@@ -1,0 +1,116 @@
+"""What a bias on the scores costs: nothing but an addition, unless it multiplies queries and keys itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import sympy
+import torch
+from torch import Tensor
+
+from regard.biases import TransformerXL
+from regard.biases.base import Bias
+from regard.cost_model import depth
+from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.rules.shape import Shape
+from regard.cost_model.setting import Setting
+from regard.kernels.positions import table_of
+from regard.patterns import Lengths
+
+
+def bias_part(
+    bias: Bias | Tensor | None, shape: Shape, setting: Setting, met: sympy.Expr, area: sympy.Expr
+) -> list[Part]:
+    """The part of a bias, if there is one. A bias by position makes no products; its learned numbers are parameters.
+
+    met: pairs of the pattern, over all heads and rows; area: those that are computed.
+    """
+    if bias is None:
+        return []
+    fused = setting.backend in ("native", "blocked")
+    moved = ZERO if fused else 3 * setting.item * area
+    if isinstance(bias, TransformerXL):
+        return [_with_content(bias, shape, setting, met, moved)]
+    if isinstance(bias, Tensor):
+        weights, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
+    else:
+        weights, kept = learned(bias), _table_kept(bias, shape, setting)
+    one = Work(bytes=moved, depth=sympy.Integer(1))
+    return [Part("bias", parameters=weights, forward=one, backward=Work(bytes=moved), kept=kept)]
+
+
+def learns(bias: Bias | Tensor | None) -> bool:
+    """Whether a gradient of the scores is wanted for the sake of the bias."""
+    if bias is None or isinstance(bias, Tensor):
+        return bias is not None and bias.requires_grad
+    return any(parameter.requires_grad for parameter in bias.parameters())
+
+
+def learned(bias: Bias) -> sympy.Integer:
+    """The numbers of a bias that learn."""
+    return sympy.Integer(sum(parameter.numel() for parameter in bias.parameters()))
+
+
+def _with_content(bias: TransformerXL, shape: Shape, setting: Setting, met: sympy.Expr, moved: sympy.Expr) -> Part:
+    """`(q + v) . r` for every pair, `u . k` for every key, and `r = W encoding(delta)` for every distinct delta.
+
+    The reference multiplies every query with every distinct delta and looks pairs up. The encoding has no gradient.
+    """
+    deltas = shape.queries + shape.keys - 1
+    if bias.grid is not None:
+        rows, columns = bias.grid
+        deltas = sympy.Integer((2 * rows - 1) * (2 * columns - 1))
+    toward = met * shape.dim
+    if setting.backend == "reference":
+        toward = shape.batch * shape.heads * shape.queries * deltas * shape.dim
+    own = sympy.Integer(bias.heads)
+    relative = own * deltas * bias.projection.shape[-1] * shape.dim
+    globally = shape.batch * shape.heads * shape.keys * shape.dim
+    steps = depth.inner(shape.dim, setting.serial) + 3
+    return Part(
+        "bias",
+        parameters=learned(bias),
+        forward=Work(macs=toward + relative + globally, bytes=moved, depth=steps),
+        backward=Work(macs=2 * toward + relative + 2 * globally, bytes=moved, depth=steps),
+    )
+
+
+def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
+    """A bias by relative position becomes a table, which is kept, as is what its own formula keeps."""
+    if not bias.relative or shape.lengths is None or setting.step == "decode":
+        return ZERO
+    lengths = Lengths(*shape.lengths)
+    wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+    return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),)))
+
+
+def kept_by(make: Callable[[], tuple[Tensor, ...]]) -> int:
+    """Bytes of what is made of a bias, and of what its formula keeps for its gradient.
+
+    That formula is anybody's, so that it is asked: for a table with an entry for each difference, not for each pair.
+    """
+    alive, runs = [], []
+    for _ in range(2):  # what both runs keep was there before: parameters, buffers
+        saved: list[weakref.ref[_Kept]] = []
+
+        def keep(tensor: Tensor, saved: list[weakref.ref[_Kept]] = saved) -> _Kept:
+            kept = _Kept(tensor.detach())
+            saved.append(weakref.ref(kept))
+            return kept
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+            made = make()
+        alive.append(made)
+        storages = [kept.tensor.untyped_storage() for each in saved if (kept := each()) is not None]
+        storages += [tensor.untyped_storage() for tensor in made]
+        runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
+    once, again = runs
+    return sum(size for at, size in again.items() if at not in once)
+
+
+class _Kept:
+    """Stands in a graph for a tensor that it keeps, and dies with the node that keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor

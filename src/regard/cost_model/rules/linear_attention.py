@@ -1,0 +1,306 @@
+"""What linear attention costs: features instead of exponentials, and sums that all queries share.
+
+    output_n = phi(q_n)^T [sum_m phi(k_m) v_m^T] / phi(q_n)^T [sum_m phi(k_m)]
+
+Each key adds `phi(k) v^T` and `phi(k)` to the sums, r (e + 1) multiply-adds for each of G key heads; each query reads
+them, r (e + 1) for each of H heads. With one size for all that is 2 N d^2 + 2 N d, so that it beats softmax attention,
+2 N^2 d, from N = d + 1 on (Prince, problem 12.10). A causal pattern costs the same: the sums grow token by token, and a
+decoding step is one of these. No pair of tokens meets.
+
+The C++ kernel counts as what it computes; plain torch (`backend="blocked"`) works in chunks of 64 tokens, whose own
+squares come on top. A pattern that gives every query keys of its own leaves no sums to share: its pairs are computed,
+and the reference, which runs them, keeps its squares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sympy
+
+from regard.backends.linear_attention import CHUNK
+from regard.cost_model import depth
+from regard.cost_model.letters import letter
+from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.rules.pairs import longest_row, pairs_of
+from regard.cost_model.rules.shape import Shape
+from regard.cost_model.rules.visits import Made
+from regard.cost_model.setting import Setting
+from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
+from regard.patterns import Pattern
+
+
+def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: Setting, uniform: bool = False) -> Made:
+    """The parts of a linear attention; a mean (`uniform`) has one feature, which is one."""
+    width, values, notes = _width(features, shape)
+    if uniform:
+        width, values, notes = sympy.Integer(1), {}, ()
+    pairwise = setting.backend == "reference" or not shares(pattern)
+    made = _features(features, width, shape, setting, pairwise) if not uniform else []
+    if pairwise:
+        more = _pairwise(pattern, width, shape, setting)
+    else:
+        causal, padded = is_causal(pattern), hides_keys(pattern)
+        fused = causal and isinstance(features, Elu1) and not uniform and not padded
+        more = _summed(width, pattern, shape, setting, new_features=not fused)
+        if uniform and not causal:  # ones have no gradient
+            more = more._replace(parts=[_once_back(part) for part in more.parts])
+        if fused:  # the kernel makes these features as it reads
+            made = [dataclasses.replace(part, kept=ZERO) for part in made]
+        if padded:
+            hidden = shape.batch * shape.keys  # which keys are real
+            if isinstance(features, Relu):  # its results are kept for its derivative, and once more without the hidden
+                hidden += setting.wide * shape.batch * shape.kv_heads * shape.keys * width
+            made = [dataclasses.replace(part, kept=part.kept + hidden) for part in made]
+    if uniform:
+        kept = [*[ZERO] * (len(more.parts) - 1), kept_by_mean(pattern, shape, setting)]
+        more = more._replace(
+            parts=[dataclasses.replace(part, kept=each) for part, each in zip(more.parts, kept, strict=True)]
+        )
+    return Made([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
+
+
+def shares(pattern: Pattern | None) -> bool:
+    """Whether queries can share their sums over keys."""
+    return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._factors())
+
+
+def is_causal(pattern: Pattern | None) -> bool:
+    """Whether a pattern is causal, or joins a causal one with others."""
+    return pattern is not None and any(each.is_causal for each in pattern._factors())
+
+
+def hides_keys(pattern: Pattern | None) -> bool:
+    """Whether a pattern hides the same keys from all queries, as padding does, or joins one that does with others."""
+    return pattern is not None and any(each.is_key_padding and not each.is_full for each in pattern._factors())
+
+
+def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
+    """How many features a vector has: d itself, a formula of d, or a number with a letter."""
+    if isinstance(features, Elu1 | Relu):
+        return shape.dim, {}, ()
+    if isinstance(features, Taylor2):
+        return 1 + shape.dim + shape.dim * (shape.dim + 1) / 2, {}, ()
+    symbol = letter("r")
+    if isinstance(features, FavorPlus):
+        return symbol, {symbol: features.features}, ()
+    notes = ("features: products inside a function of your own are not counted",)
+    dim = shape.number(shape.dim)
+    return symbol, {} if dim is None else {symbol: features.width(dim)}, notes
+
+
+def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Setting, pairwise: bool) -> list[Part]:
+    """The maps of queries and keys. Only random features are a product: with directions that are not learned.
+
+    What is kept beside the features is what each map's derivative needs.
+    """
+    vectors = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
+    # The reference repeats the keys of grouped heads first, and it is what runs pairs.
+    mapped = shape.batch * shape.heads * (shape.queries + shape.keys) if pairwise else vectors
+    if setting.step == "decode":
+        vectors = shape.batch * (shape.heads + shape.kv_heads)
+    elif setting.backend is not None:
+        vectors = mapped
+    numbers, item = vectors * shape.dim, setting.item
+    random = isinstance(features, FavorPlus)
+    products = numbers * width if random else ZERO
+    kept, wide, read = ZERO, setting.wide, mapped * shape.dim
+    if isinstance(features, Elu1):
+        kept = (2 * wide + 1) * read  # the scaled numbers, their exponentials, and which were positive
+    elif isinstance(features, Taylor2):
+        couples = shape.dim * (shape.dim - 1) / 2
+        kept = wide * (read + 2 * mapped * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
+    elif random:
+        kept = wide * (read + mapped * width)
+    steps = depth.inner(shape.dim, setting.serial) + 2 if random else sympy.Integer(1)
+    moved = item * (numbers + vectors * width)
+    return [
+        Part(
+            "features",
+            forward=Work(macs=products, bytes=moved, depth=steps),
+            backward=Work(macs=products, bytes=2 * moved, depth=steps),
+            kept=sympy.expand(kept),
+        )
+    ]
+
+
+def _once_back(part: Part) -> Part:
+    half = sympy.Rational(1, 2)
+    return dataclasses.replace(part, backward=dataclasses.replace(part.backward, macs=part.backward.macs * half))
+
+
+def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, setting: Setting, new_features: bool) -> Made:
+    """The state, and how queries read it."""
+    item, columns, causal = setting.item, shape.value_dim + 1, is_causal(pattern)
+    decode = setting.step == "decode"
+    new = sympy.Integer(1) if decode else shape.keys
+    met, asked = shape.batch * shape.kv_heads * new, _served(shape) if causal else shape.rows
+    held = shape.batch * shape.kv_heads * width * columns
+    grow, read, own = met * width * columns, asked * width * columns, ZERO
+    notes: tuple[str, ...] = ()
+    back = 3 if causal and setting.backend == "native" else 2
+    if causal and setting.backend == "blocked" and not decode:
+        grow, read, own, notes = _chunks(width, columns, shape)
+    add = sympy.Integer(2) if decode else depth.inner(shape.keys, setting.serial)
+    state_kept, readout_kept = _kept(width, shape, setting, causal, new_features)
+    state = Part(
+        "state",
+        forward=Work(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
+        backward=Work(macs=back * grow, bytes=item * (2 * met * (width + shape.value_dim) + held), depth=add),
+        kept=state_kept,
+    )
+    readout = Part(
+        "readout",
+        forward=Work(
+            macs=read + own,
+            bytes=item * (asked * width + held + asked * shape.value_dim),
+            depth=depth.inner(width, setting.serial) + 1,
+        ),
+        backward=Work(
+            macs=back * (read + own),
+            bytes=item * (2 * asked * width + 2 * held + asked * shape.value_dim),
+            depth=depth.inner(columns, setting.serial) + 2,
+        ),
+        kept=readout_kept + _marks(pattern, shape),
+    )
+    return Made([state, readout], {}, notes)
+
+
+def _kept(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
+    """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
+    once torch keeps features, values with their column of ones, the state, and what was divided."""
+    wide, columns = setting.wide, shape.value_dim + 1
+    keys = shape.batch * shape.kv_heads * shape.keys
+    if causal:
+        # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
+        key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
+        key, query = (key, query) if new else (_read(key, shape, setting), _read(query, shape, setting))
+        state = wide * (key + _read(shape.value, shape, setting)) + _early(width, shape, setting, new)
+        return state, wide * (query + _served(shape) * columns)
+    held = shape.batch * shape.kv_heads * width * columns
+    state = wide * (keys * width + keys * columns + held)
+    return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows
+
+
+def _read(numbers: sympy.Expr, shape: Shape, setting: Setting) -> sympy.Expr:
+    """Numbers of query, key or value that the kernel keeps: as they came, or a copy if they had to be widened."""
+    return shape.given(numbers) if setting.item == setting.wide else numbers
+
+
+def kept_by_mean(pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr:
+    """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
+    wide, columns = setting.wide, shape.value_dim + 1
+    if not shares(pattern):  # the reference: weights, and which values and outputs are finite
+        return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
+    ones, marks = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows), _marks(pattern, shape)
+    if is_causal(pattern):
+        first = ZERO if _lead(shape) == 0 else shape.batch * shape.kv_heads * columns
+        return ones + wide * (_read(shape.value, shape, setting) + first + _served(shape) * columns) + marks
+    return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + marks
+
+
+def _marks(pattern: Pattern, shape: Shape) -> sympy.Expr:
+    """Bytes that say which queries see anything: one for all, or for each row; behind causal padding, each query."""
+    if hides_keys(pattern):
+        return shape.batch * (shape.queries if is_causal(pattern) else 1)
+    return ZERO if is_causal(pattern) else sympy.Integer(1)
+
+
+def _lead(shape: Shape) -> sympy.Expr:
+    """Keys before the first query of a causal pattern, whose last query sits on the last key."""
+    if shape.keys == shape.queries:
+        return ZERO
+    known = shape.number(shape.keys - shape.queries)
+    if known is None:
+        return sympy.Max(0, shape.keys - shape.queries)
+    return shape.keys - shape.queries if known > 0 else ZERO
+
+
+def _seeing(shape: Shape) -> sympy.Expr:
+    """Queries of a causal pattern that see a key: the last ones, if there are more of them than of keys."""
+    if shape.keys == shape.queries:
+        return shape.queries
+    known = shape.number(shape.keys - shape.queries)
+    if known is None:
+        return sympy.Min(shape.queries, shape.keys)
+    return shape.keys if known < 0 else shape.queries
+
+
+def _served(shape: Shape) -> sympy.Expr:
+    """The same over all heads and rows of the batch."""
+    return shape.batch * shape.heads * _seeing(shape)
+
+
+def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> sympy.Expr:
+    """Keys before the first query make a first state, in torch: their columns, that state, and elu1's own tensors."""
+    lead = _lead(shape)
+    if lead == 0:
+        return ZERO
+    early = shape.batch * shape.kv_heads * lead
+    columns = shape.value_dim + 1
+    kept = setting.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
+    return kept if new else kept + (3 * setting.wide + 1) * early * width
+
+
+def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
+    """Growing, reading, and the squares inside chunks, of texts filled up to whole chunks."""
+    heads, kv_heads = shape.batch * shape.heads, shape.batch * shape.kv_heads
+    lengths = shape.lengths
+    short = lengths is not None and min(lengths) < CHUNK
+    queries = _seeing(shape)
+    size = queries if short else sympy.Integer(CHUNK)
+    filled = queries if short else CHUNK * sympy.ceiling(queries / CHUNK)
+    grow = kv_heads * (filled + _lead(shape)) * width * columns
+    own = heads * filled * size * (width + columns)
+    notes = () if lengths is not None else (f"blocked: chunks of {CHUNK} tokens, for N >= {CHUNK}",)
+    return grow, heads * filled * width * columns, own, notes
+
+
+def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Setting) -> Made:
+    """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
+    which is also what runs where no sums can be shared.
+
+    It keeps features, kernels and weights; and marks of one byte: which pairs are seen, which rows are empty, and which
+    queries, keys, values and outputs are finite. Keys and values are repeated for the heads that share them.
+    """
+    item, wide = setting.item, setting.wide
+    keys = shape.batch * shape.heads * shape.keys
+    square = keys * shape.queries
+    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    area = seen.formula if setting.backend is None else shape.batch * shape.queries * shape.keys
+    row, area = longest_row(pattern, shape.keys, shape.values), shape.heads * area
+    asked, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
+    scores = Part(
+        "scores",
+        forward=Work(macs=area * width, bytes=item * (asked + met + area), depth=depth.inner(width, setting.serial)),
+        backward=Work(
+            macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, setting.serial)
+        ),
+        kept=wide * (asked + keys * width) + (shape.rows + keys) * shape.dim + square,
+        pairs=shape.heads * seen.formula,
+    )
+    steps = depth.total(row, setting.serial) + 1
+    norm = Part(
+        "softmax",
+        forward=Work(bytes=2 * item * area, depth=steps),
+        backward=Work(bytes=3 * item * area, depth=steps),
+        kept=wide * (square + shape.rows) + shape.rows,
+    )
+    sums = Part(
+        "values",
+        forward=Work(
+            macs=area * shape.value_dim,
+            bytes=item * (area + shape.value + shape.output),
+            depth=depth.inner(row, setting.serial),
+        ),
+        backward=Work(
+            macs=2 * area * shape.value_dim,
+            bytes=item * (2 * area + 2 * shape.value + shape.output),
+            depth=depth.inner(shape.value_dim, setting.serial),
+        ),
+        kept=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
+    )
+    return Made([scores, norm, sums], seen.values, seen.notes)
+
+
+__all__ = ["hides_keys", "is_causal", "kept_by_mean", "linear_parts", "shares"]

@@ -1,0 +1,106 @@
+"""How many pairs of tokens a pattern lets meet, exactly, as a formula wherever one is honest.
+
+A closed form comes with the conditions under which it holds: `257 N - 16512` counts a window of 128 keys on each side
+only if there are as many tokens. At sizes that are known the conditions are looked at, and the result is compared with
+the number that the pattern itself counts; where no form fits, the letter P stands for that number. At sizes that are
+not known the first form is given. The conditions go into a remark. The forms themselves are the patterns' own:
+`regard.patterns.pair_counts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sympy
+
+from regard.cost_model.letters import letter
+from regard.patterns import Pattern
+from regard.patterns.pair_counts import SIDES, Form
+
+Lengths = tuple[int, int]
+
+
+class Pairs(NamedTuple):
+    """Pairs of one head over all rows of the batch; numbers of letters that only they use; remarks."""
+
+    formula: sympy.Expr
+    values: dict[sympy.Symbol, int]
+    notes: tuple[str, ...] = ()
+
+
+def pairs_of(
+    pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None, values: Any
+) -> Pairs:
+    """The pairs of a pattern between `queries` and `keys`, which are `lengths` if those are known.
+
+    values: the numbers of the letters in `queries` and `keys`.
+    """
+    pattern = pattern._simplified()
+    sides = sorted(pattern._grids(), key=lambda grid: grid.start)
+    grid: dict[sympy.Symbol, int] = dict(zip(SIDES, (sides[-1].rows, sides[-1].columns), strict=True)) if sides else {}
+    if pattern.rows is not None or pattern.heads is not None:
+        return _added_up(pattern, batch, queries, keys, lengths)
+    # Replaced and not substituted: sympy's subs looks at much more, and layers ask for pairs again and again.
+    known = {symbol: sympy.Integer(number) for symbol, number in ({**values, **grid} if lengths else grid).items()}
+    exact = None if lengths is None else pattern.pairs(*lengths)
+    found = list(pattern._pair_forms(queries, keys, lengths))
+    if lengths is None:  # forms for lengths that happen to be equal come last, unless they are equal for certain
+        found.sort(key=lambda form: any(isinstance(each, sympy.Eq) and queries in each.args for each in form.when))
+    for form in found:
+        left = [condition for condition in (_settle(each, known) for each in form.when) if condition is not sympy.true]
+        if sympy.false in left or (exact is not None and left):
+            continue
+        if exact is not None and form.formula.xreplace(known) != exact:
+            continue
+        used = {symbol: number for symbol, number in grid.items() if symbol in form.formula.free_symbols}
+        return Pairs(batch * form.formula, used, _range(form, bool(grid)))
+    symbol = letter("P")
+    if lengths is None or exact is None:
+        return Pairs(batch * symbol, {}, (f"pairs: {pattern!r} has no formula; P needs the number of tokens",))
+    remark = f"pairs: {pattern!r} has no formula here; P = {exact:,} was counted at {lengths[0]:,} x {lengths[1]:,}"
+    return Pairs(batch * symbol, {symbol: exact}, (remark,))
+
+
+def _added_up(
+    pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None
+) -> Pairs:
+    """Rows and heads that see different pairs are added up, each exactly; their sum stays a number."""
+    plain = [form for form in pattern._pair_forms(queries, keys, lengths) if not form.when]
+    if plain:
+        return Pairs(plain[0].formula, {}, ("pairs: the real tokens of all rows are one number",))
+    who = "rows" if pattern.heads is None else "heads"
+    if lengths is None:
+        symbol = letter("P")
+        return Pairs(letter("B") * symbol, {}, (f"pairs: {who} see different pairs; P needs the number of tokens",))
+    one_head = sympy.Rational(pattern.pairs(*lengths), pattern.heads or 1)  # on average, where heads differ
+    whole = one_head if pattern.rows is not None else batch * one_head
+    return Pairs(whole, {}, (f"pairs: {who} see different pairs; their sum stays a number",))
+
+
+def _range(form: Form, on_grid: bool) -> tuple[str, ...]:
+    """For which sizes a form holds, in words; that a grid has as many tokens as cells goes without saying."""
+    left = dict.fromkeys(each for each in form.when if sympy.sympify(each) is not sympy.true)
+    words = [_words(each) for each in left if not (on_grid and isinstance(each, sympy.Eq))]
+    return (f"pairs: {form.formula} holds for {' and '.join(words)}",) if words else ()
+
+
+def _words(condition: Any) -> str:
+    if isinstance(condition, sympy.Eq):
+        left, right = condition.args
+        if isinstance(left, sympy.Mod):
+            return f"{left.args[0]} mod {left.args[1]} = {right}"
+        return f"{left} = {right}"
+    return str(condition)
+
+
+def _settle(condition: Any, values: Any) -> Any:
+    return sympy.sympify(condition).xreplace(values)
+
+
+def longest_row(pattern: Pattern, keys: sympy.Expr, values: Any) -> sympy.Expr:
+    """How many keys one query sees at most: as far as the pattern's structure says, or all there are."""
+    found = pattern._simplified().max_keys_per_query
+    if found is None:
+        return keys
+    number = keys.subs(values)
+    return keys if number.is_number and number <= found else sympy.Integer(found)

@@ -1,0 +1,133 @@
+"""What heads cost that look by position alone (`scale=0`), as the backend `positional` runs them.
+
+On a grid of R by W tokens weights that are a product over rows and columns need two sums instead of one,
+
+    B H R W (R + W) e  instead of  B H (R W)^2 e
+
+multiply-adds, and `H (R^2 + W^2)` exponentials. A head that looks at one place copies. Its other two ways, a ratio of
+convolutions and features of positions, have no one formula; `explain` tells what they take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from regard.attention import Attention
+from regard.backends import find
+from regard.backends.base import Request
+from regard.backends.positional.costs import way
+from regard.biases import axis_scores
+from regard.biases.base import Bias
+from regard.calculus import axis_weights
+from regard.cost_model import depth
+from regard.cost_model.letters import letters
+from regard.cost_model.part import Part, Work
+from regard.cost_model.rules.bias import kept_by, learned, learns
+from regard.cost_model.rules.shape import Shape
+from regard.cost_model.rules.visits import Made
+from regard.cost_model.setting import Setting
+from regard.errors import CostError
+from regard.features import feature_map
+from regard.patterns import Pattern
+
+R, W = letters("R W")
+
+
+def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, setting: Setting) -> Made:
+    """The parts of an attention by position; what the backend refuses, and what is no product, is refused."""
+    bias, request = attention.bias, _request(attention, pattern, shape)
+    because = "how many tokens there are decides who runs, and nobody says it"
+    if request is not None:
+        because = find("positional").refuse(request)
+        if because is None and way(request) in ("ratio", "features"):
+            because = (
+                "it takes a ratio of convolutions or features of positions here: who multiplies depends on the heads"
+            )
+    if because is not None or request is None:
+        raise CostError(
+            "The work of 'positional' cannot be counted for this attention.",
+            asked='backend="positional"',
+            because=str(because),
+            instead='backend=None for what the mathematics asks, or backend="reference"',
+        )
+    if way(request) == "gather":
+        moved = Work(bytes=2 * setting.item * shape.output)
+        return Made([Part("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",))
+    assert isinstance(bias, Bias)
+    grid: Any = bias.grid
+    item, heads = setting.item, sympy.Integer(bias.heads)
+    squares: Any = heads * (R**2 + W**2)
+    products = shape.batch * shape.heads * R * W * (R + W) * shape.value_dim
+    half = shape.batch * shape.heads * R * W * shape.value_dim  # between the two sums
+    longest = sympy.Max(R, W)
+    weights = Part(
+        "weights",
+        parameters=learned(bias),
+        forward=Work(
+            exponentials=squares,
+            bytes=2 * item * squares,
+            depth=1 + depth.softmax(longest, stable=setting.stable, serial=setting.serial),
+        ),
+        backward=Work(bytes=3 * item * squares, depth=depth.inner(longest, setting.serial) + 2),
+    )
+    both = depth.inner(R, setting.serial) + depth.inner(W, setting.serial)
+    moved = item * (shape.value + 2 * half + shape.output + squares)
+    values = Part(
+        "values",
+        forward=Work(macs=products, bytes=moved, depth=both),
+        backward=Work(macs=(2 if learns(bias) else 1) * products, bytes=2 * moved, depth=both),
+        kept=_kept(bias, shape, setting),
+    )
+    return Made([weights, values], {R: grid[0], W: grid[1]})
+
+
+def kept_unasked(attention: Attention, pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr | None:
+    """Bytes that are kept where this backend is the one that runs unasked, by rows and columns; `None` elsewhere."""
+    request = _request(attention, pattern, shape)
+    if attention.scale != 0 or request is None or find("positional").refuse(request) is not None:
+        return None
+    if way(request) != "separable" or not isinstance(attention.bias, Bias):
+        return None
+    grid: Any = attention.bias.grid
+    kept: Any = _kept(attention.bias, shape, setting)
+    return kept.xreplace({R: sympy.Integer(grid[0]), W: sympy.Integer(grid[1])})
+
+
+def _kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
+    """The weights of both axes; and where they learn, what their formulas keep, the values, and the sums between."""
+    wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+    heads = shape.number(shape.heads) or bias.heads
+
+    def made() -> tuple[torch.Tensor, ...]:
+        axes = axis_scores(bias)
+        assert axes is not None
+        return axis_weights(*(scores.to(wide).expand(heads, -1, -1) for scores in axes))
+
+    kept: Any = sympy.Integer(kept_by(made))
+    if shape.group > 1:  # each row of the batch has its own copy of the weights along rows
+        kept += setting.wide * (shape.batch - 1) * shape.heads * R**2
+    if learns(bias):
+        kept += setting.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
+    return kept
+
+
+def _request(attention: Attention, pattern: Pattern, shape: Shape) -> Request | None:
+    """The question as the backend would see it, of tensors without numbers; `None` if nobody says how many tokens."""
+    if shape.lengths is None:
+        return None
+    queries, keys = shape.lengths
+    sizes = (shape.batch, shape.heads, shape.kv_heads, shape.dim, shape.value_dim)
+    batch, heads, kv_heads, dim, value_dim = (shape.number(size) or 1 for size in sizes)
+    query, key, value = (
+        torch.empty(each, device="meta")
+        for each in ((batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value_dim))
+    )
+    scale = dim**-0.5 if attention.scale is None else attention.scale
+    features = None if attention.feature_map is None else feature_map(attention.feature_map)
+    return Request(query, key, value, pattern, scale, attention.bias, features)
+
+
+__all__ = ["kept_unasked", "positional_parts"]

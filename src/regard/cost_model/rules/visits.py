@@ -1,0 +1,137 @@
+"""Which pairs a backend really computes, and what it keeps: the plan it would follow, asked before anybody runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import Tensor
+
+from regard.backends.limits import _plan_means
+from regard.backends.tiles import group_tiles, tile_height
+from regard.cost_model.letters import letter
+from regard.cost_model.part import Part
+from regard.cost_model.rules.pairs import Pairs
+from regard.cost_model.rules.shape import Shape
+from regard.cost_model.setting import Setting
+from regard.errors import CostError
+from regard.kernels import library
+from regard.kernels.decode import MAX_QUERIES
+from regard.kernels.intervals import intervals
+from regard.kernels.program import best_plan
+from regard.patterns import Lengths, Pattern
+
+
+class Visits(NamedTuple):
+    """Pairs that are computed, of one head over all rows of the batch; numbers of their letters; remarks."""
+
+    area: sympy.Expr
+    values: dict[sympy.Symbol, int]
+    notes: tuple[str, ...] = ()
+
+
+class Made(NamedTuple):
+    """Parts of an attention, numbers of letters beside those of its sizes, and remarks."""
+
+    parts: list[Part]
+    values: dict[sympy.Symbol, int]
+    notes: tuple[str, ...] = ()
+
+
+def check_backend(backend: str | None, bias: Any, hard: bool) -> None:
+    """What the backends refuse, nobody can count."""
+    because = None
+    if backend == "native" and hard:
+        because = "its softmax is soft: hard attention is a search, which 'blocked' does"
+    elif backend == "native" and bias is not None and not isinstance(bias, Tensor) and not bias.relative:
+        because = f"its kernels tabulate a bias by relative position, and {type(bias).__name__} needs more"
+    elif backend == "blocked" and not isinstance(bias, Tensor) and getattr(bias, "needs_content", False):
+        because = f"{type(bias).__name__} multiplies anew in every tile, which has no formula"
+    if because is not None:
+        raise CostError(
+            f"The work of {backend!r} cannot be counted for this attention.",
+            asked=f"backend={backend!r}",
+            because=because,
+            instead='backend=None for what the mathematics asks, or backend="reference"',
+        )
+
+
+def visits_of(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> Visits:
+    """The pairs inside the tiles of the backend that is asked about."""
+    square = shape.batch * shape.queries * shape.keys
+    if setting.backend is None:
+        return Visits(seen.formula, {})
+    if setting.backend == "reference" or pattern.is_full:
+        return Visits(square, {})
+    if shape.lengths is None:
+        remark = f"{setting.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
+        return Visits(shape.batch * letter("Z"), {}, (remark,))
+    lengths, pattern, heads = Lengths(*shape.lengths), pattern._by_head, pattern.heads
+    if setting.backend == "native":
+        if setting.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
+            return Visits(seen.formula, {})  # a cache is read key by key
+        _check_library()
+        wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+        area = best_plan(pattern, lengths, library.lanes(wide)).area
+    else:
+        height = tile_height(pattern, lengths, shape.group if heads is None else 1)
+        areas = (
+            tiles * queries * keys for tiles, queries, keys in (g.shape for g in group_tiles(pattern, lengths, height))
+        )
+        area = sum(areas)
+    if heads is not None:  # each head is a row of the plan
+        each = sympy.Rational(area, heads) * (shape.batch if pattern.rows == heads else 1)
+        return Visits(each, {}, ("tiles of different heads are added up to one number",))
+    return _counted(area, pattern, shape)
+
+
+def _counted(area: int, pattern: Pattern, shape: Shape) -> Visits:
+    if pattern.rows is not None:
+        return Visits(sympy.Integer(area), {}, ("tiles of different rows are added up to one number",))
+    if shape.lengths is not None and area == shape.lengths[0] * shape.lengths[1]:
+        return Visits(shape.batch * shape.queries * shape.keys, {})
+    return Visits(shape.batch * letter("Z"), {letter("Z"): area})
+
+
+def _check_library() -> None:
+    if (missing := library.missing()) is not None:
+        raise CostError(
+            "The kernels whose work is asked for are not here.",
+            asked='backend="native"',
+            because=missing,
+            instead='backend="blocked", or backend=None',
+        )
+
+
+# The limits of temperature, as `blocked` runs them
+
+
+def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str, ...]]:
+    """Products of the tree of sums with the tiles that read it."""
+    if shape.lengths is None:
+        remark = "blocked: how many sums its tiles read depends on the number of tokens; Z stays open"
+        return shape.batch * shape.kv_heads * letter("Z") * shape.value_dim, (remark,)
+    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    rows = shape.batch if pattern.rows is None else 1
+    heads = shape.kv_heads if pattern.heads is None else 1  # heads that differ are rows of the plan
+    return rows * heads * read * shape.value_dim, ("blocked: the sums its tiles read stay a number",)
+
+
+def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, setting: Setting) -> tuple[sympy.Expr, tuple[str, ...]]:
+    """What the two limits keep: which key won, or the matrices of ones that sums were taken with."""
+    if kind == "hard":
+        # The winner's number, two marks, and values whose heads are repeated for the queries that share them.
+        repeated = shape.batch * shape.heads * shape.keys * shape.value_dim
+        if shape.kv_heads == shape.heads and setting.item == setting.wide:
+            repeated = shape.given(repeated)
+        return setting.wide * repeated + (8 + 1 + 1) * shape.rows, ()
+    sums = shape.batch * shape.kv_heads * shape.queries * shape.value_dim
+    count = shape.queries * (pattern.rows or 1)
+    if shape.lengths is None:
+        return setting.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
+    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    return setting.wide * (sums + count + read), ()
+
+
+__all__ = ["Made", "Visits", "check_backend", "kept_by_limit", "mean_products", "visits_of"]

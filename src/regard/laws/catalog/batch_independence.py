@@ -1,0 +1,188 @@
+"""L10: a row of a batch knows nothing of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.adapters.base import Adapter
+from regard.adapters.operator import OperatorAdapter
+from regard.adapters.rng import Rng
+from regard.laws.catalog.statelessness import interrupted, is_random, seeded, together
+from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.masks import SIDES, pair_mask, token_mask
+from regard.laws.probes import different, size
+from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
+
+# Random numbers are drawn for the batch as a whole. These compare batches of one shape, which draw the same ones.
+OF_ONE_SHAPE = ("others", "between")
+
+
+class BatchIndependence(Law):
+    id = "L10"
+    slug = "batch-independence"
+    title = "Batch independence"
+    headline = "a row of the batch changed with the other rows."
+    statement = (
+        "A row alone gives the same output as in a batch of any size and order, whatever the other rows contain or "
+        "mask, whatever was called before, and under concurrent calls."
+    )
+    equation = "f(X)_i = f(X_i)"
+    catches = "attention across the batch, a softmax over axis 0, one row's positions used for all, a shared buffer"
+    smallest = {"batch": 2, "tokens": 1, "queries": 1, "keys": 1}
+    about_repetition = True
+
+    def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
+        masked = "mask" in subject.abilities
+        sides = ["none", *SIDES] if masked else ["none"]
+        heads = subject.heads if isinstance(subject, OperatorAdapter) else 4
+        turn = 0
+        sizes = (
+            [(2, 5), (3, 5), (5, 5), (2, 2), (9, 3)]
+            if fast
+            else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3), (17, 2)]
+        )
+        # Longer than a block, soon: the ways for long inputs are often others.
+        long = subject.lengths(67)[0]
+        for ask in ("alone", "others"):
+            yield {"ask": ask, "batch": 2, "tokens": long, "mask": "none"}
+        for tokens in long_lengths(subject, fast, LONG):
+            yield {"ask": "others", "batch": 2, "tokens": tokens, "mask": "none"}
+        for name in half_precisions(subject):
+            for ask in ("alone", "others"):
+                yield {"ask": ask, "batch": 3, "tokens": subject.lengths(5)[0], "mask": "none", "dtype": name}
+        for wide in head_sizes(subject):
+            yield {"ask": "alone", "batch": 3, "tokens": 5, "mask": "none", **wide}
+        for batch, wanted in dict.fromkeys(sizes):
+            tokens = subject.lengths(wanted)[0]
+            for ask in ("alone", "others", "order", "expanded", "between"):
+                side = sides[turn % len(sides)]
+                turn += 1
+                for mask in dict.fromkeys(["none", side]):
+                    yield {"ask": ask, "batch": max(batch, 2), "tokens": tokens, "mask": mask}
+        if isinstance(subject, OperatorAdapter):
+            for batch, queries, keys in ((2, 3, 7), (3, 7, 3), (2, 1, 5), (4, 4, 4)):
+                for mask in ("none", "pairs", "heads", "shared") if masked else ("none",):
+                    yield {"ask": "operator", "batch": batch, "queries": queries, "keys": keys, "mask": mask}
+        for tokens in subject.lengths(5, 33):
+            for mask in ("none", "right") if masked else ("none",):
+                yield {"ask": "threads", "batch": 2, "tokens": tokens, "mask": mask}
+        for tokens in subject.lengths(17, 33, 130) if not fast else subject.lengths(43):
+            for ask in ("alone", "others"):
+                for mask in sides:
+                    yield {"ask": ask, "batch": 3, "tokens": tokens, "mask": mask}
+
+    def possible(self, case: Case) -> bool:
+        return case["mask"] in ("none", "pairs", "heads", "shared") or int(case["tokens"]) > 1
+
+    @torch.no_grad()
+    def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        if case["ask"] == "operator":
+            assert isinstance(subject, OperatorAdapter)
+            yield from _operator(subject, case, rng)
+            return
+        batch, tokens = int(case["batch"]), int(case["tokens"])
+        x = subject.draw(batch, tokens, rng)
+        mask = None
+        if case["mask"] != "none":
+            mask = token_mask(str(case["mask"]), batch, tokens, max(tokens // 2, 1), rng)
+        if is_random(subject, lambda one: one.run(x.clone(), mask), batch, tokens, case["mask"]):
+            if case["ask"] not in OF_ONE_SHAPE:
+                return
+            subject = seeded(subject)
+        observe = {"alone": _alone, "others": _others, "order": _order, "expanded": _expanded}
+        observe |= {"between": _between, "threads": _threads}
+        yield from observe[str(case["ask"])](subject, x, mask, rng)
+
+
+def _rows(tensor: Tensor | None, index: slice | Tensor) -> Tensor | None:
+    return None if tensor is None else tensor[index]
+
+
+def _agree(
+    subject: Adapter, expected: Tensor, actual: Tensor, mask: Tensor | None, changed: str, row: int = 0
+) -> Observation:
+    where = mask if mask is not None and "aligned" in subject.abilities else None
+    reduction = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
+    return equal(expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=size(expected))
+
+
+def _alone(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    together = subject.run(x, mask)
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        alone = subject.run(x[one], _rows(mask, one))
+        yield _agree(
+            subject, alone, together[one], _rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row
+        )
+
+
+def _others(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    before = subject.run(x, mask)
+    for row in sorted({0, len(x) - 1}):
+        one = slice(row, row + 1)
+        for factor in (1.0, 1000.0) if x.is_floating_point() else (1.0,):
+            other = different(subject, x, rng, factor)
+            other[one] = x[one]
+            after = subject.run(other, mask)
+            yield _agree(subject, before[one], after[one], _rows(mask, one), f"every row but {row}", row)
+        if mask is not None:
+            # The same rows, of which the others hide something else.
+            masks = mask.flip(1).clone()
+            masks[one] = mask[one]
+            after = subject.run(x, masks)
+            yield _agree(subject, before[one], after[one], _rows(mask, one), f"the mask of every row but {row}", row)
+
+
+def _order(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    order = rng.permutation(len(x))
+    before, after = subject.run(x, mask), subject.run(x[order], _rows(mask, order))
+    yield _agree(subject, before[order], after, _rows(mask, order), "the order of rows")
+
+
+def _expanded(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    """One row shown several times without a copy of it."""
+    one, hidden = x[:1], _rows(mask, slice(0, 1))
+    alone = subject.run(one, hidden)
+    wide = None if hidden is None else hidden.expand(len(x), -1)
+    several = subject.run(one.expand(len(x), *[-1] * (x.ndim - 1)), wide)
+    yield _agree(subject, alone.expand_as(several), several, wide, "one row, expanded to a batch")
+
+
+def _between(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    before = subject.run(x, mask)
+    subject.run(subject.draw(len(x) + 1, x.shape[1] if "lengths" in subject.abilities else 1, rng))
+    subject.run(different(subject, x, rng), mask)
+    yield _agree(subject, before, subject.run(x, mask), mask, "a call with another batch in between")
+
+
+def _threads(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    """Two callers at the same time: in the midst of one call the other is made, and both as it happens."""
+    subject, other = subject.copy_unused(), different(subject, x, rng)
+    for alone, found, effect in interrupted(subject, x, mask, [other]):
+        seen = _agree(subject, alone, found, mask, "a call from another thread at the same time")
+        seen.effect = effect
+        yield seen
+    for alone, found in together(subject, [x, other], mask):
+        yield _agree(subject, alone, found, mask, "calls from another thread at the same time")
+
+
+def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
+    query, key, value = subject.tensors(rng, batch, queries, keys)
+    mask = None if form == "none" else pair_mask(subject, form, batch, queries, keys, rng)
+
+    def ask(one: Adapter) -> Tensor:
+        assert isinstance(one, OperatorAdapter)
+        return one.rows(one.attend(query, key, value, mask))
+
+    if is_random(subject, ask, batch, queries, keys, form):
+        return
+    whole = ask(subject)
+    for row in range(batch):
+        one = slice(row, row + 1)
+        part = mask if mask is None or len(mask) == 1 else mask[one]
+        alone = subject.rows(subject.attend(query[one], key[one], value[one], part))
+        yield _agree(subject, alone, whole[one], None, f"row {row} alone, against a batch of {batch}", row)

@@ -1,0 +1,327 @@
+"""L4: what is hidden by a mask might as well not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from regard.adapters.base import Adapter
+from regard.adapters.operator import OperatorAdapter
+from regard.adapters.rng import Rng
+from regard.laws.compare import FACTOR
+from regard.laws.law import Case, Law, Observation, equal, finite, true, zero
+from regard.laws.masks import SIDES, pair_mask, token_mask
+from regard.laws.probes import different, generators, ignores_order, owes_left, same, size, takes
+from regard.laws.variants import LONG, LONGER, half_precisions, head_sizes, in_native_precision, is_half, long_lengths
+
+CONTENTS = ("other", "large", "zeros")
+
+
+class Padding(Law):
+    id = "L4"
+    slug = "padding"
+    title = "Padding invariance"
+    headline = "a token that the mask hides changed the output of a real one."
+    statement = (
+        "Outputs of real tokens do not depend on the content of masked tokens, and are the same when these are "
+        "removed: on the right for every target, on the left if it is causal or has no absolute positions, in between "
+        "if it has no positions. No gradient flows to masked tokens. A mask that hides nothing equals no mask."
+    )
+    equation = "y_real(x, m) = y(x_real);  d y_real / d x_hidden = 0;  y(x, 1) = y(x)"
+    catches = (
+        "a mask applied to values only, after the softmax, inverted, transposed, dropped in one code path; positions "
+        "counted from the padding; masked keys left in a normaliser"
+    )
+    needs = ("mask",)
+    minimum = 12
+    smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+
+    def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
+        # Every sort of question comes early: a few of each in turn.
+        streams = [self._small(subject, fast), self._variants(subject, fast), self._long(subject, fast)]
+        if isinstance(subject, OperatorAdapter):
+            streams.insert(0, self._pairs(fast))
+        for turn in zip_longest(*streams):
+            yield from (case for case in turn if case is not None)
+
+    @staticmethod
+    def _pairs(fast: bool) -> Iterator[Case]:
+        forms = ("keys", "pairs", "heads", "shared")
+        for form in forms:
+            yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
+        # The smallest, one query, tails of several keys behind whole blocks of 8 to 128.
+        sizes = ((2, 5, 5), (2, 37, 37), (2, 1, 37), (1, 3, 70), (1, 3, 7), (2, 2, 141), (3, 7, 4), (1, 1, 2))
+        for place, (batch, queries, keys) in enumerate(sizes):
+            for form in forms[1:] if keys < 10 or not fast else (forms[1 + place % 3],):
+                yield {"ask": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
+            if keys > 10:
+                yield {"ask": "ones", "batch": batch, "queries": queries, "keys": keys, "form": forms[place % 4]}
+
+    @staticmethod
+    def _small(subject: Adapter, fast: bool) -> Iterator[Case]:
+        small = [(2, 5, 2), (1, 7, 3), (3, 7, 4)] if fast else [(2, 5, 2), (1, 7, 3), (3, 7, 5), (5, 5, 3), (4, 3, 1)]
+        for batch, wanted, hidden in small:
+            tokens = subject.lengths(wanted)[0]
+            yield {"ask": "ones", "batch": batch, "tokens": tokens}
+            for side in ("right", "left", "interior", "random", "row", "same"):
+                for ask in ("content", "removal", "gradient"):
+                    if ask != "gradient" or "float" in subject.abilities:
+                        yield {"ask": ask, "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+
+    @staticmethod
+    def _variants(subject: Adapter, fast: bool) -> Iterator[Case]:
+        """Half precision, wide heads, long sequences and a large batch, which often have code of their own."""
+        tokens = subject.lengths(5)[0]
+        sides = ("right", *(("left",) if subject.conventions.left is not False else ()), "random")
+        for name in half_precisions(subject) if tokens > 1 else ():
+            for side in sides:
+                for ask in ("content", "removal"):
+                    case = {"ask": ask, "batch": 2, "tokens": tokens, "hidden": 2, "side": side}
+                    yield {**case, "dtype": name}
+            yield {"ask": "ones", "batch": 2, "tokens": tokens, "dtype": name}
+        for place, sizes in enumerate(head_sizes(subject)):
+            yield {"ask": "pairs", "batch": 2, "queries": 5, "keys": 7, "form": ("pairs", "heads")[place % 2], **sizes}
+            yield {"ask": "removal", "batch": 2, "tokens": 37, "hidden": 12, "side": "right", **sizes}
+        for tokens in long_lengths(subject, fast, LONG, LONGER):
+            for side in sides[: 2 if tokens == LONG else 1]:
+                yield {"ask": "removal", "batch": 1, "tokens": tokens, "hidden": 89, "side": side}
+            yield {"ask": "content", "batch": 1, "tokens": tokens, "hidden": 89, "side": "random"}
+        if isinstance(subject, OperatorAdapter):
+            for queries, keys in ((LONG, LONG), (3, LONGER)):
+                yield {"ask": "pairs", "batch": 1, "queries": queries, "keys": keys, "form": "shared"}
+        tokens = subject.lengths(7)[0]
+        if tokens > 1:
+            yield {"ask": "removal", "batch": 9, "tokens": tokens, "hidden": 3, "side": "right"}
+
+    @staticmethod
+    def _long(subject: Adapter, fast: bool) -> Iterator[Case]:
+        # A piece of a tail, whole blocks of 16, 64 and 128 keys are hidden, and all but one token.
+        wanted = {37: (12, 36, 3), 70: (66, 3), 141: (130, 64, 47)}
+        if not fast:
+            more = (43, 17, 33, 130, 260, 16, 64, 128)
+            wanted |= {tokens: (tokens // 3, tokens - 1, 128, 64) for tokens in more}
+            wanted |= {tokens: (*hidden, tokens - 1, 64) for tokens, hidden in wanted.items()}
+        for length, numbers in wanted.items():
+            tokens = subject.lengths(length)[0]
+            for hidden in dict.fromkeys(min(hidden, tokens - 1) for hidden in numbers):
+                for side in SIDES:
+                    batch = 1 + hidden % 2
+                    yield {"ask": "removal", "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+                yield {"ask": "content", "batch": 2, "tokens": tokens, "hidden": hidden, "side": "random"}
+
+    def possible(self, case: Case) -> bool:
+        if case.get("side") == "row" and int(case["batch"]) < 2:
+            return False
+        return "hidden" not in case or 0 < int(case["hidden"]) < int(case["tokens"])
+
+    def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        if not self.possible(case):
+            return
+        ask = case["ask"]
+        if ask == "gradient":
+            yield from _gradient(subject, case, rng)
+            return
+        with torch.no_grad():
+            if ask == "ones":
+                yield from _ones(subject, case, rng)
+            elif ask == "pairs":
+                assert isinstance(subject, OperatorAdapter)
+                yield from _pairs(subject, case, rng)
+            else:
+                yield from (_content if ask == "content" else _removal)(subject, case, rng)
+
+
+def _draw(subject: Adapter, case: Case, rng: Rng) -> tuple[Tensor, Tensor]:
+    batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
+    x = subject.draw(batch, tokens, rng)
+    return x, token_mask(str(case["side"]), batch, tokens, hidden, rng)
+
+
+def _shared(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (x.ndim - 2))
+
+
+def _where(subject: Adapter, mask: Tensor) -> Tensor | None:
+    """The outputs of which the law speaks: those of real tokens; of rows with any, where outputs have no tokens."""
+    if "aligned" in subject.abilities:
+        return mask
+    return None if mask.any(1).all() else mask.any(1)
+
+
+def _content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """Hidden tokens may contain anything."""
+    x, mask = _draw(subject, case, rng)
+    before = subject.run(x, mask)
+    where = _where(subject, mask)
+    about = {"where": where, "touched": ~mask, "reduction": x.shape[1] + subject.channels, "scale": size(before)}
+    contents = [content for content in CONTENTS if content != "large" or not is_half(subject)]  # it overflows there
+    for content in contents if x.is_floating_point() and x.shape[1] < LONG else contents[:1]:
+        other = different(subject, x, rng, 100.0 if content == "large" else 1.0)
+        other = torch.zeros_like(other) if content == "zeros" else other
+        changed = torch.where(_shared(mask, x), x, other)
+        yield equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
+    if "aligned" in subject.abilities and _is_sound(subject, x, mask):
+        # A token sees at least itself, so there is always something to say.
+        shown = torch.where(_shared(mask, before), before, torch.zeros_like(before))
+        yield finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
+    if x.shape[0] > 1 and case["side"] != "row":
+        # The same row among rows with other masks.
+        mixed = mask.roll(1, 0).clone()
+        mixed[0] = mask[0]
+        keep = torch.zeros(x.shape[0], dtype=torch.bool)
+        keep[0] = True
+        chosen = mask & keep[:, None] if "aligned" in subject.abilities else keep
+        yield equal(
+            before, subject.run(x, mixed), **{**about, "where": chosen, "touched": None}, changed="masks of other rows"
+        )
+
+
+def _is_sound(subject: Adapter, x: Tensor, mask: Tensor) -> bool:
+    """Whether finite outputs are owed: a token alone has one, and half precision where the wider one has them."""
+    if is_half(subject):
+        native = in_native_precision(subject)
+        wide = native.run(x.to(native.dtype) if x.is_floating_point() else x, mask)
+        if not wide[mask].isfinite().all():
+            return False
+    return bool(subject.run(x[:, : subject.lengths(1)[0]]).isfinite().all())
+
+
+def _removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """Hidden tokens may be taken away, where that moves nothing that matters."""
+    x, mask = _draw(subject, case, rng)
+    tokens = x.shape[1]
+    before = subject.run(x, mask)
+    # What is owed shows in the precision that the subject came in; half precision is too coarse to tell.
+    clear = in_native_precision(subject) if is_half(subject) else subject
+    shown = x.to(clear.dtype) if x.is_floating_point() else x
+    for row in range(x.shape[0]):
+        places = mask[row].nonzero().flatten()
+        hidden = tokens - len(places)
+        if not hidden or not takes(subject, len(places)):
+            continue
+        if case["side"] == "left" and not owes_left(clear, shown[row : row + 1], hidden):
+            continue
+        if case["side"] in ("interior", "random") and not ignores_order(clear, shown[row : row + 1]):
+            continue
+        alone = subject.run(x[row : row + 1, places])
+        padded = before[row : row + 1]
+        yield equal(
+            alone,
+            padded[:, places] if "aligned" in subject.abilities else padded,
+            changed=f"{hidden} of {tokens} tokens hidden ({case['side']}), against none there",
+            tokens=places.tolist() if "aligned" in subject.abilities else None,
+            row=row,
+            reduction=tokens + subject.channels,
+            scale=size(alone) * (_table_coarseness(subject) if case["side"] == "left" else 1.0),
+        )
+
+
+def _table_coarseness(subject: Adapter) -> float:
+    """How much coarser tables of positions may be than the computation, in bounds.
+
+    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
+    """
+    if subject.eps > 1e-12:
+        return 1.0
+    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
+    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
+
+
+def _ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """A mask that hides nothing is no mask."""
+    if "form" in case:
+        assert isinstance(subject, OperatorAdapter)
+        batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+        tensors = subject.tensors(rng, batch, queries, keys)
+        sizes = {"keys": (batch, 1, 1), "pairs": (batch, 1, queries), "shared": (1, 1, queries)}
+        sizes["heads"] = (batch, subject.heads, queries)
+        ones = torch.ones(*sizes[str(case["form"])], keys, dtype=torch.bool)
+        expected, actual = (subject.rows(subject.attend(*tensors, mask)) for mask in (None, ones))
+    else:
+        x = subject.draw(int(case["batch"]), int(case["tokens"]), rng)
+        keys = x.shape[1]
+        expected, actual = subject.run(x), subject.run(x, torch.ones(x.shape[0], keys, dtype=torch.bool))
+    yield equal(
+        expected,
+        actual,
+        changed="no mask, against a mask that hides nothing",
+        reduction=keys + subject.channels,
+        scale=size(expected),
+    )
+
+
+def _gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """No gradient flows from real outputs to hidden tokens; and the outputs are those of a call without gradients."""
+    x, mask = _draw(subject, case, rng)
+    where = _where(subject, mask)
+    with torch.no_grad():
+        quiet = subject.run(x, mask)
+    x.requires_grad_()
+    output = subject.run(x, mask)
+    about = {"reduction": x.shape[1] + subject.channels, "scale": size(quiet)}
+    yield equal(quiet, output, where=where, changed="a call with gradients, against one without", **about)
+    if not output.requires_grad or not output.isfinite().all():
+        return  # what is no number at a place nobody reads is the business of another law
+    chosen = output if where is None else output[where]
+    weight = rng.normal(*chosen.shape, dtype=output.dtype)
+    (gradient,) = torch.autograd.grad((chosen * weight).sum(), x, allow_unused=True)
+    if gradient is None:
+        return
+    yield zero(
+        torch.where(_shared(mask, x), torch.zeros_like(gradient), gradient),
+        size(gradient),
+        changed="real outputs",
+        output="gradient of input",
+        touched=~mask,
+        reduction=x.shape[1] + subject.channels,
+    )
+
+
+def _pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """A mask of pairs: each query may be asked without the keys that it does not see."""
+    batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
+    query, key, value = subject.tensors(rng, batch, queries, keys)
+    mask = pair_mask(subject, str(case["form"]), batch, queries, keys, rng)
+    before = subject.attend(query, key, value, mask)
+    full = mask.expand(batch, subject.heads, queries, keys)
+    group = subject.heads // subject.kv_heads
+    plain = subject.attend(query, key, value)
+    free = all(
+        same(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order])) for order in generators(keys)
+    )
+    # Queries before the first key see nothing, if the subject is causal; what they yield is another law's business.
+    first = max(queries - keys, 0)
+    for asked in sorted({first, (first + queries) // 2, queries - 1}):
+        one = slice(asked, asked + 1)
+        seen = full[:, :, asked]  # (batch, head, key)
+        hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
+        _, other, fresh = subject.tensors(rng, batch, queries, keys)
+        after = subject.attend(query, torch.where(hidden, other, key), torch.where(hidden, fresh * 30, value), mask)
+        about = {"tokens": [asked], "reduction": keys + subject.channels, "scale": size(before)}
+        yield equal(
+            subject.rows(before)[:, one],
+            subject.rows(after)[:, one],
+            changed=f"keys and values hidden from query {asked}",
+            **about,
+        )
+        if free and same(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
+            # Neither the order of keys nor the place of the query matters, so what remains can be given alone.
+            places = seen[0, 0].nonzero().flatten()
+            rows = (seen == seen[:1, :1]).all(-1)  # (batch, head) that see the same keys
+            alone = subject.attend(query[:, :, one], key[:, :, places], value[:, :, places])
+            yield equal(
+                subject.rows(alone),
+                subject.rows(before)[:, one],
+                where=rows[:, None, :],
+                changed=f"all but the keys that query {asked} sees hidden, against none there",
+                **about,
+            )
+    yield true(
+        before.shape == plain.shape,
+        f"is {tuple(before.shape)} with a mask, {tuple(plain.shape)} without",
+        of=before,
+        reading=f"value.shape == {tuple(plain.shape)}",
+    )

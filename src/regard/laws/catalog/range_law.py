@@ -1,0 +1,439 @@
+"""L17: large numbers and few digits stay finite, and right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.adapters.base import Adapter
+from regard.adapters.operator import OperatorAdapter
+from regard.adapters.rng import Rng
+from regard.laws.half_precision import against_native, like, nearly_equal, widened
+from regard.laws.law import Case, Law, Observation, equal, finite, zero
+from regard.laws.masks import key_mask
+from regard.laws.probes import takes
+from regard.laws.variants import HALVES, LONG, LONGER, long_lengths
+
+# The largest number of float16.
+LARGEST = 65504.0
+# Weights that sum to one but for this share are meant to sum to one.
+WHOLE = 1e-4
+
+
+class Range(Law):
+    id = "L17"
+    slug = "range"
+    title = "Range law"
+    headline = "large or coarse numbers gave a wrong answer."
+    statement = (
+        "Scores of any magnitude that the dtype represents give a mean of the values: finite, within their range, "
+        "unchanged by a shift of all scores and by masked entries. Half precision gives the same output, rounded."
+    )
+    equation = "softmax(s + c) = softmax(s),  min_j v_j <= y <= max_j v_j,  |y_half - y| <= rounding"
+    catches = (
+        "exp without subtracting the maximum, masks of -1e4 under larger scores or above smaller ones; and in targets "
+        "that choose float16 themselves, products that overflow before scaling"
+    )
+    smallest = {"batch": 1, "tokens": 2, "queries": 1}
+
+    def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
+        operator = isinstance(subject, OperatorAdapter)
+        first, second = (subject.lengths(5, 19) * 2)[:2]
+        plain = {"batch": 2, "tokens": first}
+        # Scores, what is unseen and few digits in turn: every kind comes early.
+        for turn in zip_longest(self._large(subject, plain), self._unseen_or_half(subject, plain)):
+            yield from (case for case in turn if case is not None)
+        if not fast:
+            for tokens in (second, *subject.lengths(67, 130)):
+                more = {"batch": 1, "tokens": tokens}
+                if operator:
+                    for size in (1e2, 1e3, 1e4, 1e6):
+                        yield {**more, "kind": "large", "size": size}
+                    yield {**more, "kind": "negative", "size": 1e4}
+                    yield {**more, "kind": "shift", "size": 1e4}
+                elif "float" in subject.abilities:
+                    yield {**more, "kind": "large", "size": 1e3}
+                if "mask" in subject.abilities and "float" in subject.abilities and "aligned" in subject.abilities:
+                    yield {**more, "kind": "hidden", "size": 1e6}
+                for precision in HALVES:
+                    yield {**more, "kind": "half", "precision": precision, "size": 1.0}
+
+    def _large(self, subject: Adapter, plain: Case) -> Iterator[Case]:
+        if isinstance(subject, OperatorAdapter):
+            yield from self._cases_of_operators("mask" in subject.abilities, int(plain["tokens"]))
+        elif "float" in subject.abilities:
+            for size in (1e3, 1e2, 1e4):
+                yield {**plain, "kind": "large", "size": size}
+            masked = {"mask", "aligned"} <= subject.abilities
+            for tokens in subject.lengths(int(plain["tokens"]), 7, 37) if masked else ():
+                for size in (1e3, 3e2):
+                    yield {"batch": 5, "tokens": tokens, "kind": "large, masked", "size": size}
+
+    @staticmethod
+    def _unseen_or_half(subject: Adapter, plain: Case) -> Iterator[Case]:
+        if "float" in subject.abilities and "aligned" in subject.abilities:
+            for size in (1e6, 1e5, 1e3):
+                if "mask" in subject.abilities:
+                    yield {**plain, "kind": "hidden", "size": size}
+                yield {**plain, "kind": "later", "size": size}
+        for tokens in (long := long_lengths(subject, True, LONG, LONGER)):
+            for precision in HALVES if tokens == long[0] else ("bfloat16",):
+                yield {"batch": 1, "tokens": tokens, "kind": "half, many keys", "precision": precision, "size": 1.0}
+        for precision in HALVES:
+            yield {**plain, "kind": "half", "precision": precision, "size": 1.0}
+            if "mask" in subject.abilities:
+                yield {**plain, "kind": "half, masked", "precision": precision, "size": 1.0}
+            if isinstance(subject, OperatorAdapter):
+                for size in (1e3, 1e4, 5e4):
+                    yield {**plain, "kind": "half, large", "precision": precision, "size": size}
+        if isinstance(subject, OperatorAdapter):
+            for size in (7e4, 1.2e5):
+                yield {**plain, "kind": "half, overflow", "precision": "float16", "size": size}
+
+    @staticmethod
+    def _cases_of_operators(masked: bool, tokens: int) -> Iterator[Case]:
+        """Each kind with as many queries as keys, with one query, and with a tail behind whole blocks."""
+        sizes = {
+            "large": (1e3, 1e4, 1e2, 1e6),
+            "negative": (1e4, 1e3, 1e6),
+            "shift": (1e3, 1e4, 30.0),
+            "large, masked": (1e3, 1e6),
+            "negative, masked": (1e6, 1e5, 1e3),
+        }
+        long = ((1, 37, 37), (1, 3, 70), (1, 1, 141))
+        for turn in range(max(map(len, sizes.values()))):
+            for place, (kind, wanted) in enumerate(sizes.items()):
+                if turn >= len(wanted) or (kind.endswith("masked") and not masked):
+                    continue
+                for batch, queries, keys in ((2, tokens, tokens), (2, 1, tokens), long[place % 3])[: 2 + (turn == 0)]:
+                    case = {"batch": batch, "tokens": keys, "kind": kind, "size": wanted[turn]}
+                    yield case if queries == keys else {**case, "queries": queries}
+
+    @torch.no_grad()
+    def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        kind = str(case["kind"])
+        if kind.startswith("half"):
+            yield from self._half(subject, case, rng)
+        elif kind in ("hidden", "later"):
+            yield from self._unseen(subject, case, rng)
+        elif isinstance(subject, OperatorAdapter):
+            ask = {"shift": self._shift, "large": self._scores, "negative": self._scores}.get(kind, self._under_a_mask)
+            yield from ask(subject, case, rng)
+        else:
+            yield from (self._masked_inputs if kind == "large, masked" else self._inputs)(subject, case, rng)
+
+    # Large scores
+
+    def _scores(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        query, key, value = drawn = subject.tensors(rng, batch, int(case.get("queries", tokens)), tokens)
+        if case["kind"] == "negative" and not _bilinear(subject):
+            return  # features of opposite queries and keys may rightly be too small for the precision
+        large = _aimed(query, key, size, negative=case["kind"] == "negative", rng=rng)
+        words = {"changed": f"queries and keys: scores {'near' if case['kind'] == 'negative' else 'up to'} {size:.0e}"}
+        yield from self._mean(subject, subject, drawn, (*large, value), words)
+        double = subject.at(torch.float64)
+        if double is not None and double is not subject and _bilinear(subject):
+            inputs = (*large, value)
+            output = subject.attend(*inputs)
+            if output.isfinite().all():
+                yield from like(double.attend, inputs, output, _eps(subject), rng, words)  # type: ignore[attr-defined]
+
+    def _mean(
+        self,
+        subject: OperatorAdapter,
+        view: OperatorAdapter,
+        drawn: tuple[Tensor, ...],
+        large: tuple[Tensor, ...],
+        words: dict,
+    ) -> Iterator[Observation]:
+        """Finite, a mean of the values, and for constant values that constant: where it is so for ordinary scores.
+
+        `view` is the subject, or the subject in half precision; what is ordinary, the subject itself says.
+        """
+        output = view.attend(*large)  # type: ignore[arg-type]
+        yield finite(_rows(output), **words)
+        if not output.isfinite().all() or drawn[1].shape[1] != drawn[0].shape[1]:
+            return
+        query, key, value = (tensor.to(subject.dtype) for tensor in drawn)
+        largest, rough = float(value.abs().max()), _eps(subject)
+        coarser = max(_eps(view), rough) / subject.eps
+        # With a sink, or another weight that no value has, nothing is owed.
+        whole = bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all())
+        if whole and bool((_outside(subject.attend(query, key, value), value) <= 64 * rough * largest).all()):
+            beyond = _outside(output, large[2])
+            yield zero(_rows(beyond), largest * coarser, reduction=value.shape[2], **words)
+        if bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= 64 * rough).all()):
+            total = view.attend(large[0], large[1], torch.ones_like(large[2]))
+            words = {**words, "scale": coarser, "reduction": value.shape[2], "output": "the sum of weights"}
+            yield equal(torch.ones_like(total), total, **words)
+
+    def _shift(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """The same vector added to every key."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        query, key, value = subject.tensors(rng, batch, int(case.get("queries", tokens)), tokens)
+        way = rng.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
+        way = way / way.norm()
+        query = query + 2 * way  # every query has a share in it
+        reach = float((query @ way.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
+        before = subject.attend(query, key, value)
+        largest = float(value.abs().max())
+        slight = subject.attend(query, key + way, value)
+        if not before.isfinite().all() or float((slight - before).abs().max()) > 4096 * _finest(subject) * largest:
+            return  # its scores are not linear in keys, or know positions
+        if not bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all()):
+            return  # a sink does not move with the keys
+        coarser = _eps(subject) / subject.eps
+        for sign in (1.0, -1.0):
+            after = subject.attend(query, key + sign * size / reach * way, value)
+            words: dict[str, Any] = {"changed": f"every key: all scores shifted by {sign * size:.0e}"}
+            yield finite(_rows(after), **words)
+            # A score of that size is rounded to so many digits, and its rounding multiplies the weight.
+            yield equal(
+                _rows(before),
+                _rows(after),
+                scale=largest * (1 + size) * coarser,
+                reduction=tokens + subject.dim,
+                **words,
+            )
+
+    def _under_a_mask(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """Visible scores far from zero: they may lie above or below whatever stands for a hidden one."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        queries, negative = int(case.get("queries", tokens)), str(case["kind"]).startswith("negative")
+        if not _bilinear(subject):
+            return
+        query, key, value = subject.tensors(rng, batch, queries, tokens)
+        real = torch.ones(batch, tokens, dtype=torch.bool)
+        real[:, rng.permutation(tokens - 1)[: max(tokens // 2, 1)] + 1] = False  # the first is seen
+        mask = key_mask(subject, real, ("keys", "pairs", "heads")[tokens % 3], queries)
+        seen = real[:, None, :, None]
+        other = torch.where(seen, value, 3 + 5 * rng.normal(*value.shape, dtype=value.dtype))
+        low = value.masked_fill(~seen, torch.inf).amin(2, keepdim=True)
+        high = value.masked_fill(~seen, -torch.inf).amax(2, keepdim=True)
+
+        def outside(output: Tensor) -> Tensor:
+            group = output.shape[1] // low.shape[1]
+            return _beyond(output, low.repeat_interleave(group, 1), high.repeat_interleave(group, 1))
+
+        # What is so for ordinary scores: rows that may see nothing are left out.
+        before, slight = (subject.attend(query, key, each, mask) for each in (value, other))
+        largest, rough = float(other.abs().max()), 64 * _eps(subject)
+        coarser = _eps(subject) / subject.eps
+        still = ((before - slight).abs() <= rough * largest).all(-1).transpose(1, 2)  # (batch, query, head)
+        total = subject.attend(query, key, torch.ones_like(value), mask)
+        mean = (outside(before) <= rough * largest) & ((total - 1).abs() <= WHOLE)
+        mean = bool(mean.all(-1).transpose(1, 2)[still].all())
+        if not still.any():
+            return
+        large = _aimed(query, key, size, negative, rng)
+        words = {"changed": f"queries and keys: visible scores {'near -' if negative else 'up to '}{size:.0e}"}
+        after, moved = (subject.attend(*large, each, mask) for each in (value, other))
+        yield finite(_rows(after), where=still, **words)
+        about = {"scale": largest * coarser, "reduction": tokens + subject.dim}
+        yield equal(_rows(after), _rows(moved), where=still, **about, changed=f"hidden values, {words['changed']}")
+        if mean:
+            beyond = torch.where(still[..., None], _rows(outside(after)), 0.0)
+            yield zero(beyond, about.pop("scale"), **about, **words)
+
+    def _masked_inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """A layer whose whole input is large, with two tokens to see: often both have scores far below zero."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        x, other = subject.draw(batch, tokens, rng), subject.draw(batch, tokens, rng)
+        real = torch.zeros(batch, tokens, dtype=torch.bool)
+        for row in range(batch):
+            real[row, [0, 1 + row % (tokens - 1)]] = True
+        other = torch.where(real[:, :, None], x, other)
+        before, slight = subject.run(x, real), subject.run(other, real)
+        scale = float(before.abs().nan_to_num(0, 0, 0).max())
+        still = real & ((before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale)
+        if not still.any():
+            return
+        after, moved = subject.run(x * size, real), subject.run(other * size, real)
+        words = {"touched": ~real, "changed": f"hidden tokens, with an input {size:.0e} times as large"}
+        if takes(subject, 2):
+            # Where the two that are seen give numbers among themselves, they do so behind a mask.
+            pairs = torch.stack([subject.run(x[row : row + 1, real[row]] * size)[0] for row in range(batch)])
+            sound = torch.zeros_like(real)
+            sound[real] = pairs.flatten(2).isfinite().all(-1).flatten()
+            yield finite(after, where=still & sound, **words)
+        grown = float(after[still].abs().max())
+        if not math.isfinite(grown) or grown > 8 * size * max(scale, 1.0):
+            return  # scores of its later parts may reach any size
+        yield equal(
+            after,
+            moved,
+            where=still,
+            scale=grown * _eps(subject) / subject.eps,
+            reduction=tokens + subject.channels,
+            **words,
+        )
+
+    def _inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """A layer whose whole input is large."""
+        x = subject.draw(int(case["batch"]), int(case["tokens"]), rng) * _size(subject, float(case["size"]))
+        output = subject.run(x)
+        yield finite(output, changed=f"the input: {float(case['size']):.0e} times as large")
+        double = subject.at(torch.float64)
+        if double is not None and double is not subject and output.isfinite().all():
+            words = {"changed": f"the input: {float(case['size']):.0e} times as large"}
+            yield from like(double.run, (x,), output, _eps(subject), rng, words)
+
+    # What nobody may see
+
+    def _unseen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        """A token that is hidden, or comes later, is made large: who did not see it does not see it now."""
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        x = subject.draw(batch, tokens, rng)
+        hidden = torch.zeros(batch, tokens, dtype=torch.bool)
+        hidden[:, -1] = True
+        if case["kind"] == "hidden" and tokens > 3:
+            hidden[-1, -1], hidden[-1, tokens // 2] = False, True
+        mask = ~hidden if case["kind"] == "hidden" else None
+        place = hidden[:, :, None]
+        before = subject.run(x, mask)
+        slight = subject.run(torch.where(place, subject.draw(batch, tokens, rng), x), mask)
+        scale = float(before.abs().nan_to_num(0, 0, 0).max())
+        still = (before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale  # (batch, token)
+        still &= ~hidden
+        if not still.any():
+            return
+        for sign in (1.0, -1.0):
+            after = subject.run(torch.where(place, _grown(subject, x, sign * size), x), mask)
+            yield equal(
+                before,
+                after,
+                where=still,
+                touched=hidden,
+                scale=scale * _eps(subject) / subject.eps,
+                reduction=tokens + subject.channels,
+                changed=f"a token that is {'hidden' if mask is not None else 'later'}: its scores reach {size:.0e}",
+            )
+
+    # Few digits
+
+    def _half(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        precision = HALVES[str(case["precision"])]
+        if subject.dtype != subject.native:
+            return  # said once, of the subject as it came
+        batch, tokens, size, kind = int(case["batch"]), int(case["tokens"]), float(case["size"]), str(case["kind"])
+        view = subject.at(precision)
+        if kind == "half, overflow":
+            # Products beyond float16 are the business of those who compute in it: by their own choice, not by ours.
+            double = subject.at(torch.float64)
+            if not (subject.native == precision or (double is not None and double.eps == torch.finfo(precision).eps)):
+                return
+            view = view if subject.native == precision else subject
+        if view is None:
+            return  # it refuses half precision, which is its right
+        words: dict[str, Any] = {"changed": f"the precision: {case['precision']}"}
+        if kind == "half, many keys":
+            if precision != subject.native:
+                x = nearly_equal(subject, subject.draw(batch, tokens, rng), rng)
+                yield from against_native(subject, view, x, None, None, rng, words["changed"])
+            return
+        mask = None
+        if kind == "half, masked":
+            mask = torch.ones(batch, tokens, dtype=torch.bool)
+            mask[:, -1] = False
+        if kind in ("half, large", "half, overflow"):
+            assert isinstance(view, OperatorAdapter)
+            assert isinstance(subject, OperatorAdapter)
+            query, key, value = drawn = view.tensors(rng, batch, tokens, tokens)
+            if kind == "half, large" and precision == torch.float16 and not _bilinear(subject):
+                # Features of queries and keys sum to tokens times products, and rightly so.
+                size = min(size, 0.5 * LARGEST / (tokens * max(1.0, float(value.abs().max()))))
+            # `size` is that of the bare product; the score is smaller by the root of the dimension.
+            large = _aimed(query, key, size / math.sqrt(view.dim), negative=False, rng=rng)
+            words["changed"] += f", products of query and key up to {size:.0e}"
+            yield from self._mean(subject, view, drawn, (*large, value), words)
+            return
+        try:
+            x = view.draw(batch, tokens, rng)
+            output = view.run(x, mask)
+        except Exception:  # a refusal: masks of -1e9 are no numbers of float16
+            return
+        rows = mask if mask is not None and "aligned" in subject.abilities else None
+        spoken = finite(output, where=rows, **words)
+        yield spoken
+        if rows is not None:
+            output = output[rows]
+        if not output.isfinite().all():
+            return
+        reference = widened(view, subject)
+        if reference is None:
+            return
+
+        def run(x: Tensor) -> Tensor:
+            wide = reference(x, mask)
+            return wide if rows is None else wide[rows]
+
+        yield from like(run, (x,), output, torch.finfo(precision).eps, rng, words, reference.view.target)
+
+
+def _eps(subject: Adapter) -> float:
+    """The coarsest precision on the way, which a computation in float64 shows."""
+    double = subject.at(torch.float64) if subject.dtype == subject.native else subject
+    return max(torch.finfo(subject.dtype).eps, double.eps if double is not None else 0.0)
+
+
+def _finest(subject: Adapter) -> float:
+    """A precision in which "nothing moved" means something."""
+    return min(_eps(subject), 1e-6)
+
+
+def _bilinear(subject: OperatorAdapter) -> bool:
+    """Whether scores are products of query and key: twice the one and half the other change nothing."""
+    query, key, value = subject.tensors(Rng(0, "bilinear"), 2, 5, 5)
+    before, after = subject.attend(query, key, value), subject.attend(2 * query, key / 2, value)
+    return bool(torch.allclose(before, after, 1e-3, 1e-3))
+
+
+def _size(subject: Adapter, size: float) -> float:
+    """As large as a score may be; who rounds to float16 on the way has no larger numbers."""
+    double = subject.at(torch.float64)
+    coarse = double is not None and double.eps == torch.finfo(torch.float16).eps
+    return min(size, 5e3) if coarse or subject.dtype == torch.float16 else size
+
+
+def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly up to it, or all near -size."""
+    dim, keys = query.shape[-1], key.shape[2]
+    way = rng.normal(1, 1, 1, dim)
+    way = way / way.norm()
+    root = math.sqrt(size * math.sqrt(dim))
+    if negative:
+        towards = -torch.ones(1, 1, keys, 1)
+        bare, rest = key / root, 1.0 / root
+    else:
+        towards = (torch.linspace(-1, 1, keys) if keys > 1 else torch.ones(1)).roll(keys // 3).view(1, 1, keys, 1)
+        bare, rest = key / root, 0.0
+    large = root * way * torch.ones(*query.shape[:3], 1) + rest * query.double()
+    return large.to(query.dtype), (root * towards * way + bare.double()).to(key.dtype)
+
+
+def _grown(subject: Adapter, x: Tensor, size: float) -> Tensor:
+    """The same input, grown so that its scores with ordinary partners reach `size`; an operator's values stay."""
+    if not isinstance(subject, OperatorAdapter):
+        return x * size
+    query, key, value = subject.parted(x)
+    return subject.joined(query, key * size, value)
+
+
+def _rows(output: Tensor) -> Tensor:
+    """`(batch, head, token, dim)` as `(batch, token, head, dim)`, which is how places are named."""
+    return output.transpose(1, 2)
+
+
+def _outside(output: Tensor, value: Tensor) -> Tensor:
+    """How far each entry is outside the range of the values in its channel."""
+    return _beyond(output, value.amin(2, keepdim=True), value.amax(2, keepdim=True))
+
+
+def _beyond(output: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return (low - output).clamp(min=0) + (output - high).clamp(min=0)

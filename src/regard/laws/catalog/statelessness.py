@@ -1,0 +1,406 @@
+"""L22: an answer does not depend on what was asked before, or is being asked at the same time."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.base import Adapter
+from regard.adapters.dispatch_mode import HigherOrderDispatchMode
+from regard.adapters.operator import OperatorAdapter
+from regard.adapters.rng import Rng
+from regard.laws.arguments import recorded_arguments, unwritten
+from regard.laws.catalog.determinism import PAIRS, handed, hidden_rows, padded, pairs, right_padded, unchanged
+from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.variants import LONG, long_lengths
+
+# What may happen between two equal calls, and how a report says it.
+BETWEEN = {
+    "other": "a call with other content",
+    "longer": "a call with more tokens",
+    "shorter": "a call with fewer tokens",
+    "same start": "a call with the same first token",
+    "same end": "a call with the same last token",
+    "batch": "a call with more rows",
+    "one row": "a call with one row",
+    "masked": "a call with a mask",
+    "other mask": "a call with another mask",
+    "unmasked": "a call without a mask",
+    "large": "a call with large numbers",
+    "memory": "a call with other content in the same memory",
+    "backward": "a backward pass",
+    "modes": "training mode and back",
+    "refused": "a call that was refused",
+    "cached": "a text read with a cache",
+    "many": "many calls of all lengths",
+}
+# Places inside one call at which another is made in a second thread, and the seconds that it may take.
+PLACES, PATIENCE = 6, 0.5
+# Queries of the question and of the call before it, over the same keys. One query is a step of decoding.
+QUERIES = ((3, 7), (7, 3), (1, 3), (11, 7), (7, 1), (1, 7), (7, 11), (3, 1))
+
+
+class Statelessness(Law):
+    id = "L22"
+    slug = "statelessness"
+    title = "Statelessness"
+    headline = "an earlier call changed a later answer."
+    statement = "Outputs depend on the input alone: not on earlier calls, on other instances, or on other threads."
+    equation = "f(b); f(a) = f(a) = f'(a) for another instance f'"
+    catches = "tables and masks kept from the first length, caches shared between callers, results stored on the module"
+    smallest = {"batch": 1, "tokens": 2}
+    about_repetition = True
+
+    def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
+        masks = ("none", "right") if "mask" in subject.abilities else ("none",)
+        kinds = [kind for kind in BETWEEN if _possible(subject, kind)]
+        tokens = subject.lengths(7)[0]
+        for mask in masks:
+            for kind in ("other", "longer", "shorter", "thread"):
+                yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
+        for mask in hidden_rows(subject)[:1] if tokens > 1 else ():
+            yield {"batch": 2, "tokens": tokens, "between": "other", "mask": mask}
+        for wanted in long_lengths(subject, fast, LONG):
+            yield {"batch": 1, "tokens": wanted, "between": "shorter", "mask": masks[-1]}
+        if isinstance(subject, OperatorAdapter):
+            numbers = QUERIES[:4] if fast else QUERIES
+            for queries, before in numbers if "lengths" in subject.abilities else ():
+                for mask in ("none", "pairs") if "mask" in subject.abilities and not fast else ("none",):
+                    sizes = {"batch": 2, "tokens": 7, "queries": queries, "before": before}
+                    yield {**sizes, "between": "other queries", "mask": mask}
+            for mask in PAIRS if "mask" in subject.abilities else ():
+                yield {"batch": 2, "tokens": tokens, "between": "other masks of pairs", "mask": mask}
+        if subject.caching is not None:
+            yield {"batch": 2, "tokens": tokens, "between": "conversations", "mask": "none"}
+        # One token is what a step of decoding looks like, to those who guess.
+        yield {"batch": 2, "tokens": subject.lengths(1)[0], "between": "longer", "mask": "none"}
+        for kind in kinds:
+            for mask in masks if kind not in ("other", "longer", "shorter") else ():
+                yield {"batch": 2, "tokens": tokens, "between": kind, "mask": mask}
+        yield {"batch": 1, "tokens": tokens, "between": "other", "mask": "none"}
+        yield {"batch": 2, "tokens": subject.lengths(11)[0], "between": "threads", "mask": "none"}
+        for tokens in subject.lengths(66) if fast else subject.lengths(19, 66, 130):
+            for kind in ("shorter", "longer", "other"):
+                for mask in masks:
+                    yield {"batch": 1 + tokens % 2, "tokens": tokens, "between": kind, "mask": mask}
+
+    def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        with torch.no_grad():
+            yield from self._seen(subject, case, rng)
+
+    def _seen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        batch, tokens, kind = int(case["batch"]), int(case["tokens"]), str(case["between"])
+        how: dict[str, Any] = {"reduction": tokens + subject.channels}
+        if kind == "conversations":
+            yield from _conversations(subject, batch, tokens, rng, how)
+            return
+        if kind in ("other queries", "other masks of pairs"):
+            assert isinstance(subject, OperatorAdapter)
+            yield from _of_queries(subject, case, rng)
+            return
+        x = subject.draw(batch, tokens, rng)
+        mask = padded(str(case["mask"]), batch, tokens)
+        if is_random(subject, lambda one: one.run(x.clone(), _copy(mask)), batch, tokens, case["mask"]):
+            if kind in ("thread", "threads"):
+                return  # they share one source of random numbers, as they may
+            subject = seeded(subject)
+        if kind in ("thread", "threads"):
+            yield from (_interrupted if kind == "thread" else _together)(subject, x, mask, rng, how)
+            return
+        # An instance that nobody has asked answers first; then the one in use, before and after something else.
+        unused = subject.copy_unused().run(x.clone(), _copy(mask))
+        given = x.clone()
+        tensors = {"input": given} if mask is None else {"input": given, "mask": mask}
+        before = [tensor.clone() for tensor in tensors.values()]
+        with recorded_arguments(subject) as arguments:
+            first = subject.run(given, mask)
+        yield from unchanged(tensors, before)
+        yield from unwritten(arguments)
+        yield equal(unused, first, changed="earlier calls on this instance", **how)
+        kept = first.clone()
+        _happens(kind, subject, given, rng)
+        if kind != "memory":  # what was given may come back as it is
+            yield equal(kept, first, changed=BETWEEN[kind], output="the earlier output", exact=True)
+        yield equal(unused, subject.run(x.clone(), mask), changed=BETWEEN[kind], **how)
+        # A new instance whose first call was the other one.
+        other = subject.copy_unused()
+        _happens(kind, other, x.clone(), rng)
+        yield equal(unused, other.run(x.clone(), mask), changed=f"{BETWEEN[kind]}, the first of an instance", **how)
+        if isinstance(subject, OperatorAdapter):
+            yield from _untouched(subject, batch, tokens, str(case["mask"]), rng)
+
+
+def _copy(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.clone()
+
+
+def _possible(subject: Adapter, kind: str) -> bool:
+    if kind in ("masked", "other mask", "unmasked"):
+        return "mask" in subject.abilities
+    return {
+        "backward": "gradients" in subject.abilities,
+        "modes": isinstance(subject.target, nn.Module),
+        "cached": subject.caching is not None,
+        "longer": "lengths" in subject.abilities,
+        "shorter": "lengths" in subject.abilities,
+        "large": "float" in subject.abilities,
+    }.get(kind, True)
+
+
+def _happens(kind: str, subject: Adapter, x: Tensor, rng: Rng) -> None:
+    """Something else is asked. Whether it is answered does not matter."""
+    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
+    longer, shorter = subject.lengths(2 * tokens + 3)[-1], subject.lengths(max(1, tokens // 2))[0]
+    with suppress(Exception):
+        if kind == "longer":
+            subject.run(subject.draw(batch, longer, rng))
+        elif kind == "shorter":
+            subject.run(subject.draw(batch, shorter, rng))
+        elif kind in ("same start", "same end"):
+            other, end = subject.draw(batch, tokens, rng), slice(0, 1) if kind == "same start" else slice(-1, None)
+            other[:, end] = x[:, end]
+            subject.run(other)
+        elif kind in ("batch", "one row"):
+            subject.run(subject.draw(batch + 3 if kind == "batch" else 1, tokens, rng))
+        elif kind == "masked":
+            subject.run(subject.draw(batch, tokens, rng), right_padded(batch, tokens).flip(0))
+        elif kind == "other mask":
+            hidden = torch.ones(batch, tokens, dtype=torch.bool)
+            hidden[:, 0], hidden[0, tokens // 2] = tokens < 2, False
+            subject.run(x, hidden)
+        elif kind == "large":
+            subject.run(subject.scaled(x, 100.0, rng))
+        elif kind == "memory":
+            x.copy_(subject.draw(batch, tokens, rng))
+            subject.run(x)
+        elif kind == "backward":
+            _backward(subject, subject.draw(batch, tokens, rng))
+        elif kind == "modes":
+            subject.target.train()
+            subject.target.eval()
+        elif kind == "refused" and isinstance(subject, OperatorAdapter):
+            query, key, value = subject.tensors(rng, batch, tokens, tokens + 1)
+            subject.attend(query, key, value[:, :, 1:])
+        elif kind == "refused":
+            wrong = torch.cat([x, x[..., :1]], -1) if x.is_floating_point() else torch.full_like(x, 10**6)
+            subject.run(wrong)
+        elif kind == "cached" and subject.caching is not None:
+            state = subject.caching.start(batch, tokens)
+            for piece in subject.draw(batch, tokens, rng).split([1] * tokens, 1):
+                _, state = subject.caching.step(state, piece)
+        elif kind == "many":
+            for number in range(24):
+                subject.run(subject.draw(1 + number % 3, subject.lengths(1 + number)[0], rng))
+        else:
+            subject.run(subject.draw(batch, tokens, rng))
+
+
+def _backward(subject: Adapter, x: Tensor) -> None:
+    with torch.enable_grad():
+        if x.is_floating_point():
+            x.requires_grad_()
+        subject.run(x).square().sum().backward()
+    if isinstance(subject.target, nn.Module):
+        subject.target.zero_grad(set_to_none=True)
+
+
+def _untouched(subject: OperatorAdapter, batch: int, tokens: int, form: str, rng: Rng) -> Iterator[Observation]:
+    """The tensors that an operator is given are as they were after the call."""
+    query, key, value = subject.tensors(rng, batch, tokens, tokens)
+    asked, mask = handed(subject, form, batch, tokens, tokens, rng)
+    given = {"query": query, "key": key, "value": value} | ({} if mask is None else {"mask": mask})
+    before = [tensor.clone() for tensor in given.values()]
+    asked.attend(query, key, value, mask)
+    yield from unchanged(given, before)
+
+
+def _of_queries(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """A question to an operator, after one with other queries over as many keys, or with another mask of pairs."""
+    batch, keys, form = int(case["batch"]), int(case["tokens"]), str(case["mask"])
+    queries, before = int(case.get("queries", keys)), int(case.get("before", keys))
+    question, other = subject.tensors(rng, batch, queries, keys), subject.tensors(rng, batch, before, keys)
+    mask, another = (pairs(subject, form, batch, count, keys, rng) for count in (queries, before))
+
+    def ask(one: Adapter) -> Tensor:
+        assert isinstance(one, OperatorAdapter)
+        given = [tensor.clone() for tensor in question]
+        return one.rows(one.attend(given[0], given[1], given[2], None if mask is None else mask.clone()))
+
+    if is_random(subject, ask, batch, queries, keys, form):
+        return  # determinism says so
+    unused = ask(subject.copy_unused())
+    changed = "a call with other queries" if "queries" in case else "a call with another mask"
+    for one, first in ((subject, ""), (subject.copy_unused(), ", the first of an instance")):
+        assert isinstance(one, OperatorAdapter)
+        with suppress(Exception):
+            one.attend(*other, another)
+        yield equal(unused, ask(one), changed=changed + first, reduction=keys + subject.channels)
+    yield from _untouched(subject, batch, keys, form, rng)
+
+
+def is_random(subject: Adapter, ask: Callable[[Adapter], Tensor], *words: object) -> bool:
+    """Whether the answer is drawn from torch's random numbers: it follows their seed, and nothing else.
+
+    `words` say what is asked, so that the same need not be found out again.
+    """
+    known = _RANDOM.setdefault(subject, {})
+    if words not in known:
+        answers = []
+        with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+            other = subject.copy_unused()
+            for seed in (0, 1, 1, 0):  # no memory of a few calls has this order
+                torch.manual_seed(seed)
+                answers.append(ask(other).nan_to_num())
+                if len(answers) == 2 and torch.equal(answers[0], answers[1]):
+                    break
+        same = [torch.equal(answers[one], answers[two]) for one, two in ((0, 3), (1, 2), (0, 1)) if len(answers) == 4]
+        known[words] = same == [True, True, False]
+    return known[words]
+
+
+_RANDOM: WeakKeyDictionary[Adapter, dict[tuple, bool]] = WeakKeyDictionary()
+
+
+def seeded(subject: Adapter) -> Adapter:
+    """The same subject, which draws the same numbers in every call."""
+    other = copy.copy(subject)
+
+    def run(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return subject.run(x, mask)
+
+    other.run = run  # type: ignore[method-assign]
+    other.copy_unused = lambda: seeded(subject.copy_unused())  # type: ignore[method-assign]
+    return other
+
+
+class _Interruption(HigherOrderDispatchMode):
+    """Counts operations, and at one of them lets something else happen."""
+
+    def __init__(self, place: int = -1, happen: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.count, self.place, self.happen = 0, place, happen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.count == self.place and self.happen is not None:
+            self.happen()
+        self.count += 1
+        return self.call(func, args, kwargs)
+
+
+def interrupted(
+    subject: Adapter, x: Tensor, mask: Tensor | None, others: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, str]]:
+    """One call is stopped midway while another thread makes another call on the same instance.
+
+    Yields the answer alone, the answer when interrupted, and what the interruption did if there is none.
+    """
+    subject.run(x, mask)
+    with _Interruption() as counted:
+        alone = subject.run(x, mask)  # being watched may change what a compiled part does
+    step = max(1, counted.count // PLACES)
+    waiting: list[threading.Thread] = []
+    for place in range(0, counted.count, step):
+        for other in others:
+
+            def happen(other: Tensor = other) -> None:
+                thread = threading.Thread(target=_quietly, args=(subject, other), daemon=True)
+                thread.start()
+                thread.join(PATIENCE)
+                if thread.is_alive():  # it waits for a lock, as it may
+                    waiting.append(thread)
+
+            effect = ""
+            try:
+                with _Interruption(place, happen):
+                    found = subject.run(x, mask)
+            except Exception as failure:  # alone it ran
+                found, effect = torch.full_like(alone, torch.nan), f"was lost: {type(failure).__name__}"
+            yield alone, found, effect
+            if waiting:
+                waiting[0].join()
+                return
+
+
+def _interrupted(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng, how: dict) -> Iterator[Observation]:
+    subject = subject.copy_unused()  # what it keeps would make a second look differ from the first
+    batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.shortest
+    others = [subject.draw(batch, tokens, rng), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], rng)]
+    for alone, found, effect in interrupted(subject, x, mask, others):
+        yield equal(alone, found, changed="another call at the same time", effect=effect, **how)
+
+
+def _quietly(subject: Adapter, x: Tensor) -> None:
+    with suppress(Exception), torch.no_grad():
+        subject.run(x)
+
+
+def together(subject: Adapter, questions: Sequence[Tensor], mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two threads ask one instance again and again. Yields each answer alone, and the answer found."""
+    alone = [subject.run(question, mask) for question in questions]
+    answers: list[list[Tensor]] = [[], []]
+    gate = threading.Barrier(2)
+
+    def ask(number: int) -> None:
+        gate.wait(20 * PATIENCE)
+        with torch.no_grad():
+            for _ in range(8):
+                try:
+                    answers[number].append(subject.run(questions[number], mask))
+                except Exception:  # alone it ran
+                    answers[number].append(torch.full_like(alone[number], torch.nan))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for expected, found in zip(alone, answers, strict=True):
+        for answer in found:
+            yield expected, answer
+
+
+def _together(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng, how: dict) -> Iterator[Observation]:
+    subject = subject.copy_unused()
+    tokens = subject.lengths(2 * x.shape[1])[-1] if "lengths" in subject.abilities else 1
+    for expected, found in together(subject, [x, subject.draw(x.shape[0], tokens, rng)], None):
+        yield equal(expected, found, changed="another call at the same time", **how)
+
+
+def _conversations(subject: Adapter, batch: int, tokens: int, rng: Rng, how: dict) -> Iterator[Observation]:
+    """Two texts read with two caches, a token of one and a token of the other, answer as each alone."""
+    caching = subject.caching
+    assert caching is not None
+    texts = [subject.draw(batch, tokens, rng) for _ in range(2)]
+    alone: list[list[Tensor]] = [[], []]
+    mixed: list[list[Tensor]] = [[], []]
+    for number, text in enumerate(texts):
+        state = caching.start(batch, tokens)
+        for piece in text.split(1, 1):
+            row, state = caching.step(state, piece)
+            alone[number].append(row)
+    states = [caching.start(batch, tokens) for _ in texts]
+    for place in range(tokens):
+        for number, text in enumerate(texts):
+            row, states[number] = caching.step(states[number], text[:, place : place + 1])
+            mixed[number].append(row)
+    for expected, found in zip(alone, mixed, strict=True):
+        yield equal(torch.cat(expected, 1), torch.cat(found, 1), changed="another text read at the same time", **how)
+    kept = copy.deepcopy(states[0])
+    more = subject.draw(batch, 1, rng)
+    one, two = caching.step(copy.deepcopy(kept), more)[0], caching.step(kept, more)[0]
+    yield equal(one, two, changed="another copy of the cache", **how)

@@ -1,0 +1,72 @@
+"""What rich renders: in color to a terminal, as plain text anywhere else. rich is imported when something prints."""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+WIDTH = 100  # columns where there is no terminal
+# Tables fit their width by themselves. Where that cannot be, a terminal wraps a line, but no digit is left out.
+UNLIMITED = 10_000
+
+
+def plain_text(shown: RenderableType) -> str:
+    """What rich would show, as text without color and without trailing spaces, whatever the terminal."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=UNLIMITED, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(shown, crop=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+
+
+def print_fitted(make: Callable[[int], RenderableType]) -> None:
+    """Print what `make` returns for a width: in color to a terminal, as plain text of 100 columns anywhere else."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(make(console.width), crop=False, width=UNLIMITED)
+    else:
+        print(plain_text(make(WIDTH)))
+
+
+def output_width() -> int:
+    """The width of the terminal that `print` writes to, and 100 where it writes to none."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else WIDTH
+
+
+def one_line(*pieces: tuple[str, str]) -> Text:
+    """Pieces of text with their styles as one line: a terminal may wrap it, but what is copied from it is whole.
+
+    Text, never markup of rich: names of modules may have brackets.
+    """
+    from rich.text import Text
+
+    return Text.assemble(*pieces, no_wrap=True, overflow="ignore")
+
+
+def remarks(notes: Iterable[str], width: int) -> list[Text]:
+    """Notes below a table, dim, each wrapped by itself."""
+    return [one_line((line, "dim")) for note in notes for line in textwrap.wrap(note, max(width, 40))]
+
+
+def stack(*blocks: RenderableType | list[Any]) -> Group:
+    """Blocks with an empty line between them; a block is something that rich shows, or several without a gap."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows: list[RenderableType] = []
+    for block in blocks:
+        parts = block if isinstance(block, list) else [block]
+        rows += [Text(), *parts] if rows and parts else parts
+    return Group(*rows)

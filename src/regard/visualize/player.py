@@ -1,0 +1,163 @@
+"""The heads on their way, for a page: a drawing for each layer, a slider through the epochs, a button that plays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.errors import InputError
+from regard.layers.profiles import HeadProfile
+from regard.render.colors import HEADS
+from regard.render.markup import Markup, element, join, script_data
+from regard.render.page import Widget, read_asset
+from regard.visualize.contours import Contour, contours
+from regard.visualize.heads import extent, read_trajectories, select_layers
+from regard.visualize.labels import head_title, in_one_line
+
+# Shares of the width of a panel: on a telephone, some 310 pixels wide, a number must still be read.
+DOT, LETTER, THIN = 0.034, 0.047, 0.0035
+
+
+def make_player(
+    epochs: Sequence[Mapping[str, HeadProfile]],
+    labels: Sequence[str],
+    caption: str,
+    *,
+    eager: bool = False,
+    layers: Sequence[int] | None = None,
+) -> Widget:
+    """The moving heads of every layer as a figure of a page (see `regard.visualize.draw_head_paths`).
+
+    `labels` say in words what each epoch is. The figure shows the last epoch until it is moved; `eager` plays it
+    once when it comes into view, unless the reader's system asks for less motion.
+    A layer whose number of heads changed stands still until then. `layers` are those that are drawn, counted from 0.
+    """
+    course, titles = select_layers(read_trajectories(epochs), layers)
+    if len(labels) != len(epochs):
+        raise InputError(
+            "The labels do not fit the epochs.",
+            asked=f"{len(labels)} labels",
+            found=f"{len(epochs)} epochs",
+            because="every epoch has a label",
+            instead="a text for every epoch",
+        )
+    count = len(epochs)
+    course = {name: [state_at(steps, number, count) for number in range(count)] for name, steps in course.items()}
+    reach = extent(course)
+    frames = {name: [_frame(profile) for profile in steps] for name, steps in course.items()}
+    panels = [
+        element(
+            "div",
+            Markup(f"\n{element('h3', in_one_line(title[:1].upper() + title[1:]))}\n{_panel(steps, reach)}\n"),
+        )
+        for title, steps in zip(titles, frames.values(), strict=True)
+    ]
+    last = len(labels) - 1
+    controls = element(
+        "div",
+        element("button", "Play", type="button"),
+        Markup(f'<input type="range" min="0" max="{last}" step="1" value="{last}" aria-label="epoch">'),
+        element("output", labels[-1]),
+        class_="row",
+    )
+    drawing = element("div", Markup(f"\n{join(panels, chr(10))}\n"), class_="panels")
+    data = script_data({"labels": list(labels), "layers": list(frames.values())})
+    body = join(["", drawing, controls, element("figcaption", caption), data, ""], "\n")
+    return Widget(
+        element("figure", body, class_="player", data_eager=eager),
+        style=read_asset("regard.visualize", "web/player.css"),
+        script=read_asset("regard.visualize", "web/player.js"),
+    )
+
+
+def state_at(steps: Sequence[HeadProfile], number: int, count: int) -> HeadProfile:
+    """The state of a layer at a time; one whose number of heads changed stands still until then."""
+    return steps[min(max(number - (count - len(steps)), 0), len(steps) - 1)]
+
+
+def _frame(profile: HeadProfile) -> list[dict[str, Any]]:
+    """Every head of a layer at one moment, in numbers that a script can move."""
+    lines = contours(profile)
+    return [
+        {
+            "at": [_short(number) for number in mean],
+            "half": _shape(half),
+            "most": _shape(most),
+            "fill": _short(half.opacity),
+        }
+        for mean, (half, most) in zip(profile.mean.tolist(), lines, strict=True)
+    ]
+
+
+def _shape(contour: Contour) -> Any:
+    """An ellipse as five numbers (row, column, half axes, degrees from the column axis), or the path around pixels."""
+    if contour.ellipse is None:
+        return "".join(
+            "M" + "L".join(f"{_short(column)} {_short(row)}" for row, column in loop) + "Z" for loop in contour.loops
+        )
+    own = contour.ellipse
+    return [_short(value) for value in (own.row, own.column, own.long, own.short, 90 - math.degrees(own.angle))]
+
+
+def _short(value: float) -> float:
+    return round(value, 3) + 0.0
+
+
+def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) -> Markup:
+    down, across = reach
+    rows, columns = range(-math.floor(down), math.ceil(down)), range(-math.floor(across), math.ceil(across))
+    lattice = "".join(f"M{-across} {row + 0.5}H{across}" for row in rows)
+    lattice += "".join(f"M{column + 0.5} {-down}V{down}" for column in columns)
+    wide = 2 * across
+    places = "; ".join(
+        f"{head_title(head)} at {one['at'][0]:.1f}, {one['at'][1]:.1f}" for head, one in enumerate(frames[-1])
+    )
+    query = {"x": "-0.5", "y": "-0.5", "width": "1", "height": "1", "stroke_width": f"{2 * THIN * wide:.4f}"}
+    parts = [
+        "",
+        element("path", class_="lattice", stroke_width=f"{THIN * wide / 2:.4f}", d=lattice),
+        *(_head(frames, head, wide) for head in _order(frames[-1])),
+        element("rect", class_="asking", **query),
+        "",
+    ]
+    words = f"Rows and columns from the query in the last epoch: {places}"
+    box = f"{-across} {-down} {2 * across} {2 * down}"
+    return element("svg", join(parts, "\n"), viewBox=box, role="img", aria_label=words)
+
+
+def _head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> Markup:
+    """One head in the last epoch; the script moves it."""
+    last = frames[-1][head]
+    path = " ".join(f"{frame[head]['at'][1]},{frame[head]['at'][0]}" for frame in frames)
+    row, column = last["at"]
+    thin, thick = f"{THIN * wide:.4f}", f"{2 * THIN * wide:.4f}"
+    return element(
+        "g",
+        element("path", class_="half", fill_opacity=last["fill"], **_outline(last["half"])),
+        element("path", class_="most", stroke_width=thin, **_outline(last["most"])),
+        element("polyline", class_="trail", stroke_width=thick, points=path),
+        element(
+            "g",
+            element("circle", r=f"{DOT * wide:.3f}", stroke_width=thin),
+            element("text", head, font_size=f"{LETTER * wide:.3f}"),
+            class_="dot",
+            transform=f"translate({column} {row})",
+        ),
+        class_="head",
+        data_head=head,
+        style=f"color:var(--h{head % len(HEADS)})",
+    )
+
+
+def _order(frame: list[dict[str, Any]]) -> list[int]:
+    """The widest heads, which are the palest, below the others."""
+    return sorted(range(len(frame)), key=lambda head: frame[head]["fill"])
+
+
+def _outline(shape: Any) -> dict[str, str]:
+    if isinstance(shape, str):
+        return {"d": shape}
+    row, column, long, short, angle = shape
+    path = f"M{-long} 0A{long} {short} 0 1 0 {long} 0A{long} {short} 0 1 0 {-long} 0Z"
+    return {"transform": f"translate({column} {row}) rotate({angle})", "d": path}

@@ -1,0 +1,99 @@
+"""x-transformers: what holds, and what shifting tokens breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from twins import library
+
+from regard.adapters import adapt
+from regard.adapters.rng import Rng
+from regard.laws import check
+from regard.laws.checking import find_laws
+from regard.laws.search import examine
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    torch.manual_seed(5)
+
+
+@pytest.fixture(scope="module")
+def x():
+    found = library("x_transformers")
+    library("loguru").logger.disable("x_transformers")  # it advises on sizes that are small on purpose
+    return found
+
+
+def wrapped(x, layers: str, **more):
+    stack = getattr(x, layers)(dim=24, depth=2, heads=4, attn_dim_head=8, **more)
+    return x.TransformerWrapper(num_tokens=23, max_seq_len=40, attn_layers=stack)
+
+
+def broken(target) -> list[str]:
+    subject = adapt(target)
+    found = [
+        examine(law, view, 0, fast=True, budget=0)
+        for view in (subject, *subject.parts)
+        for law in find_laws(view.claims)
+    ]
+    assert sum(verdict.outcome == "holds" for verdict in found) >= 5
+    return [str(verdict) for verdict in found if not verdict.ok]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        ("Decoder", {"rotary_pos_emb": True, "attn_flash": True}),
+        ("Decoder", {"alibi_pos_bias": True, "attn_kv_heads": 2}),
+        ("Decoder", {"rotary_pos_emb": True, "cross_attend": True}),
+        ("Decoder", {"attn_max_attend_past": 3, "attn_num_mem_kv": 2}),
+        ("Encoder", {"attn_flash": True}),
+    ],
+)
+def test_encoders_and_decoders_hold(x, layers: str, options: dict):
+    assert broken(wrapped(x, layers, **options)) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_alone_both_sides_and_images_hold(x):
+    sizes = {"num_tokens": 23, "depth": 1, "heads": 4, "max_seq_len": 40}
+    sides = {f"{side}_{name}": size for side in ("enc", "dec") for name, size in sizes.items()}
+    assert broken(x.XTransformer(dim=24, **sides)) == []
+    assert broken(x.Attention(dim=24, heads=3, dim_head=8, causal=True, flash=True)) == []
+    layers = x.Encoder(dim=24, depth=1, heads=3, attn_dim_head=8)
+    assert broken(layers) == []
+    assert broken(x.ViTransformerWrapper(image_size=16, patch_size=8, num_classes=5, attn_layers=layers)) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_cache_is_its_own_and_the_wrapper_around_is_looked_through(x):
+    subject = adapt(x.AutoregressiveWrapper(wrapped(x, "Decoder")))
+    assert {"cache", "mask", "aligned"} <= subject.abilities
+    ids = subject.draw(2, 7, Rng(0))
+    state, rows = subject.caching.start(2, 7), []
+    for piece in (ids[:, :4], ids[:, 4:5], ids[:, 5:]):
+        output, state = subject.caching.step(state, piece)
+        rows.append(output)
+    torch.testing.assert_close(torch.cat(rows, 1), subject.run(ids))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_shifted_tokens_break_the_cache_and_let_padding_in(x):
+    decoder = check(wrapped(x, "Decoder", shift_tokens=1), claims=["causality", "cache"], fast=True)
+    assert decoder.verdicts["causality"].outcome == "holds"
+    assert decoder.verdicts["cache"].outcome == "broken"
+    encoder = check(wrapped(x, "Encoder", shift_tokens=1), claims=["padding"], fast=True)
+    assert encoder.verdicts["padding"].outcome == "broken"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bias_made_of_gates_forgets_the_past_and_memory_tokens_show_the_padding(x):
+    gated = check(wrapped(x, "Decoder", attn_data_dependent_alibi=True), claims=["cache"], fast=True)
+    assert gated.verdicts["cache"].outcome == "broken"
+    stack = x.Decoder(dim=24, depth=2, heads=4, attn_dim_head=8)
+    model = x.TransformerWrapper(num_tokens=23, max_seq_len=40, num_memory_tokens=2, attn_layers=stack)
+    counterexample = check(model, claims=["padding"], fast=True).verdicts["padding"].counterexample
+    assert counterexample is not None
+    assert counterexample.case["side"] == "left"

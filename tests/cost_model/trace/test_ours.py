@@ -1,0 +1,94 @@
+"""Regard's own models, followed: their kernels say how many pairs they visit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard import Attention, Causal, Window, cost
+from regard.cost_model.letters import letter
+from regard.layers import MultiHeadAttention
+from regard.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig
+
+B, N = letter("B"), letter("N")
+
+
+def model(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "gpt":
+        return GPT(GPTConfig(vocab_size=11, context_length=40, dim=12, layers=2, heads=3))
+    if kind == "alibi":
+        return GPT(GPTConfig(vocab_size=11, context_length=40, dim=12, layers=1, heads=3, position="alibi", window=4))
+    if kind == "bert":
+        return Bert(BertConfig(vocab_size=11, context_length=40, dim=12, layers=2, heads=3))
+    return ViT(ViTConfig(image=(8, 12), patch=4, classes=5, dim=12, layers=2, heads=3))
+
+
+def real(kind: str) -> torch.Tensor:
+    return torch.zeros(2, 3, 8, 12) if kind == "vit" else torch.zeros(2, 13, dtype=torch.long)
+
+
+def floats(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    return [each for each in output if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "alibi", "bert", "vit"])
+def test_products_are_those_of_a_real_run_with_the_kernels(kind: str) -> None:
+    sizes = {"batch": 2} if kind == "vit" else {"batch": 2, "tokens": 13}
+    built, x = model(kind).eval(), real(kind)
+    # The kernels compute scores once more on the way back, and so they say to torch's counter.
+    found = cost(built, step="training", backend="native", trace=True, **sizes)
+    with FlopCounterMode(display=False) as counter:
+        output = built(x)
+        sum(each.sum() for each in floats(output)).backward()
+    assert found.flops == counter.get_total_flops()
+    assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert built(x) is not None  # what is remembered between runs still has its numbers
+
+
+def test_a_causal_model_visits_half_the_square_unless_the_reference_is_asked_for() -> None:
+    found = cost(model("gpt"), tokens=13, trace=True)
+    assert (found.pairs.formula - 2 * 3 * B * N * (N + 1) / 2).expand() == 0
+    assert cost(model("gpt"), tokens=13, backend="reference", trace=True).pairs == 2 * 3 * 13 * 13
+
+
+def test_a_window_visits_the_window() -> None:
+    layer = MultiHeadAttention(12, 3, attention=Attention(pattern=Window(4, 0)))
+    found = cost(layer, batch=2, tokens=13, trace=True)
+    assert found.pairs == 2 * 3 * (5 * 13 - 4 * 5 // 2)
+
+
+def test_decoding_sees_the_cache_and_the_token_itself() -> None:
+    found = cost(model("gpt"), batch=2, tokens=13, step="decode", trace=True)
+    assert found.pairs == 2 * 2 * 3 * 14
+    assert found.macs == 2 * (2 * (12 * 12 * 12 + 2 * 12 * 14) + 12 * 11)
+    layer = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal()))
+    assert cost(layer, tokens=13, step="decode", trace=True).pairs == 3 * 14
+
+
+def test_what_is_kept_is_what_autograd_saves_on_a_real_run() -> None:
+    built, x = model("gpt").train(), real("gpt")
+    given = {tensor.untyped_storage().data_ptr() for tensor in (x, *built.parameters(), *built.buffers())}
+    saved: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        # The kernel's program, whole numbers, is remembered by its pattern and no run's own.
+        if storage.data_ptr() not in given and tensor.dtype not in (torch.int32,) and not _is_masks(tensor):
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = built(x)
+    assert output.requires_grad
+    assert cost(built, batch=2, tokens=13, trace=True).activation_bytes == sum(saved.values())
+
+
+def _is_masks(tensor: torch.Tensor) -> bool:
+    """Masks of a program are 64-bit words; indices of positions are too, but count from zero."""
+    return tensor.dtype == torch.int64 and not torch.equal(tensor.flatten(), torch.arange(tensor.numel()))

@@ -1,0 +1,188 @@
+"""How much is tried before a law is said to hold: cases, never seconds."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from regard.adapters import adapt
+from regard.errors import LawViolation
+from regard.laws import LAWS, assert_laws, check, probe
+from regard.laws.budget import BUDGET, Work, measure_work, select_cases
+from regard.laws.checking import find_laws
+from regard.laws.law import Law, discard, equal
+from regard.laws.search import examine
+from regard.laws.verdict import Verdict
+
+
+class Padded(nn.Module):
+    """Attention over tokens; from `faulty_from` tokens on its padding mask is dropped."""
+
+    def __init__(self, faulty_from: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.faulty_from = faulty_from
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x, mask=None):
+        query, key, value = self.qkv(x).chunk(3, -1)
+        scores = query @ key.mT / 8**0.5
+        if mask is not None and (self.faulty_from is None or x.shape[1] < self.faulty_from):
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        return scores.softmax(-1) @ value
+
+
+class Counted(Law):
+    """A law about nothing, whose cases are written in the test."""
+
+    id, slug, title, headline = "L0", "counted", "Counted", "it was counted wrongly."
+    statement = equation = catches = "-"
+    offered: tuple[str, ...] = ()
+    minimum = 5
+
+    def cases(self, subject, fast):
+        return [{"number": number, "kind": kind} for number, kind in enumerate(self.offered)]
+
+    def observe(self, subject, case, rng):
+        if case["kind"] == "refuse":
+            raise RuntimeError("not this one")
+        if case["kind"] == "discard":
+            discard("a kink")
+        if case["kind"] != "vacuous":
+            yield equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
+
+
+def judged(*kinds: str, **how) -> Verdict:
+    law = Counted()
+    law.offered = kinds
+    return examine(law, adapt(Padded(), "layer"), **how)
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """Every look at a clock finds a minute gone by, as on a machine that does everything else first."""
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time"):
+        minutes = itertools.count()
+        monkeypatch.setattr(time, name, lambda minutes=minutes: 60.0 * next(minutes))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_padding_fault_is_found_however_slow_the_machine_is(slow_clock, fast):
+    report = check(Padded(faulty_from=60), kind="layer", claims=["padding"], fast=fast)
+    assert report.verdicts["padding"].outcome == "broken"
+
+
+def test_verdicts_do_not_depend_on_the_clock(monkeypatch, slow_clock):
+    claims = ["padding", "gradients", "shape"]
+    slow = check(Padded(), kind="layer", claims=claims, fast=True)
+    monkeypatch.undo()
+    quick = check(Padded(), kind="layer", claims=claims, fast=True)
+    assert [(v.slug, v.outcome, v.tried) for v in slow.verdicts] == [
+        (v.slug, v.outcome, v.tried) for v in quick.verdicts
+    ]
+
+
+def test_a_limit_of_time_leads_to_undecided_and_never_to_holds():
+    report = check(Padded(faulty_from=60), kind="layer", claims=["padding"], seconds=0.0)
+    verdict = report.verdicts["padding"]
+    assert verdict.outcome == "undecided"
+    assert "seconds=0" in verdict.reason
+    assert not report.ok
+    assert "padding" in report.failed
+    with pytest.raises(LawViolation, match="too little was tried"):
+        assert_laws(Padded(), kind="layer", claims=["padding"], seconds=0.0)
+
+
+def test_a_limit_of_time_that_is_not_reached_changes_nothing():
+    assert check(Padded(), kind="layer", claims=["padding"], fast=True, seconds=600.0).ok
+
+
+def test_too_few_cases_that_ran_are_undecided():
+    verdict = judged("fine", "fine", *["refuse"] * 9)
+    assert (verdict.outcome, verdict.cases, verdict.tried, verdict.refused) == ("undecided", 11, 2, 9)
+    assert "2 of the 5 cases" in verdict.reason
+    assert "not this one" in verdict.reason
+    verdict = judged("fine", "fine", *["discard"] * 9)
+    assert (verdict.outcome, verdict.tried, verdict.discarded) == ("undecided", 2, 9)
+    assert "a kink" in verdict.reason
+
+
+def test_enough_cases_that_ran_hold_whatever_else_was_refused():
+    verdict = judged(*["fine"] * 5, *["refuse"] * 9)
+    assert (verdict.outcome, verdict.tried) == ("holds", 5)
+
+
+def test_a_law_with_fewer_cases_than_its_minimum_holds_when_all_of_them_ran():
+    assert judged("fine", "fine").outcome == "holds"
+    assert judged("fine", "refuse").outcome == "undecided"
+    assert judged("fine", "discard").outcome == "undecided"
+
+
+def test_a_case_with_nothing_to_compare_is_not_a_case_that_holds():
+    assert judged("fine", "vacuous", "vacuous").tried == 1
+    verdict = judged("vacuous", "vacuous")
+    assert (verdict.outcome, verdict.tried) == ("not applicable", 0)
+
+
+def test_a_law_that_was_claimed_and_refused_in_every_case_is_undecided():
+    assert judged("refuse", "refuse", explicit=True).outcome == "undecided"
+    assert judged("refuse", "refuse").outcome == "not applicable"
+
+
+def test_a_case_after_discarded_ones_still_breaks_the_law():
+    assert judged("discard", "refuse", "fine", "break").outcome == "broken"
+
+
+def test_the_budget_is_made_up_for_where_cases_were_refused():
+    verdict = judged(*["refuse"] * 9, *["fine"] * 9, budget=1)
+    assert (verdict.outcome, verdict.tried) == ("holds", 5)
+
+
+def test_small_subjects_try_every_case_of_a_fast_search():
+    subject = adapt(Padded(), "layer")
+    for law in find_laws([law.slug for law in LAWS]):
+        if law.applies(subject) is None:
+            offered = list({tuple(case.items()): case for case in law.cases(subject, True)}.values())
+            assert select_cases(offered, measure_work(subject), BUDGET[True], law.minimum) == offered
+
+
+def test_a_small_budget_takes_the_first_cases_and_some_of_the_others():
+    cases = [{"number": number, "tokens": 5} for number in range(100)]
+    chosen = [int(case["number"]) for case in select_cases(cases, Work(50, 0), 1_000, 8)]
+    assert len(chosen) == 20
+    assert chosen[:10] == list(range(10))
+    assert max(chosen) > 90
+    assert chosen == sorted(set(chosen))
+
+
+def test_the_minimum_runs_whatever_the_budget():
+    cases = [{"number": number, "tokens": 5 + 600 * (number % 3 == 2)} for number in range(100)]
+    chosen = select_cases(cases, Work(50, 10**9), 1_000, 8)
+    assert len(chosen) == 8
+    assert sum(int(case["tokens"]) > 5 for case in chosen) <= 2  # the dear ones only where they come first
+
+
+def test_work_is_the_same_at_every_measurement_and_grows_with_the_subject():
+    deep = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4).eval()
+    small, large = (measure_work(adapt(target, "layer")) for target in (Padded(), deep))
+    assert measure_work(adapt(Padded(), "layer")) == small
+    assert large.operations > 4 * small.operations
+
+
+def test_probing_says_undecided_and_accuses_nobody():
+    report = probe(Padded(), kind="layer", laws=["padding"], seconds=0.0)
+    assert report.verdicts["padding"].outcome == "undecided"
+    assert "undecided" in str(report)
+    assert not report.violations
+
+
+def test_every_form_of_a_report_says_undecided():
+    report = check(Padded(), kind="layer", claims=["padding"], seconds=0.0)
+    assert "1 undecided" in str(report)
+    assert "too little was tried" in str(report)
+    assert '"outcome": "undecided"' in report.to_json()
+    assert "undecided" in report.to_html()
