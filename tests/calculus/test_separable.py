@@ -32,7 +32,7 @@ def both_ways(kind, grid, dtype=torch.float64):
         else:
             tokens = mine.flatten(1, 2)[:, None]
             nothing = torch.zeros_like(tokens[..., :1])
-            output = attend(nothing.expand(-1, HEADS, -1, -1), nothing, tokens, beta=1.0, bias=bias)
+            output = attend(nothing.expand(-1, HEADS, -1, -1), nothing, tokens, scale=1.0, bias=bias)
             output = output.transpose(1, 2).reshape(2, *grid, HEADS, 11)
         upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape)
         learned = [mine, *bias.parameters()]
