@@ -23,8 +23,8 @@ def is_known_finite(*tensors: Tensor) -> bool:
     """Whether all entries are known to be finite; `False` also where values cannot be read (tracing, vmap)."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if any(tensor.is_meta for tensor in tensors):
-        return True  # meta tensors hold no values
+    if any(tensor.is_meta for tensor in tensors) or has_no_values():
+        return True
     # One pass instead of five: a sum is finite only if all its terms are. A sum that overflows leaves it open.
     return all(bool(torch.isfinite(tensor.detach().sum())) for tensor in tensors)
 
@@ -33,7 +33,16 @@ def is_known_nonfinite(tensor: Tensor) -> bool:
     """Whether an entry is known not to be finite (or the sum overflows); `False` also where values cannot be read."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or tensor.is_meta:
         return False
+    if has_no_values():
+        return False
     return not torch.isfinite(tensor.detach().sum())
+
+
+def has_no_values() -> bool:
+    """Whether tensors are fake and nothing is built that will run on real ones: shapes are traced for finite values."""
+    keys = torch._C._TorchDispatchModeKey
+    mode = torch._C._get_dispatch_mode
+    return mode(keys.FAKE) is not None and mode(keys.PROXY) is None
 
 
 def zero_nonfinite(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 from regard import Attention, Causal, cost
 from regard.cli import cost as cost_command
 from regard.cli import cost_words, main
-from regard.cost_model.letters import MEANINGS
+from regard.cost_model.symbols import MEANINGS
 from regard.models import GPT, GPTConfig
 
 TABLES = {name: word for name, word in cost_words.WORDS.items() if word is not None}

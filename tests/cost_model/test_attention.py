@@ -32,10 +32,10 @@ from regard import (
     cost,
 )
 from regard.backends import linear_attention as linear_backend
-from regard.cost_model.letters import letters
-from regard.cost_model.rules.attention import counted
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.setting import Setting
+from regard.cost_model.attention.attention import counted
+from regard.cost_model.attention.shape import Shape
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError
 from regard.kernels import library
 from regard.kernels.program import best_plan
@@ -493,8 +493,8 @@ def test_the_reference_keeps_its_squares_of_features(name):
 
 @needs_kernels
 def test_inside_a_layer_only_what_is_new_is_kept():
-    B, N, H, D = letters("B N H D")
+    B, N, H, D = size_symbols("B N H D")
     shape = Shape(B, N, N, H, H, D / H, D / H, values={B: 2, N: 11, H: 4, D: 24}, keeps=False)
-    found = sum(part.kept for part in counted(Attention(), shape, Setting()).parts).subs(shape.values)
+    found = sum(part.kept for part in counted(Attention(), shape, RunMode()).parts).subs(shape.values)
     sizes = {**SIZES, "keys": 11, "kv_heads": 4, "value_dim": 6}
     assert found == kept(Attention(), torch.float32, inputs_too=False, **sizes)

@@ -10,13 +10,13 @@ import sympy
 
 from regard.cost_model.chart import CostChart, draw_curves
 from regard.cost_model.cost import Cost
-from regard.cost_model.letters import letters
 from regard.cost_model.part import Part, Work
+from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError, InputError
 from regard.render.chart import LEFT, TOP, WIDTH, x_ticks
 from regard.render.svg import LETTER_WIDTH, Box, spread_labels
 
-B, N, d = letters("B N d")
+B, N, d = size_symbols("B N d")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -193,7 +193,7 @@ def test_saved_as_a_drawing_and_as_a_page(tmp_path):
         ({"low": 64, "high": 64}, "No length lies between 64 and 64"),
         ({"letter": "length"}, "No formula has a letter 'length'"),
         ({"of": "parameters"}, "nothing has no logarithm"),
-        ({"costs": {"a": a_cost(N * letters("H")[0])}}, "A formula has no number yet"),
+        ({"costs": {"a": a_cost(N * size_symbols("H")[0])}}, "A formula has no number yet"),
     ],
 )
 def test_a_question_that_cannot_be_drawn_is_refused_in_words(asked, words):

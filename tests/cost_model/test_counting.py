@@ -259,7 +259,7 @@ def test_a_layer_of_ours_is_its_projections_and_its_pairs():
     assert counted(lambda: layer(torch.randn(2, 7, 12))) == 2 * 2 * 7 * 4 * 12 * 12 + 2 * 2 * 2 * pairs * 12
 
 
-# Asked for, and only then
+# Sizes for, and only then
 
 
 def test_importing_regard_leaves_torchs_table_alone_and_measures_nothing(tmp_path):

@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from regard.attention import Attention
 from regard.cost_model import cost, lifetimes
-from regard.cost_model.asked import Asked
 from regard.cost_model.cost import Cost
-from regard.cost_model.lifetimes import (
+from regard.cost_model.memory import Memory, memory_of
+from regard.cost_model.memory_fit import largest
+from regard.cost_model.peak_memory import (
     Ledger,
     Stepped,
     forward_lifetimes,
@@ -26,8 +27,7 @@ from regard.cost_model.lifetimes import (
     repeated,
     training_lifetimes,
 )
-from regard.cost_model.memory import Memory, memory_of
-from regard.cost_model.memory_fit import largest
+from regard.cost_model.sizes import Sizes
 from regard.errors import CostError
 from regard.layers import MultiHeadAttention
 from regard.models import (
@@ -46,7 +46,7 @@ from regard.models import (
 )
 from regard.patterns import Causal
 
-# Asked of predictions. Most come out to the kilobyte; the convolutions of a DaViT borrow memory of their own.
+# Sizes of predictions. Most come out to the kilobyte; the convolutions of a DaViT borrow memory of their own.
 CLOSE = 0.02
 
 
@@ -361,7 +361,7 @@ class TestTheModule:
     def test_a_stranger_with_inputs(self) -> None:
         stranger = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
         x = torch.randn(2048, 256)
-        memory = memory_of(Cost("stranger", [], {}), stranger, Asked(inputs=(x,)))
+        memory = memory_of(Cost("stranger", [], {}), stranger, Sizes(inputs=(x,)))
         assert int(memory.peak_forward) == pytest.approx(forward_peak(stranger, (x,)), rel=1e-3)
         assert int(memory.peak_training) == pytest.approx(training_peak(stranger, (x,)), rel=1e-3)
         with pytest.raises(CostError, match="cannot be changed"):

@@ -26,10 +26,10 @@ from regard import (
     Window,
     cost,
 )
-from regard.cost_model.letters import letters
-from regard.cost_model.rules.pairs import longest_row, pairs_of
+from regard.cost_model.attention.pairs import longest_row, pairs_of
+from regard.cost_model.symbols import size_symbols
 
-B, N, M, P, R, W = letters("B N M P R W")
+B, N, M, P, R, W = size_symbols("B N M P R W")
 ONE = sympy.Integer(1)
 
 small = st.integers(0, 9)

@@ -39,7 +39,7 @@ def test_two_sums_are_executed_instead_of_one(name: str, kv_heads: int, backward
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_kept_is_what_autograd_keeps(name: str, batch: int, kv_heads: int, dtype: torch.dtype) -> None:
-    """Asked for or not: this is who runs."""
+    """Sizes for or not: this is who runs."""
     attention, sizes = Attention(scale=0.0, bias=BIASES[name]().to(dtype)), SIZES | {"kv_heads": kv_heads}
     sizes["batch"] = batch
     found = kept(attention, dtype, **sizes)

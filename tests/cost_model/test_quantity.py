@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from regard import Attention, Causal, Window, cost
 from regard.cost_model import depth
-from regard.cost_model.letters import MEANINGS, agreed, legend, letter, letters, meaning, read_letter, settled
 from regard.cost_model.part import Part, Work, grouped
 from regard.cost_model.quantity import Quantity
+from regard.cost_model.symbols import MEANINGS, agreed, legend, meaning, read_symbol, settled, size_symbol, size_symbols
 from regard.errors import CostError
 
-N, D, H = letters("N D H")
+N, D, H = size_symbols("N D H")
 
 
 def test_a_quantity_is_its_number():
@@ -75,17 +75,17 @@ def test_letters_that_mean_other_numbers_become_numbers():
 
 def test_a_letter_has_one_meaning():
     assert len({keyword for keyword, _ in MEANINGS.values()}) == len(MEANINGS)
-    assert read_letter("tokens") == read_letter("N") == read_letter(N) == N
-    assert read_letter("D_2") == letter("D", 2)
-    assert meaning(letter("D", 2)).endswith("stage 2")
+    assert read_symbol("tokens") == read_symbol("N") == read_symbol(N) == N
+    assert read_symbol("D_2") == size_symbol("D", 2)
+    assert meaning(size_symbol("D", 2)).endswith("stage 2")
     assert N.is_positive
     assert N.is_integer
     # Beside no key length M, the query length is the sequence length.
     assert legend([N * D], {N: 3}) == [("N", "sequence length", 3), ("D", MEANINGS["D"][1], None)]
     with pytest.raises(CostError, match="No formula has a letter 'zebra'"):
-        read_letter("zebra")
+        read_symbol("zebra")
     with pytest.raises(KeyError):
-        letter("zebra")
+        size_symbol("zebra")
 
 
 # Depth

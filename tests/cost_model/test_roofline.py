@@ -8,14 +8,14 @@ import sympy
 import torch
 
 from regard.cost_model import Cost
-from regard.cost_model.letters import letters
 from regard.cost_model.machine import Machine
 from regard.cost_model.part import Part, Work
 from regard.cost_model.roofline import duration, predict
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError
 
-N, D = letters("N D")
+N, D = size_symbols("N D")
 MACHINE = Machine("made up", threads=1, peak=1e9, bandwidth=1e8, peak_double=5e8)  # balance 10 operations a byte
 
 
@@ -31,7 +31,7 @@ PARTS = [
 
 
 def made(step="forward", dtype=torch.float32, parts=PARTS, **values):
-    return Cost("made up", parts, {N: 1000, D: 100, **values}, Setting(step, None, dtype))
+    return Cost("made up", parts, {N: 1000, D: 100, **values}, RunMode(step, None, dtype))
 
 
 def test_each_part_takes_the_larger_of_its_two_times():
@@ -93,7 +93,7 @@ def test_several_parts_wait_for_what_takes_most_of_their_time():
 
 
 def test_a_size_without_a_number_has_no_time():
-    cost = Cost("made up", PARTS, {N: 1000}, Setting())
+    cost = Cost("made up", PARTS, {N: 1000}, RunMode())
     with pytest.raises(CostError, match="how large D is"):
         predict(cost, MACHINE)
 

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from regard import Attention, Blocks, Causal, First, Random, Window, cost
 from regard.cost_model.cost import Cost
 from regard.cost_model.depth import Log2Up
-from regard.cost_model.letters import letter, letters
 from regard.cost_model.part import Part, Work
 from regard.cost_model.quantity import Quantity
 from regard.cost_model.solving import _changes
+from regard.cost_model.symbols import size_symbol, size_symbols
 from regard.errors import CostError
 
-N, D, C, P = letters("N D C P")
+N, D, C, P = size_symbols("N D C P")
 
 
 def of(macs, **values) -> Cost:
     """A cost that is one formula."""
     return Cost(
-        "made up", [Part("all", forward=Work(macs=sympy.sympify(macs)))], {letter(k): v for k, v in values.items()}
+        "made up", [Part("all", forward=Work(macs=sympy.sympify(macs)))], {size_symbol(k): v for k, v in values.items()}
     )
 
 

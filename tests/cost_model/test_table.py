@@ -7,28 +7,34 @@ import sys
 import pytest
 
 from regard.cost_model.cost import Cost
-from regard.cost_model.letters import letters
+from regard.cost_model.depth import norm, total
 from regard.cost_model.part import Part, Work
-from regard.cost_model.rules import pieces
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import size_symbols
 from regard.cost_model.table import show, text
 from regard.cost_model.units import exact, short
 
-B, N, D, H = letters("B N D H")
+B, N, D, H = size_symbols("B N D H")
 SIZES = {B: 3, N: 257, D: 509, H: 7}
 
 
 def a_cost(values=None, name="Layer[big](509)", **setting) -> Cost:
-    how = Setting(**setting)
+    how = RunMode(**setting)
     parts = [
-        pieces.linear("attention.query", how, B * N, D, D),
+        Part(
+            "attention.query",
+            parameters=D * D + D,
+            forward=Work(macs=B * N * D * D, bytes=4 * (2 * B * N * D + D * D + D), depth=total(D) + 2),
+            backward=Work(macs=2 * B * N * D * D),
+            kept=4 * B * N * D,
+        ),
         Part(
             "attention.scores",
             forward=Work(macs=B * D * N**2, exponentials=B * H * N**2, bytes=4 * B * H * N**2),
             backward=Work(macs=2 * B * D * N**2),
             pairs=B * H * N**2,
         ),
-        pieces.norm("norm", how, B * N, D),
+        Part("norm", parameters=2 * D, forward=Work(depth=norm(D)), kept=4 * B * N * (D + 2), normalised=B * N * D),
     ]
     return Cost(name, parts, SIZES if values is None else values, how, notes=("A remark [with brackets].",))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.adapters import regard_models
 from regard.adapters.base import Adapter, Conventions, Variant
-from regard.adapters.example_inputs import ExampleInputs, activations
+from regard.adapters.example_inputs import ExampleInputs, InputSpec, activations
 from regard.adapters.known_layer import MODULE_CLAIMS, GridLayer, KnownLayer, conventions_of, other_sequence
 from regard.adapters.mask_patterns import is_padding, pattern_of_mask
 from regard.adapters.operator import SIZES, OperatorAdapter
@@ -25,12 +25,17 @@ from regard.layers import (
     Block,
     ChannelAttention,
     GridAttention,
+    GridPositions,
     IncrementalAttention,
+    LearnedPositions,
     MultiHeadAttention,
+    PatchEmbedding,
+    SinusoidalPositions,
     WindowAttention,
 )
 from regard.layers.block import Stack
 from regard.layers.cache_requirements import is_shift_invariant
+from regard.layers.projections import Projections
 from regard.patterns import Full, GridWindow, Mask, Pattern
 
 CONTEXT = 5  # tokens of the other text
@@ -422,7 +427,26 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
             inputs.kwargs["context"] = activations(module.cross.sizes.context, symbol="T")
     elif isinstance(module, ChannelAttention):
         inputs.args = (activations(module.dim),)
-    return bool(inputs.args)
+    else:
+        _fill_simple_inputs(module, inputs)
+    return bool(inputs.args or inputs.kwargs)
+
+
+def _fill_simple_inputs(module: nn.Module, inputs: ExampleInputs) -> None:
+    """Example inputs of projections, patches and positions."""
+    if isinstance(module, Projections):
+        sizes, other = module.sizes, "M" in inputs.known or module.sizes.context != module.sizes.input
+        inputs.args = (activations(sizes.input),)
+        inputs.args += (activations(sizes.context, symbol="M"),) if other else ()
+        inputs.args += (activations(sizes.values, symbol="M"),) if sizes.values != sizes.context else ()
+    elif isinstance(module, PatchEmbedding):
+        inputs.args = (inputs.image(14 * module.stride, module.channels),)
+        inputs.steps["R"] = inputs.steps["W"] = module.stride
+    elif isinstance(module, LearnedPositions | SinusoidalPositions):
+        inputs.limit(len(module.weight) if isinstance(module, LearnedPositions) else None)
+        inputs.args = (InputSpec(("N",), torch.int64),)
+    elif isinstance(module, GridPositions):
+        inputs.kwargs["grid"] = None
 
 
 __all__ = ["fill_inputs", "recognise"]

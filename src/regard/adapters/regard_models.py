@@ -219,6 +219,8 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
     elif names[:1] in (["image"], ["images"]):
         size, channels = getattr(config, "image", None) or 224, int(getattr(config, "channels", 3))
         inputs.args = (inputs.image(size, channels),)
+        if hasattr(config, "window") and hasattr(config, "dims"):  # whole windows in every stage
+            inputs.steps["R"] = inputs.steps["W"] = 2 ** (len(config.dims) + 1) * config.window
     return bool(inputs.args)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,9 +173,27 @@ class Backend(ABC):
 
     def __call__(self, request: Request) -> Tensor:
         """The same, in the graph of every input that requires a gradient."""
-        if torch.compiler.is_compiling() and self.is_opaque(request):
-            return _run_outside_graph(self, request)
+        if torch.compiler.is_compiling():
+            if self.is_opaque(request):
+                return _run_outside_graph(self, request)
+        elif (observer := attention_observer.get()) is not None:
+            return observer(request, lambda: request.keep_graph(self.run(request)))
         return request.keep_graph(self.run(request))
+
+
+# Sees every attention as one request, whichever operations compute it; it must return what the run returns.
+Observer = Callable[[Request, Callable[[], Any]], Any]
+attention_observer: ContextVar[Observer | None] = ContextVar("attention_observer", default=None)
+
+
+@contextlib.contextmanager
+def observe_attention(observer: Observer) -> Iterator[None]:
+    """Hand every attention that runs inside the context to `observer(request, run)`."""
+    token = attention_observer.set(observer)
+    try:
+        yield
+    finally:
+        attention_observer.reset(token)
 
 
 def _run_eagerly(backend: Backend, request: Request) -> Tensor:

@@ -17,7 +17,7 @@ from regard.backends.scores import Task, Tile
 from regard.backends.tiles import Job, fold_batch, tile_height, unfold_batch
 from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.errors import BackendError
-from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
+from regard.nonfinite import find_nonfinite_rows, has_no_values, is_known_finite, zero_nonfinite
 
 
 class Blocked(Backend):
@@ -65,7 +65,7 @@ def _run(request: Request) -> Tensor:
         output = torch.where(torch.isfinite(output), output, torch.nan)
     output = torch.where(count > 0, output, 0)
     # Without ties the winner's value is the output: a copy, bit by bit. Where that cannot be asked, ties are assumed.
-    if torch._C._are_functorch_transforms_active() or bool((count > 1).any()):
+    if torch._C._are_functorch_transforms_active() or (not has_no_values() and bool((count > 1).any())):
         tied = Softmax.apply(query, key, value, best, task, *learned)[0]
         output = torch.where(count > 1, tied, output)
     output = torch.where(torch.isnan(best), torch.nan, output)

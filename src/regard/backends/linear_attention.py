@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.autocast import disable_autocast
-from regard.backends.base import Backend, Request, accumulation_dtype, join_graph
+from regard.backends.base import Backend, Request, accumulation_dtype, attention_observer, join_graph
 from regard.errors import CalculusError, ShapeError
 from regard.features import Elu1, FeatureMap, scaled_features
 from regard.features import feature_map as resolve_features
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.linear_attention import Phi, attention, is_supported, normalise, sum_in_chunks, try_attention
-from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
+from regard.nonfinite import find_nonfinite_rows, has_no_values, is_known_finite, zero_nonfinite
 from regard.patterns import Causal, Pattern
 
 CHUNK = 64  # tokens whose own square is formed; products with the state before them do the rest
@@ -92,7 +92,8 @@ class LinearAttention(Backend):
 
 def _run_fused(query: Tensor, key: Tensor, value: Tensor, request: Request) -> Tensor | None:
     """Causal attention by the kernel alone, or `None` if something is not finite."""
-    if not is_supported(query, key, value) or not is_plain_eager(query, key, value):
+    eager = is_plain_eager(query, key, value)
+    if not is_supported(query, key, value) or not (eager or has_no_values()):
         return None
     read, met, phi = _compute_features(request, query, key, fused=True)
     # The kernel reports a non-finite value, but a non-finite query or key only if it computes the features itself.
@@ -101,7 +102,7 @@ def _run_fused(query: Tensor, key: Tensor, value: Tensor, request: Request) -> T
     early = key[:, :, : max(request.lengths.keys - request.lengths.queries, 0)]
     if not request.uniform and not is_known_finite(early if phi.map else key):
         return None
-    return _attend_causal(read, met, value, request, phi, try_attention)
+    return _attend_causal(read, met, value, request, phi, try_attention if eager else attention)
 
 
 # The two forms over whole sequences: query (batch, head, query, feature), key (batch, kv_head, key, feature),
@@ -244,8 +245,12 @@ def step(
     flat = [tensor.reshape(math.prod(batch), *tensor.shape[-3:]) for tensor in (query, key, value)]
     used = _choose_scale(scale, query.shape[-1], features)
     request = Request(flat[0], flat[1], flat[2], Causal(), used, feature_map=features)
+    observer = None if torch.compiler.is_compiling() else attention_observer.get()
     with disable_autocast(query.device):
-        output, after = _advance(request, state, batch)
+        if observer is None:
+            output, after = _advance(request, state, batch)
+        else:
+            output, after = observer(request, lambda: _advance(request, state, batch))
     if torch.is_grad_enabled() and (used == 0 or not output.requires_grad):
         past = () if state is None else (state.sums, state.norm)
         output = join_graph(output, *request.tensors, *past)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.caching import lru_cache_bytes
+from regard.caching import lru_cache_bytes, outside_modes
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
 from regard.planner import Part, plan
@@ -152,7 +152,8 @@ class Group:
         step = max(1, TILE_BUDGET // max(1, heads * queries * keys))
         if (step, device) not in self._jobs:
             # Those of the last call only: batches of ever new sizes would pile up.
-            made = [self._job(at, min(at + step, tiles), device) for at in range(0, tiles, step)]
+            with outside_modes():  # jobs outlive a trace, and their indices have values
+                made = [self._job(at, min(at + step, tiles), device) for at in range(0, tiles, step)]
             self._jobs = {(step, device): made}
             return made
         return self._jobs[step, device]

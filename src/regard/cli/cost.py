@@ -143,7 +143,6 @@ def parser(word: str = "") -> argparse.ArgumentParser:
     how.add_argument(
         "--plain", action="store_true", help="for depth: a softmax that does not subtract the largest score"
     )
-    how.add_argument("--trace", action="store_true", help="follow the target even if there is a formula for it")
     shown = said.add_argument_group("what is shown")
     shown.add_argument("--levels", metavar="K", type=whole, help="parts to so many levels")
     shown.add_argument("--depth", action="store_true", help="the depth of every part, too")
@@ -252,7 +251,6 @@ def costed(target: Any, asked: argparse.Namespace) -> Cost:
         dtype=_dtype(asked),
         stable=not asked.plain,
         serial=asked.serial,
-        trace=True if asked.trace else None,
         **_sizes(asked),
     )
 
@@ -332,7 +330,7 @@ def curve_parser() -> argparse.ArgumentParser:
     drawing(said)
     said.add_argument("--picture", metavar="FILE", help="where to draw it: .svg or .html")
     said.add_argument("--json", metavar="FILE", help="write points and crossings as JSON; - prints it instead")
-    said.set_defaults(serial=False, plain=False, trace=False, seed=0)
+    said.set_defaults(serial=False, plain=False, seed=0)
     return said
 
 

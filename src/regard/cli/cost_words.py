@@ -83,8 +83,8 @@ def _encoding(asked: argparse.Namespace) -> Table:
 def _parallel(asked: argparse.Namespace) -> Table:
     """Depth in the letters of the source: T or X by Y tokens, J channels, K heads of U for queries and I for values."""
     from regard.cost_model import textbook
-    from regard.cost_model.letters import letters
     from regard.cost_model.quantity import Quantity
+    from regard.cost_model.symbols import size_symbols
     from regard.cost_model.textbook.table import Row, sizes
 
     sides = (asked.X, asked.Y)
@@ -105,7 +105,7 @@ def _parallel(asked: argparse.Namespace) -> Table:
     table = textbook.parallel(sides if asked.T is None else asked.T, asked.J, asked.K, asked.U)
     work = table.row("work (MAC)")
     if asked.I is not None:
-        H, D, d, e, N, R, W = letters("H D d e N R W")
+        H, D, d, e, N, R, W = size_symbols("H D d e N R W")
         seen = R * W if asked.T is None else N
         values = work.quantity.values | sizes(d=asked.U or asked.J // asked.K, e=asked.I)
         formula = seen * D * H * (2 * d + e) + seen**2 * H * (d + e)
@@ -131,12 +131,12 @@ def _in_letters(table: Table) -> Table:
     """The table in the letters of its source."""
     import sympy
 
-    from regard.cost_model.letters import letters
     from regard.cost_model.quantity import Quantity
+    from regard.cost_model.symbols import size_symbols
     from regard.cost_model.textbook.table import Row
 
     theirs = (sympy.Symbol(name, positive=True, integer=True) for name in PARALLEL)
-    names: dict[Any, Any] = dict(zip(letters("N D H d e R W"), theirs, strict=True))
+    names: dict[Any, Any] = dict(zip(size_symbols("N D H d e R W"), theirs, strict=True))
 
     def renamed(cell: Quantity | None) -> Quantity | None:
         if cell is None:

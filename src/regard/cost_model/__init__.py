@@ -1,6 +1,6 @@
 """What an attention, a layer or a model costs before anyone runs it: formulas, and the numbers they give."""
 
-from regard.cost_model.asking import cost
+from regard.cost_model.api import cost
 from regard.cost_model.cost import Cost
 from regard.cost_model.counting import flop_counter
 from regard.cost_model.quantity import Quantity

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.cost_model.cost import Cost
 from regard.cost_model.curves import Crossing, Curve, Curves
-from regard.cost_model.letters import read_letter
+from regard.cost_model.symbols import read_symbol
 from regard.cost_model.units import exact, short
 from regard.render.chart import LogChart, Mark, Series
 from regard.render.files import check_suffix, write_file
@@ -57,7 +57,7 @@ class CostChart:
         unit = UNITS.get(drawn.of, "")
         self._chart = LogChart(
             title=_title(drawn),
-            x_label=f"{_keyword_name(drawn)} {read_letter(drawn.keyword)}",
+            x_label=f"{_keyword_name(drawn)} {read_symbol(drawn.keyword)}",
             x_range=(drawn.low, drawn.high),
             series=[Series(curve.name, drawn.points(curve)) for curve in drawn.curves],
             marks=[Mark(each.length, each.value, f"{each.length:,}", str(each)) for each in drawn.crossings],

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from regard.cost_model.letters import Values, agreed, legend
 from regard.cost_model.part import Part, Work, grouped
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import Values, agreed, legend
 
 if TYPE_CHECKING:
     from regard.cost_model.machine import Machine
@@ -37,7 +37,7 @@ class Cost:
     Attributes:
         parts: the steps it is made of, with their formulas.
         values: the number of every letter.
-        setting: how it is run: forward, backward, ...; by which backend; in which numbers.
+        mode: how it is run: forward, backward, ...; by which backend; in which numbers.
         notes: what a reader should know, such as a size that stayed a number in the formulas.
     """
 
@@ -46,7 +46,7 @@ class Cost:
         name: str,
         parts: list[Part],
         values: Values,
-        setting: Setting | None = None,
+        mode: RunMode | None = None,
         *,
         notes: tuple[str, ...] = (),
         again: Callable[..., Cost] | None = None,
@@ -55,7 +55,7 @@ class Cost:
         self.name = name
         self.parts = parts
         self.values = dict(values)
-        self.setting = Setting() if setting is None else setting
+        self.mode = RunMode() if mode is None else mode
         self.notes = notes
         self._again = again
         self._memory = memory
@@ -64,7 +64,7 @@ class Cost:
 
     def quantity(self, name: str) -> Quantity:
         """A quantity by its name."""
-        formula = sum((_of(part, name, self.setting) for part in self.parts), sympy.Integer(0))
+        formula = sum((_of(part, name, self.mode) for part in self.parts), sympy.Integer(0))
         return Quantity(_tidy(formula), self.values, QUANTITIES[name])
 
     @property
@@ -128,20 +128,20 @@ class Cost:
     def by_part(self, levels: int | None = None) -> dict[str, Cost]:
         """The cost of every part; with `levels=1` of the coarsest ones."""
         return {
-            name: Cost(name, [part], self.values, self.setting, notes=self.notes)
+            name: Cost(name, [part], self.values, self.mode, notes=self.notes)
             for name, part in grouped(self.parts, levels).items()
         }
 
     def at(self, **sizes: Any) -> Cost:
         """The same question with other sizes: `cost.at(tokens=8192)`."""
         if self._again is None:
-            from regard.cost_model.letters import read_letter
+            from regard.cost_model.symbols import read_symbol
 
-            return self._with({read_letter(name): value for name, value in sizes.items()})
+            return self._with({read_symbol(name): value for name, value in sizes.items()})
         return self._again(**sizes)
 
     def _with(self, values: Values) -> Cost:
-        return Cost(self.name, self.parts, {**self.values, **values}, self.setting, notes=self.notes)
+        return Cost(self.name, self.parts, {**self.values, **values}, self.mode, notes=self.notes)
 
     # Two costs
 
@@ -160,7 +160,7 @@ class Cost:
         for key in dict.fromkeys([*mine, *theirs]):
             part = mine.get(key, Part(key))
             parts.append(part + theirs[key] * sign if key in theirs else part)
-        return Cost(name, parts, common, self.setting, notes=(*self.notes, *other.notes))
+        return Cost(name, parts, common, self.mode, notes=(*self.notes, *other.notes))
 
     def ratio(self, other: Cost) -> dict[str, Quantity]:
         """How many times as much this one costs, for every quantity that the other has."""
@@ -189,7 +189,7 @@ class Cost:
         """Everything, in plain Python: formulas as text."""
         return {
             "name": self.name,
-            "setting": self.setting.to_dict(),
+            "setting": self.mode.to_dict(),
             "letters": {letter: {"meaning": words, "value": number} for letter, words, number in self.legend()},
             "quantities": _plain(self),
             "parts": {name: _plain(part) for name, part in self.by_part().items()},
@@ -206,7 +206,7 @@ class Cost:
 
     def legend(self) -> list[tuple[str, str, Any]]:
         """Letter, meaning and number of every letter that is used."""
-        return legend([self.quantity(name).formula for name in QUANTITIES], self.values, self.setting.step)
+        return legend([self.quantity(name).formula for name in QUANTITIES], self.values, self.mode.step)
 
     def table(self, levels: int | None = None, width: int | None = None) -> str:
         """The table that `print` shows: formulas above, parts below, the meaning of the letters last."""
@@ -222,7 +222,7 @@ class Cost:
         return f"Cost({self.name}: " + ", ".join(f"{name} {value!r}" for name, value in shown.items()) + ")"
 
 
-def _of(part: Part, name: str, setting: Setting) -> sympy.Expr:
+def _of(part: Part, name: str, mode: RunMode) -> sympy.Expr:
     """A quantity of a part, in the direction that is asked for."""
     if name == "parameters":
         return part.parameters
@@ -231,7 +231,7 @@ def _of(part: Part, name: str, setting: Setting) -> sympy.Expr:
     if name == "activation_bytes":
         return part.kept
     ways = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
-    work = sum(ways.get(setting.step, [part.forward, part.backward]), Work())
+    work = sum(ways.get(mode.step, [part.forward, part.backward]), Work())
     return 2 * work.macs if name == "flops" else getattr(work, name)
 
 

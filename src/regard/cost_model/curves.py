@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regard.caching import lazy_property
 from regard.cost_model.cost import QUANTITIES, Cost
-from regard.cost_model.letters import MEANINGS, read_letter
+from regard.cost_model.symbols import MEANINGS, read_symbol
 from regard.errors import CostError, RegardError
 
 # Lengths at which a curve is computed, in each doubling: in a picture with two logarithms most of them lie on lines.
@@ -67,7 +67,7 @@ class Curves:
     def __init__(
         self, costs: Mapping[str, Cost], letter: str = "tokens", of: str = "macs", low: int = 64, high: int = 65536
     ) -> None:
-        self.keyword = MEANINGS[str(read_letter(letter))][0]
+        self.keyword = MEANINGS[str(read_symbol(letter))][0]
         self.of, self.low, self.high = of, low, high
         if not costs:
             raise CostError("There is no curve to draw.", because="no cost was given", instead='{"softmax": cost(...)}')

@@ -24,11 +24,11 @@ from regard.adapters.fake_copies import TracedTarget
 from regard.adapters.module_modes import eval_mode
 from regard.attention import Attention, attend
 from regard.backends.linear_attention import step as linear_step
-from regard.cost_model.asked import Asked
-from regard.cost_model.asking import cost
+from regard.cost_model.api import cost
 from regard.cost_model.machine import Machine
 from regard.cost_model.roofline import Prediction, duration, predict
-from regard.cost_model.setting import STEPS
+from regard.cost_model.run_mode import STEPS
+from regard.cost_model.sizes import Sizes
 from regard.cost_model.trace.inputs import make_example_inputs
 from regard.errors import CostError
 from regard.layers import Block, KVCache, MultiHeadAttention, PatchEmbedding, StateCache
@@ -116,7 +116,7 @@ def measure(
         sizes: as in `cost`.
     """
     with _as_it_was(target):
-        prepare, run = _trial(target, step, backend, dtype, Asked(**sizes))
+        prepare, run = _trial(target, step, backend, dtype, Sizes(**sizes))
         for _ in range(WARM_UP):
             run(prepare())
         times: list[float] = []
@@ -180,7 +180,7 @@ def _device(target: Any) -> torch.device:
 # What is run
 
 
-def _trial(target: Any, step: str, backend: str, dtype: torch.dtype | None, asked: Asked) -> Trial:
+def _trial(target: Any, step: str, backend: str, dtype: torch.dtype | None, asked: Sizes) -> Trial:
     if step not in STEPS:
         raise CostError(
             f"There is no step {step!r}.",
@@ -225,7 +225,7 @@ def _in_steps(call: Callable, args: tuple, learned: list, step: str, kwargs: Map
     return (outputs, back) if step == "backward" else (lambda: None, lambda _: back(outputs()))
 
 
-def _described(target: Attention, step: str, backend: str, dtype: torch.dtype, asked: Asked) -> tuple[Callable, tuple]:
+def _described(target: Attention, step: str, backend: str, dtype: torch.dtype, asked: Sizes) -> tuple[Callable, tuple]:
     """Queries, keys and values for a description, which has no sizes of its own."""
     if asked.tokens is None or asked.dim is None:
         raise _missing("tokens" if asked.tokens is None else "dim", "measure(Attention(...), tokens=512, dim=64)")
@@ -250,7 +250,7 @@ def _described(target: Attention, step: str, backend: str, dtype: torch.dtype, a
     return lambda q, k, v: attend(q, k, v, target, backend=backend), (query, key, value)
 
 
-def _arguments(target: Any, dtype: torch.dtype | None, asked: Asked) -> tuple[tuple, dict[str, Any]]:
+def _arguments(target: Any, dtype: torch.dtype | None, asked: Sizes) -> tuple[tuple, dict[str, Any]]:
     """Inputs of a module: random numbers, and random tokens where the module says how many there are."""
     own = next((each.dtype for each in _floats(target)), dtype or torch.float32)
     if dtype not in (None, own):
@@ -319,7 +319,7 @@ def _missing(name: str, instead: str) -> CostError:
 
 
 @torch.no_grad()
-def _decoding(target: Any, asked: Asked) -> Trial:
+def _decoding(target: Any, asked: Sizes) -> Trial:
     """A step after `tokens` others. Each run gets caches of its own; they share storage, of which it writes the end."""
     if asked.tokens is None:
         raise _missing("tokens", 'measure(model, step="decode", tokens=512), with as many tokens in the cache')

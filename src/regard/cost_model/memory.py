@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.caching import lazy_property
-from regard.cost_model.asked import Asked
-from regard.cost_model.lifetimes import (
+from regard.cost_model.memory_cache import Cached, cached
+from regard.cost_model.memory_fit import largest
+from regard.cost_model.memory_inputs import inputs_for
+from regard.cost_model.optimizers import COUNTER, MOMENTS, Optimizer, check, state_bytes
+from regard.cost_model.peak_memory import (
     Lifetimes,
     Loss,
     Stepped,
@@ -22,11 +25,8 @@ from regard.cost_model.lifetimes import (
     optimizer_lifetimes,
     training_lifetimes,
 )
-from regard.cost_model.lifetimes_optimizers import COUNTER, MOMENTS, Optimizer, check, state_bytes
-from regard.cost_model.memory_cache import Cached, cached
-from regard.cost_model.memory_fit import largest
-from regard.cost_model.memory_inputs import inputs_for
 from regard.cost_model.quantity import Quantity
+from regard.cost_model.sizes import Sizes
 from regard.cost_model.units import exact, short
 from regard.errors import CostError
 
@@ -77,7 +77,7 @@ class Memory:
 
     cost: Cost = field(repr=False)
     target: Any = field(repr=False, default=None)
-    asked: Asked = field(repr=False, default_factory=Asked)
+    asked: Sizes = field(repr=False, default_factory=Sizes)
     optimizer: Optimizer = "adamw"
     loss: Loss = "mean"
 
@@ -287,7 +287,7 @@ class Memory:
 
     # Runs
 
-    def _run(self, asked: Asked | None = None) -> tuple[Any, Any, torch.dtype | None]:
+    def _run(self, asked: Sizes | None = None) -> tuple[Any, Any, torch.dtype | None]:
         """Target, inputs and dtype of a run."""
         if self.target is None:
             raise CostError(
@@ -296,7 +296,7 @@ class Memory:
                 because="only formulas are known of it, and a peak is found by following a run",
                 instead="cost(module).memory of the module itself",
             )
-        dtype = self.cost.setting.dtype
+        dtype = self.cost.mode.dtype
         inputs = inputs_for(self.target, self.asked if asked is None else asked, dtype)
         return self.target, inputs, dtype if self._recast() else None
 
@@ -319,7 +319,7 @@ class Memory:
         return training_lifetimes(*self._run(), stepped=self._stepped(), loss=self.loss, recomputed=recomputed)
 
     def _stepped(self) -> Stepped:
-        dtype = self.cost.setting.dtype if self._recast() else None
+        dtype = self.cost.mode.dtype if self._recast() else None
         return self._once("stepped", lambda: optimizer_lifetimes(self.target, dtype, self.optimizer))
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -330,7 +330,7 @@ class Memory:
 
     @lazy_property
     def _cached(self) -> Cached:
-        return cached(self.target, self.asked, self.cost.setting.item)
+        return cached(self.target, self.asked, self.cost.mode.item)
 
     def _sizeless(self) -> bool:
         """Whether sizes are missing, so that only formulas are known."""
@@ -349,14 +349,14 @@ class Memory:
 
     def _recast(self) -> bool:
         """Whether the question is about other numbers than the module is made of."""
-        return not any(each.dtype == self.cost.setting.dtype for each in self._weights(learned=False))
+        return not any(each.dtype == self.cost.mode.dtype for each in self._weights(learned=False))
 
     def _item(self, weights: list[Tensor]) -> int | None:
-        return self.cost.setting.item if weights and self._recast() else None
+        return self.cost.mode.item if weights and self._recast() else None
 
     def _bytes_of(self, weights: list[Tensor]) -> Quantity:
         """A formula where it tells the bytes of these weights, else their number."""
-        formula = self.cost.parameters * self.cost.setting.item
+        formula = self.cost.parameters * self.cost.mode.item
         if not isinstance(self.target, nn.Module):
             return formula
         item = self._item(weights)
@@ -372,9 +372,9 @@ class Memory:
         return None
 
 
-def memory_of(cost: Cost, target: Any = None, asked: Asked | None = None) -> Memory:
+def memory_of(cost: Cost, target: Any = None, asked: Sizes | None = None) -> Memory:
     """The memory of what a cost was asked for; of a part, of which only formulas are known, without its peaks."""
-    return Memory(cost, target, Asked() if asked is None else asked)
+    return Memory(cost, target, Sizes() if asked is None else asked)
 
 
 def _plain(number: int) -> Quantity:

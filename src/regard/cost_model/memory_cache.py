@@ -16,14 +16,14 @@ import sympy
 from torch import nn
 
 from regard.attention import Attention
-from regard.cost_model.asked import Asked
-from regard.cost_model.letters import letters
+from regard.cost_model.sizes import Sizes
+from regard.cost_model.symbols import size_symbols
 from regard.errors import CacheError
 from regard.features import feature_map
 from regard.layers import Block, KVCache, MultiHeadAttention
 from regard.models import GPT, Transformer
 
-B, L, G, d, e, r, w, N, T = letters("B L G d e r w N T")
+B, L, G, d, e, r, w, N, T = size_symbols("B L G d e r w N T")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Layer:
 NOTHING = Cached(sympy.Integer(0), sympy.Integer(0), {})
 
 
-def cached(target: Any, asked: Asked, item: int) -> Cached:
+def cached(target: Any, asked: Sizes, item: int) -> Cached:
     """The cache of a target; nothing for what does not decode."""
     layers = _layers(target, asked)
     if not layers:
@@ -93,7 +93,7 @@ def _of(layer: _Layer, count: int, item: int) -> tuple[sympy.Expr, sympy.Expr, d
     return sympy.Piecewise((one, w >= N), (0, True)), one * held, numbers | {w: layer.window}
 
 
-def _layers(target: Any, asked: Asked) -> list[_Layer]:
+def _layers(target: Any, asked: Sizes) -> list[_Layer]:
     if isinstance(target, Attention):
         return _of_description(target, asked)
     if isinstance(target, GPT):
@@ -118,7 +118,7 @@ def _of_attention(attention: MultiHeadAttention) -> _Layer:
     return _Layer(sizes.kv_heads, sizes.key, sizes.value, features=width)
 
 
-def _of_description(described: Attention, asked: Asked) -> list[_Layer]:
+def _of_description(described: Attention, asked: Sizes) -> list[_Layer]:
     pattern = described.pattern
     if pattern is None or not pattern.has_past or asked.dim is None:
         return []

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from regard.adapters.fake_copies import TracedTarget
 from regard.attention import Attention
-from regard.cost_model.asked import Asked
-from regard.cost_model.letters import MEANINGS
+from regard.cost_model.sizes import Sizes
+from regard.cost_model.symbols import MEANINGS
 from regard.cost_model.trace.inputs import make_example_inputs
 from regard.errors import CostError
 
 Inputs = tuple[tuple, dict[str, Any]]
 
 
-def inputs_for(target: Any, asked: Asked, dtype: torch.dtype) -> Inputs:
+def inputs_for(target: Any, asked: Sizes, dtype: torch.dtype) -> Inputs:
     """What a target is given in a run of these sizes: positional and named."""
     if isinstance(target, Attention) and asked.inputs is None:
         return _described(asked, dtype), {}
@@ -29,7 +29,7 @@ def inputs_for(target: Any, asked: Asked, dtype: torch.dtype) -> Inputs:
         return inputs.make(inputs.sizes, dtype)
 
 
-def _described(asked: Asked, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _described(asked: Sizes, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Query, key and value."""
     if asked.dim is None or asked.tokens is None:
         raise _missing("dim" if asked.dim is None else "tokens")

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from regard.cost_model.letters import Values, settled
+from regard.cost_model.symbols import Values, settled
 
 ZERO = sympy.Integer(0)
 

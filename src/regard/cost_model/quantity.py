@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 
 from regard.caching import lazy_property
-from regard.cost_model.letters import Values, agreed, settled
+from regard.cost_model.symbols import Values, agreed, settled
 from regard.errors import CostError
 
 

@@ -153,7 +153,7 @@ def predict(cost: Cost, machine: Machine | None = None) -> Prediction:
     """
     amounts = {name: (part.flops.value, part.bytes.value) for name, part in cost.by_part().items()}
     machine = this_machine() if machine is None else machine
-    peak = machine.peak_of(cost.setting.dtype)
+    peak = machine.peak_of(cost.mode.dtype)
     bandwidth = machine.bandwidth_for(sum(moved for _, moved in amounts.values()))
     parts = []
     for name, (flops, moved) in amounts.items():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from regard.cost_model.letters import MEANINGS, agreed, letter, read_letter, settled
 from regard.cost_model.quantity import Quantity
+from regard.cost_model.symbols import MEANINGS, agreed, read_symbol, settled, size_symbol
 from regard.errors import CostError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ LONGEST = 1 << 14  # where one ends that has to lay out a pattern for every leng
 READABLE = 40  # operations in a formula that people still read; a longer root is given as its number
 
 # Numbers that were counted at one size: they say nothing about another.
-_COUNTED = {letter("P"), letter("Z")}
+_COUNTED = {size_symbol("P"), size_symbol("Z")}
 
 
 def crossings(cost: Cost, letter: str | sympy.Symbol, equals: Any, of: str) -> list[Quantity]:
@@ -33,7 +33,7 @@ def crossings(cost: Cost, letter: str | sympy.Symbol, equals: Any, of: str) -> l
     Values need not be whole: between 64 and 65 one is cheaper at 64 tokens, and the other at 65. A letter that has no
     number stays in the answer.
     """
-    symbol = read_letter(letter)
+    symbol = read_symbol(letter)
     mine, theirs = _quantity(cost, of), _quantity(equals, of)
     # The letter itself is free on both sides, whatever it was there.
     values, others = _without(mine.values, symbol), _without(theirs.values, symbol)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from regard.cost_model.cost import QUANTITIES, Cost
-from regard.cost_model.letters import legend
 from regard.cost_model.quantity import Quantity
+from regard.cost_model.symbols import legend
 from regard.cost_model.units import exact, short
 from regard.errors import CostError
 from regard.render.table import Cell, Column, Table
@@ -43,7 +43,7 @@ def render(cost: Cost, levels: int | None = None, width: int = WIDTH) -> Rendera
     quantities = {name: cost.quantity(name) for name in QUANTITIES}
     counts = _quantity_table(quantities)
     parts, remark = _part_table(cost, levels, width)
-    symbols = legend([quantity.formula for quantity in quantities.values()], cost.values, cost.setting.step)
+    symbols = legend([quantity.formula for quantity in quantities.values()], cost.values, cost.mode.step)
     notes, formulas = [*cost.notes], [counts]
     if parts is not None and any(column.overflow == "cut" for column in parts.columns):
         formulas.append(parts)
@@ -117,14 +117,14 @@ def _quantity_table(quantities: dict[str, Quantity]) -> Table:
 
 def _describe_setting(cost: Cost) -> str:
     """How it is run, in words."""
-    setting = cost.setting
-    words = ["forward and backward" if setting.step == "training" else setting.step]
-    words.append(str(setting.dtype).removeprefix("torch."))
-    if setting.backend is not None:
-        words.append(f"backend {setting.backend}")
-    if not setting.stable:
+    mode = cost.mode
+    words = ["forward and backward" if mode.step == "training" else mode.step]
+    words.append(str(mode.dtype).removeprefix("torch."))
+    if mode.backend is not None:
+        words.append(f"backend {mode.backend}")
+    if not mode.stable:
         words.append("plain softmax")
-    if setting.serial:
+    if mode.serial:
         words.append("serial sums")
     return ", ".join(words)
 

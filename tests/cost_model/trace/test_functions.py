@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from regard import cost
-from regard.cost_model.letters import letter
+from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 
 # T, J, K and the depth of the layer with a plain and with a stable softmax: TTIC 31230, problems on transformers.
@@ -39,8 +39,10 @@ def test_a_layer_written_with_einsum_is_as_deep_as_the_formula(T, J, K, shallow,
 def test_depth_has_a_formula_and_can_be_asked_for_otherwise() -> None:
     inputs = ((16, 64), (4, 16, 64), (4, 16, 64), (4, 16, 64))
     found = cost(stable, inputs=inputs, tokens=16)
-    assert found.depth.at({letter("N"): 64}) == 28 + 3 * 2
-    assert found.macs.formula.subs(letter("N"), 17) == 3 * 17 * 64 * 64 + 2 * 17 * 17 * 64  # heads of 16 are no tokens
+    assert found.depth.at({size_symbol("N"): 64}) == 28 + 3 * 2
+    assert (
+        found.macs.formula.subs(size_symbol("N"), 17) == 3 * 17 * 64 * 64 + 2 * 17 * 17 * 64
+    )  # heads of 16 are no tokens
     assert cost(stable, inputs=inputs, tokens=16, stable=False).depth == 23
     # 64 + 16 + exp + 15 + division + 16
     assert cost(plain, inputs=inputs, tokens=16, serial=True).depth == 64 + 16 + 1 + 15 + 1 + 16
@@ -58,7 +60,7 @@ def test_the_longest_path_goes_through_views_and_what_is_changed_in_place() -> N
 
 def test_letters_can_be_named_in_a_shape() -> None:
     found = cost(lambda x, y: x @ y, inputs=(("B", "N", 5), ("B", 5, "T")), batch=2, tokens=7, context_tokens=3)
-    B, N, T = letter("B"), letter("N"), letter("T")
+    B, N, T = size_symbol("B"), size_symbol("N"), size_symbol("T")
     assert found.macs.formula == 5 * B * N * T
     assert found.macs == 2 * 7 * 5 * 3
     assert found.bytes.formula.expand() == 4 * (5 * B * N + 5 * B * T + B * N * T)
@@ -72,7 +74,7 @@ def test_a_mask_varies_with_the_tokens_on_both_axes() -> None:
 
     shape = (2, 3, 7, 5)
     found = cost(masked, inputs=(shape, shape, shape, (7, 7)), tokens=7)
-    assert found.macs.formula.subs(letter("N"), 9) == 2 * 2 * 3 * 9 * 9 * 5
+    assert found.macs.formula.subs(size_symbol("N"), 9) == 2 * 2 * 3 * 9 * 9 * 5
 
 
 def test_tensors_are_followed_as_they_are() -> None:
@@ -113,7 +115,7 @@ def test_probabilities_of_classes_are_no_pairs() -> None:
     assert found.exponentials == 2 * 7 * 11
     assert found.pairs == 0
     gate = nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1), nn.Linear(4, 3))  # mixes channels, not tokens
-    assert cost(gate, tokens=7, trace=True).pairs == 0
+    assert cost(gate, tokens=7).pairs == 0
 
 
 # Where it cannot be followed
@@ -154,7 +156,7 @@ def test_nobody_guesses_the_input_of_a_function() -> None:
 
 def test_a_module_without_a_cache_cannot_decode() -> None:
     with pytest.raises(CostError, match="no cache to decode with"):
-        cost(nn.MultiheadAttention(12, 3), tokens=5, step="decode", trace=True)
+        cost(nn.MultiheadAttention(12, 3), tokens=5, step="decode")
 
 
 def test_a_length_that_changes_the_operations_stays_a_number() -> None:
@@ -163,7 +165,7 @@ def test_a_length_that_changes_the_operations_stays_a_number() -> None:
 
     found = cost(folds, inputs=("B", "N", 5), tokens=7)
     assert found.macs == 7 * 7 * 7 * 5
-    assert found.macs.formula.free_symbols == {letter("B")}
+    assert found.macs.formula.free_symbols == {size_symbol("B")}
     assert any(note.startswith("tokens stays the number 7") for note in found.notes)
 
 

@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from twins import transformers
 
 from regard import cost
-from regard.cost_model.letters import letter
+from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 
-B, N, T = letter("B"), letter("N"), letter("T")
+B, N, T = size_symbol("B"), size_symbol("N"), size_symbol("T")
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 
 

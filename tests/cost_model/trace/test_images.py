@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from twins import library, timm
 
 from regard import cost
-from regard.cost_model.letters import letter
+from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 
-B = letter("B")
+B = size_symbol("B")
 IMAGES = {"vit": (32, 32), "swin": (32, 32), "davit": (32, 32), "convnext": (64, 96)}
 # Multiply-adds of the first convolution for one image, whose input learns nothing.
 STEMS = {
@@ -69,7 +69,7 @@ def test_an_image_has_letters_where_it_may_have_any_size() -> None:
     model = built("convnext")
     found = cost(model, image=(64, 96))
     assert {str(symbol) for symbol in found.macs.formula.free_symbols} == {"B", "R", "W"}
-    other = found.macs.at({letter("R"): 160, letter("W"): 32, B: 3})
+    other = found.macs.at({size_symbol("R"): 160, size_symbol("W"): 32, B: 3})
     assert other == counted(model, torch.zeros(3, 3, 160, 32))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from regard.cost_model.letters import letters
+from regard.cost_model.symbols import size_symbols
 from regard.cost_model.textbook.table import Table, rows, sizes
 from regard.errors import CostError
 
@@ -14,7 +14,7 @@ def attention(tokens: int, width: int) -> Table:
 
     Prince, *Understanding Deep Learning*, problem 12.1.
     """
-    N, D = letters("N D")
+    N, D = size_symbols("N D")
     return Table(
         f"Self-attention of {tokens:,} tokens with {width:,} channels",
         rows(
@@ -36,7 +36,7 @@ def mha(tokens: int, width: int, heads: int, head_dim: int | None = None) -> Tab
 
     Prince, problem 12.5. The last two rows are for heads that keep all D channels.
     """
-    N, D, H, d = letters("N D H d")
+    N, D, H, d = size_symbols("N D H d")
     values = sizes(N=tokens, D=width, H=heads)
     if head_dim is None and width % heads:
         raise CostError(
@@ -72,7 +72,7 @@ def append(tokens: int, width: int) -> Table:
 
     Prince, problem 12.7. Earlier outputs do not change: they are masked at the new key.
     """
-    N, D = letters("N D")
+    N, D = size_symbols("N D")
     step = sympy.expand(3 * D**2 + 2 * (N + 1) * D)
     return Table(
         f"One token more after {tokens:,} with {width:,} channels",
@@ -96,7 +96,7 @@ def linear(tokens: int, width: int) -> Table:
 
     Prince, problem 12.10. As many features as channels; the normaliser is the term without a square of D.
     """
-    N, D = letters("N D")
+    N, D = size_symbols("N D")
     softmax, summed = 2 * N**2 * D, 2 * N * D**2 + 2 * N * D
     return Table(
         f"Linear attention of {tokens:,} tokens with {width:,} channels",
@@ -122,7 +122,7 @@ def parameters(heads: int, input: int, hidden: int, value: int, output: int) -> 
 
     The assignment on Cordonnier, Loukas and Jaggi (2020), question a1.
     """
-    H, D, d, e, out = letters("H D d e O")
+    H, D, d, e, out = size_symbols("H D d e O")
     projections, joined = H * D * (2 * d + e), H * e * out
     return Table(
         f"{heads:,} heads from {input:,} to {output:,} channels",

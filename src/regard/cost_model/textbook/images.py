@@ -6,9 +6,9 @@ from typing import Any
 
 import sympy
 
-from regard.cost_model.letters import letter, letters
+from regard.cost_model.attention.pairs import pairs_of
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.rules.pairs import pairs_of
+from regard.cost_model.symbols import size_symbol, size_symbols
 from regard.cost_model.textbook.table import Row, Table, rows, sizes
 from regard.errors import CostError
 from regard.patterns import (
@@ -31,7 +31,7 @@ def davit(grid: tuple[int, int], channels: int, window: int | None = 7, group_di
     Prince, problem 12.9: both over everything; equal where C = N. The real DaViT (Ding et al. 2022) cuts both: patches
     into windows, for which the grid is filled up with zeros, and channels into groups.
     """
-    N, R, W, C, w, d = letters("N R W C w d")
+    N, R, W, C, w, d = size_symbols("N R W C w d")
     values = sizes(N=grid[0] * grid[1], R=grid[0], W=grid[1], C=channels)
     counts: list[tuple[str, Any]] = [
         ("patches: scores", N**2 * C),
@@ -102,7 +102,7 @@ def patterns(grid: tuple[int, int] = (16, 16), channels: int = 512) -> Table:
     }
     made = []
     for label, (layers, tokens) in several.items():
-        N, C = letters("N C")
+        N, C = size_symbols("N C")
         numbers = {**values, N: tokens}
         counted = pairs_of(layers[0], sympy.Integer(1), N, N, (tokens, tokens), numbers)
         numbers = {**numbers, **counted.values}
@@ -128,7 +128,7 @@ def panels(tokens: int, radius: int = 1, width: int = 3, count: int = 2) -> Tabl
     radius: of the window of panels c and h; width: of those that look back, d to g; count: global tokens of panel h.
     Panel g is a window in which every fourth token sees all before it: 1 + 4 k keys instead of `width`, where more.
     """
-    N = letter("N")
+    N = size_symbol("N")
     values = sizes(N=tokens)
     named: dict[str, Pattern] = {
         "a": Full(),
@@ -153,6 +153,6 @@ def panels(tokens: int, radius: int = 1, width: int = 3, count: int = 2) -> Tabl
 
 
 def _line(pattern: Pattern, tokens: int, values: dict[sympy.Symbol, int]) -> Quantity:
-    N = letter("N")
+    N = size_symbol("N")
     counted = pairs_of(pattern, sympy.Integer(1), N, N, (tokens, tokens), values)
     return Quantity(counted.formula, {**values, **counted.values})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.cost_model.letters import letters
+from regard.cost_model.symbols import size_symbols
 from regard.cost_model.textbook.table import Table, rows, sizes
 from regard.errors import CostError
 
@@ -25,7 +25,7 @@ def merge(tokens: int, width: int, heads: int, value_dim: int | None = None) -> 
             because=f"{width} is no multiple of {heads}",
             instead="a number of heads that divides the channels, or value_dim",
         )
-    N, D, H, e = letters("N D H e")
+    N, D, H, e = size_symbols("N D H e")
     inner = width // heads if value_dim is None else value_dim
     apart, merged = 2 * D * H * e, H * D**2
     apart_macs, merged_macs = 2 * N * D * H * e + N**2 * H * e, N * H * D**2 + N**2 * H * D

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 
 from regard.cost_model import depth
-from regard.cost_model.letters import letters
+from regard.cost_model.symbols import size_symbols
 from regard.cost_model.textbook.table import Table, rows, sizes
 
 
@@ -23,7 +23,7 @@ def encoding(tokens: int | tuple[int, int], dim: int) -> Table:
 
     The assignment on Cordonnier, Loukas and Jaggi (2020), question b2.
     """
-    N, D, R, W = letters("N D R W")
+    N, D, R, W = size_symbols("N D R W")
     if isinstance(tokens, int):
         values, seen, where = sizes(N=tokens, D=dim), N, f"{tokens:,} tokens"
         grid = []
@@ -66,7 +66,7 @@ def parallel(tokens: int | tuple[int, int], width: int, heads: int, head_dim: in
     TTIC 31230, problems on transformers, 1 and 2; no output matrix, no scale. Chains instead of trees take as many
     steps as numbers for each inner product, and for the exponentials and their sum; the division is one step more.
     """
-    N, D, H, d, R, W = letters("N D H d R W")
+    N, D, H, d, R, W = size_symbols("N D H d R W")
     values = sizes(D=width, H=heads)
     if isinstance(tokens, int):
         values |= sizes(N=tokens)

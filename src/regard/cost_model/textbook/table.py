@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 
-from regard.cost_model.letters import agreed, legend, letter
 from regard.cost_model.quantity import Quantity
+from regard.cost_model.symbols import agreed, legend, size_symbol
 from regard.errors import CostError
 from regard.render.table import Cell, Column
 from regard.render.table import Table as RenderedTable
@@ -139,4 +139,4 @@ def sizes(**numbers: Any) -> dict[sympy.Symbol, int]:
                 because="sizes are whole numbers of at least 1",
                 instead=f"{name} = 16",
             )
-    return {letter(name): number for name, number in numbers.items()}
+    return {size_symbol(name): number for name, number in numbers.items()}

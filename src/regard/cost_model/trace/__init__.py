@@ -1,9 +1,9 @@
-"""Any module or function, followed with tensors that have shapes and no numbers.
+"""Any module or function, traced with fake tensors.
 
-`inputs` makes example inputs, `recording` writes down every operation, `operations` says what each one costs,
-`fitting` reads letters off a few nearby sizes, `walking` finds the longest path, `follow` puts the parts together.
+`inputs` makes example inputs, `recorder` records every operation, `operator_costs` prices each one, `symbolic` finds
+symbols from a few runs at neighbouring sizes, `critical_path` finds the depth, `engine` puts the parts together.
 """
 
-from regard.cost_model.trace.follow import follow
+from regard.cost_model.trace.engine import trace_cost
 
-__all__ = ["follow"]
+__all__ = ["trace_cost"]

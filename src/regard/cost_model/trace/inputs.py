@@ -9,14 +9,14 @@ from torch import Tensor
 
 from regard.adapters.example_inputs import ExampleInputs, InputSpec, infer_inputs
 from regard.adapters.fake_copies import TracedTarget
-from regard.cost_model.asked import Asked
-from regard.cost_model.letters import MEANINGS
+from regard.cost_model.sizes import Sizes
+from regard.cost_model.symbols import MEANINGS
 from regard.errors import CostError
 
 TOKENS, CONTEXT, PIXELS = 128, 96, 64  # where the caller gives none; they stay symbols
 
 
-def make_example_inputs(subject: TracedTarget, asked: Asked) -> ExampleInputs:
+def make_example_inputs(subject: TracedTarget, asked: Sizes) -> ExampleInputs:
     """The inputs that the caller gave, or those that the module takes."""
     if asked.inputs is not None:
         return given(asked)
@@ -35,7 +35,7 @@ def make_example_inputs(subject: TracedTarget, asked: Asked) -> ExampleInputs:
     return inputs
 
 
-def _check_read(subject: TracedTarget, asked: Asked, inputs: ExampleInputs) -> None:
+def _check_read(subject: TracedTarget, asked: Sizes, inputs: ExampleInputs) -> None:
     """Refuses a size that nothing it reads has."""
     for size, letters in {"image": "RW", "tokens": "N", "keys": "M", "context_tokens": "T"}.items():
         if getattr(asked, size) is None or set(letters) & set(inputs.symbols):
@@ -56,7 +56,7 @@ def _check_read(subject: TracedTarget, asked: Asked, inputs: ExampleInputs) -> N
 # Given by the caller
 
 
-def given(asked: Asked) -> ExampleInputs:
+def given(asked: Sizes) -> ExampleInputs:
     """Tensors, shapes, and tuples or dictionaries of them. Sizes in a shape may be letters: `("B", "N", 512)`."""
     sizes = sizes_of(asked)
     known: set[str] = {"B"} | {name for name in asked_sizes(asked)}
@@ -104,7 +104,7 @@ def _axis(size: int | str) -> int | str:
     )
 
 
-def _lettered(inputs: ExampleInputs, asked: Asked) -> ExampleInputs:
+def _lettered(inputs: ExampleInputs, asked: Sizes) -> ExampleInputs:
     """Letters for shapes of plain numbers: N where a size is the `tokens` asked for, B for a first size they share.
 
     A weight may have as many channels as there are tokens, so that N is first put where the first input has it, and on
@@ -151,13 +151,13 @@ def _lettered(inputs: ExampleInputs, asked: Asked) -> ExampleInputs:
 KEYWORDS = {"B": "batch", "N": "tokens", "M": "keys", "T": "context_tokens", "R": "rows", "W": "columns"}
 
 
-def asked_sizes(asked: Asked) -> dict[str, int]:
+def asked_sizes(asked: Sizes) -> dict[str, int]:
     """Letters that the caller gave a number."""
     rows, columns = asked.image or (None, None)
     every = {"N": asked.tokens, "M": asked.keys, "T": asked.context_tokens, "R": rows, "W": columns}
     return {name: size for name, size in every.items() if size is not None}
 
 
-def sizes_of(asked: Asked) -> dict[str, int]:
+def sizes_of(asked: Sizes) -> dict[str, int]:
     base = {"N": TOKENS, "M": CONTEXT, "T": CONTEXT, "R": PIXELS, "W": PIXELS}
     return {"B": asked.batch, **base, **asked_sizes(asked)}

@@ -1,27 +1,27 @@
-"""What is written down of an operation: its name, where it ran, and the shapes of what it read and wrote."""
+"""One recorded operation: its name, the module it ran in, and the shapes of its operands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+from regard.attention import Attention
 
 
 class Operand(NamedTuple):
     """A tensor that an operation reads or writes.
 
     Attributes:
-        shape: whole numbers while it is recorded, formulas afterwards.
-        item: bytes of a number.
-        storage: which memory it lies in; views of one tensor have one storage.
-        repeated: axes along which the same memory is read again and again, as `expand` makes them.
-        floating: whether its numbers have a point.
-        again: whether the operation has it among its arguments already, as in `x * x`.
+        shape: integers in a recorded operation, expressions in a symbolic one.
+        item: bytes of an element.
+        storage: identifies the memory; views of one tensor have one storage.
+        repeated: axes of stride 0, as `expand` makes them.
+        floating: whether it has a floating-point dtype.
+        again: whether the same tensor is an earlier argument already, as in `x * x`.
     """
 
     shape: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> Any:
-        """Of the memory behind it, each number once."""
+        """Of the memory behind it, each element once."""
         repeated = self.repeated or (False,) * len(self.shape)
         return self.item * product(size for size, again in zip(self.shape, repeated, strict=True) if not again)
 
@@ -47,15 +47,16 @@ class Operation:
     """An operation that ran.
 
     Attributes:
-        name: as torch calls it, such as `aten.mm`.
+        name: as torch calls it, such as `aten.mm`; `regard.attend` and `regard.attend_backward` are whole attentions.
         path: the module in which it ran, or whose forward operation it is the gradient of.
-        backward: whether it ran on the way back.
+        backward: whether it ran in the backward pass.
         reads: the tensors among its arguments, by the names of its schema; a list has several: `tensors.0`.
         writes: the tensors it returned.
-        words: other arguments that its cost depends on, and that no size changes.
-        numbers: whole numbers that its cost depends on, and that sizes may change: the pairs of a pattern.
-        changes: whether it writes into one of its arguments.
-        pairs: whether it makes weights with which another product sums values; `walking` finds out.
+        constants: other arguments that its cost depends on, and that no size changes.
+        mutates: whether it writes into one of its arguments.
+        is_attention: whether it computes weights with which another product sums values; see `critical_path`.
+        attention: the description of an attention that is one operation.
+        storages: the storages that such an operation reads and writes beside its operands.
     """
 
     name: str
@@ -63,47 +64,52 @@ class Operation:
     backward: bool
     reads: dict[str, Operand]
     writes: tuple[Operand, ...]
-    words: tuple[Any, ...] = ()
-    numbers: tuple[Any, ...] = ()
-    changes: bool = False
-    pairs: bool = field(default=False)
+    constants: tuple[Any, ...] = ()
+    mutates: bool = False
+    is_attention: bool = False
+    attention: Attention | None = None
+    storages: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def sizes(self) -> Iterable[Any]:
-        """Every size there is, in a fixed order."""
+        """Every size of every operand, in a fixed order."""
         for operand in (*self.reads.values(), *self.writes):
             yield from operand.shape
-        yield from self.numbers
 
-    def skeleton(self) -> tuple[Any, ...]:
-        """All but the sizes: equal for the same step of two runs."""
+    def structure(self) -> tuple[Any, ...]:
+        """All but the sizes: equal for the same operation of two runs."""
         shapes = tuple((name, len(one.shape), one.item) for name, one in self.reads.items())
         return (self.name, self.path, self.backward, shapes, tuple((len(one.shape), one.item) for one in self.writes),
-                self.words, len(self.numbers))  # fmt: skip
+                self.constants)  # fmt: skip
 
     def with_sizes(self, sizes: list[Any], repeated: list[tuple[bool, ...]]) -> Operation:
         """The same operation with other sizes, in the order of `sizes()`."""
-        left, again = iter(sizes), iter(repeated)
+        left, flags = iter(sizes), iter(repeated)
 
-        def renewed(operand: Operand) -> Operand:
-            return operand._replace(shape=tuple(next(left) for _ in operand.shape), repeated=next(again), storage=0)
+        def resize(operand: Operand) -> Operand:
+            return operand._replace(shape=tuple(next(left) for _ in operand.shape), repeated=next(flags), storage=0)
 
-        reads = {name: renewed(operand) for name, operand in self.reads.items()}
-        writes = tuple(renewed(operand) for operand in self.writes)
-        numbers = tuple(next(left) for _ in self.numbers)
-        return Operation(
-            self.name, "", self.backward, reads, writes, self.words, numbers, self.changes, pairs=self.pairs
-        )
+        reads = {name: resize(operand) for name, operand in self.reads.items()}
+        writes = tuple(resize(operand) for operand in self.writes)
+        return Operation(self.name, self.path, self.backward, reads, writes, self.constants, self.mutates,
+                         self.is_attention, self.attention)  # fmt: skip
+
+    def storages_read(self) -> Iterable[int]:
+        yield from (operand.storage for operand in self.reads.values())
+        yield from self.storages[0]
+
+    def storages_written(self) -> Iterable[int]:
+        yield from (operand.storage for operand in self.writes)
+        yield from self.storages[1]
 
 
 def product(sizes: Iterable[Any]) -> Any:
-    made: Any = 1
+    result: Any = 1
     for size in sizes:
-        made = made * size
-    return made
+        result = result * size
+    return result
 
 
-def noted(tensor: Tensor) -> Operand:
-    """What is kept of a tensor."""
+def describe_tensor(tensor: Tensor) -> Operand:
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return Operand(shape, tensor.element_size(), 0, (False,) * len(shape), tensor.is_floating_point())
@@ -113,8 +119,8 @@ def noted(tensor: Tensor) -> Operand:
     return Operand(shape, tensor.element_size(), storage, repeated, tensor.is_floating_point())
 
 
-def tensors_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors among named arguments; those in a list have numbers behind the name."""
+def named_tensors(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among named arguments; those in a list have their index behind the name."""
     found: dict[str, Tensor] = {}
     for name, value in arguments.items():
         if isinstance(value, Tensor):
@@ -124,7 +130,7 @@ def tensors_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def arguments_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by the names of the operator's schema."""
     names = [argument.name for argument in operator._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -23,20 +23,20 @@ from regard.biases import axis_scores
 from regard.biases.base import Bias
 from regard.calculus import axis_weights
 from regard.cost_model import depth
-from regard.cost_model.letters import letters
+from regard.cost_model.attention.bias import kept_by, learned, learns
+from regard.cost_model.attention.shape import Shape
 from regard.cost_model.part import Part, Work
-from regard.cost_model.rules.bias import kept_by, learned, learns
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.rules.visits import Made
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.sizes import Breakdown
+from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError
 from regard.features import feature_map
 from regard.patterns import Pattern
 
-R, W = letters("R W")
+R, W = size_symbols("R W")
 
 
-def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, setting: Setting) -> Made:
+def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> Breakdown:
     """The parts of an attention by position; what the backend refuses, and what is no product, is refused."""
     bias, request = attention.bias, _request(attention, pattern, shape)
     because = "how many tokens there are decides who runs, and nobody says it"
@@ -54,11 +54,13 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, setti
             instead='backend=None for what the mathematics asks, or backend="reference"',
         )
     if way(request) == "gather":
-        moved = Work(bytes=2 * setting.item * shape.output)
-        return Made([Part("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",))
+        moved = Work(bytes=2 * mode.item * shape.output)
+        return Breakdown(
+            [Part("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",)
+        )
     assert isinstance(bias, Bias)
     grid: Any = bias.grid
-    item, heads = setting.item, sympy.Integer(bias.heads)
+    item, heads = mode.item, sympy.Integer(bias.heads)
     squares: Any = heads * (R**2 + W**2)
     products = shape.batch * shape.heads * R * W * (R + W) * shape.value_dim
     half = shape.batch * shape.heads * R * W * shape.value_dim  # between the two sums
@@ -69,36 +71,36 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, setti
         forward=Work(
             exponentials=squares,
             bytes=2 * item * squares,
-            depth=1 + depth.softmax(longest, stable=setting.stable, serial=setting.serial),
+            depth=1 + depth.softmax(longest, stable=mode.stable, serial=mode.serial),
         ),
-        backward=Work(bytes=3 * item * squares, depth=depth.inner(longest, setting.serial) + 2),
+        backward=Work(bytes=3 * item * squares, depth=depth.inner(longest, mode.serial) + 2),
     )
-    both = depth.inner(R, setting.serial) + depth.inner(W, setting.serial)
+    both = depth.inner(R, mode.serial) + depth.inner(W, mode.serial)
     moved = item * (shape.value + 2 * half + shape.output + squares)
     values = Part(
         "values",
         forward=Work(macs=products, bytes=moved, depth=both),
         backward=Work(macs=(2 if learns(bias) else 1) * products, bytes=2 * moved, depth=both),
-        kept=_kept(bias, shape, setting),
+        kept=_kept(bias, shape, mode) if shape.keeps else sympy.Integer(0),
     )
-    return Made([weights, values], {R: grid[0], W: grid[1]})
+    return Breakdown([weights, values], {R: grid[0], W: grid[1]})
 
 
-def kept_unasked(attention: Attention, pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr | None:
+def kept_unasked(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr | None:
     """Bytes that are kept where this backend is the one that runs unasked, by rows and columns; `None` elsewhere."""
-    request = _request(attention, pattern, shape)
+    request = _request(attention, pattern, shape) if shape.keeps else None
     if attention.scale != 0 or request is None or find("positional").refuse(request) is not None:
         return None
     if way(request) != "separable" or not isinstance(attention.bias, Bias):
         return None
     grid: Any = attention.bias.grid
-    kept: Any = _kept(attention.bias, shape, setting)
+    kept: Any = _kept(attention.bias, shape, mode)
     return kept.xreplace({R: sympy.Integer(grid[0]), W: sympy.Integer(grid[1])})
 
 
-def _kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
+def _kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
     """The weights of both axes; and where they learn, what their formulas keep, the values, and the sums between."""
-    wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
     heads = shape.number(shape.heads) or bias.heads
 
     def made() -> tuple[torch.Tensor, ...]:
@@ -108,9 +110,9 @@ def _kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
 
     kept: Any = sympy.Integer(kept_by(made))
     if shape.group > 1:  # each row of the batch has its own copy of the weights along rows
-        kept += setting.wide * (shape.batch - 1) * shape.heads * R**2
+        kept += mode.wide * (shape.batch - 1) * shape.heads * R**2
     if learns(bias):
-        kept += setting.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
+        kept += mode.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
     return kept
 
 

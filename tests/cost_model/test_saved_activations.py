@@ -26,7 +26,7 @@ def words(batch: int, count: int) -> torch.Tensor:
 
 def assert_kept(module: nn.Module, *inputs, sizes: dict | None = None, **kwargs) -> None:
     sizes = {"batch": inputs[0].shape[0], "tokens": inputs[0].shape[1]} if sizes is None else sizes
-    assert cost(module, trace=False, **sizes).activation_bytes == kept_bytes(module, *inputs, **kwargs)
+    assert cost(module, **sizes).activation_bytes == kept_bytes(module, *inputs, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def some_attention(chance: random.Random, attention: Attention) -> tuple[MultiHe
     return layer, texts, asked
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(6))
 def test_what_attention_keeps(seed):
     """One tensor of queries, keys and values; the output and a number for each softmax; a copy that joins heads."""
     chance = random.Random(seed)
@@ -102,7 +102,7 @@ def test_what_attention_keeps(seed):
     ids=str,
 )
 def test_what_other_attentions_keep(attention):
-    for seed in range(4):
+    for seed in range(2):
         layer, texts, asked = some_attention(random.Random(seed), attention)
         assert_kept(layer, *texts, sizes=asked)
 

@@ -1,4 +1,4 @@
-"""How a thing is run whose cost is asked for."""
+"""How a target is run: the step, the backend, the dtype."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STEPS = ("forward", "backward", "training", "decode")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a thing is run.
+class RunMode:
+    """How a target is run.
 
     Attributes:
-        step: `"forward"`, `"backward"`, `"training"` (both), or `"decode"`: one token more, after `tokens` in a cache.
-        backend: whose work is counted. `None` is what the mathematics asks for: the pairs of the pattern, and two
-            products backward for each one forward. `"reference"` visits the whole square; `"native"` and `"blocked"`
-            visit the blocks of the plan, and compute scores once more on the way back; `"positional"` sums along rows
-            and columns, for heads that look by position alone.
-        dtype: in which numbers.
-        stable: whether a softmax subtracts the largest score first, which takes another reduction.
-        serial: whether sums are added one after the other instead of as trees.
+        step: `"forward"`, `"backward"`, `"training"` (both), or `"decode"`: one token after `tokens` in the KV cache.
+        backend: whose work is counted. `None` is what the mathematics needs: the pairs of the pattern, and two
+            products backward for each one forward. `"reference"` computes the whole attention matrix; `"native"` and
+            `"blocked"` the tiles of their plan, and the scores again in backward; `"positional"` the row and column
+            products of attention by position alone.
+        dtype: of activations and parameters.
+        stable: whether a softmax subtracts the maximum first, which takes another reduction.
+        serial: whether sums are chains instead of trees.
     """
 
     step: str = "forward"
@@ -39,12 +39,12 @@ class Setting:
             raise CostError(
                 f"There is no step {self.step!r}.",
                 asked=f"step={self.step!r}",
-                because=f"what runs is {', '.join(STEPS)}",
+                because=f"steps are {', '.join(STEPS)}",
                 instead='step="forward"',
             )
         if self.backend not in (None, "reference", "native", "blocked", "positional"):
             raise CostError(
-                f"Nobody has counted the work of backend {self.backend!r}.",
+                f"The work of backend {self.backend!r} has no formula.",
                 asked=f"backend={self.backend!r}",
                 because="known are None (the mathematics), reference, native, blocked and positional",
                 instead="backend=None",

@@ -1,4 +1,4 @@
-"""The sizes a cost is asked for."""
+"""The sizes of a run, and the breakdown of its cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from regard.errors import CostError
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The sizes of a run. What is `None` stays a letter in the formulas, without a number.
+class Sizes:
+    """The sizes of a run. What is `None` stays a symbol in the formulas, without a number.
 
     Attributes:
-        batch: rows of the batch.
-        tokens: tokens that ask; in a decoding step, those that are cached already.
-        keys: tokens that are looked at, if they are others.
-        context_tokens: tokens of the other text: what an encoder reads.
+        batch: batch size.
+        tokens: query length; in a decode step, the number of cached tokens.
+        keys: key length, where it is another.
+        context_tokens: sequence length of the encoder.
         image: rows and columns of pixels; of tokens where a layer works on a grid of tokens.
         heads, kv_heads, dim, value_dim: of a description, which has no sizes of its own.
-        inputs: tensors, or their shapes, for a target that nobody here knows.
+        inputs: tensors, or their shapes, for a target whose inputs cannot be inferred.
     """
 
     batch: int = 1
@@ -53,10 +53,10 @@ class Asked:
                 )
 
 
-class Counted(NamedTuple):
-    """What a rule or a trace says: parts, the numbers of their letters, and remarks for the reader."""
+class Breakdown(NamedTuple):
+    """A cost in parts, the numbers of their symbols, and notes for the reader."""
 
-    name: str
     parts: list[Part]
     values: Mapping[sympy.Symbol, Any]
     notes: tuple[str, ...] = ()
+    name: str = ""

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from regard.backends.limits import _plan_means
 from regard.backends.tiles import group_tiles, tile_height
-from regard.cost_model.letters import letter
-from regard.cost_model.part import Part
-from regard.cost_model.rules.pairs import Pairs
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.setting import Setting
+from regard.cost_model.attention.pairs import Pairs
+from regard.cost_model.attention.shape import Shape
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 from regard.kernels import library
 from regard.kernels.decode import MAX_QUERIES
@@ -27,14 +26,6 @@ class Visits(NamedTuple):
     """Pairs that are computed, of one head over all rows of the batch; numbers of their letters; remarks."""
 
     area: sympy.Expr
-    values: dict[sympy.Symbol, int]
-    notes: tuple[str, ...] = ()
-
-
-class Made(NamedTuple):
-    """Parts of an attention, numbers of letters beside those of its sizes, and remarks."""
-
-    parts: list[Part]
     values: dict[sympy.Symbol, int]
     notes: tuple[str, ...] = ()
 
@@ -57,22 +48,22 @@ def check_backend(backend: str | None, bias: Any, hard: bool) -> None:
         )
 
 
-def visits_of(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> Visits:
+def visits_of(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> Visits:
     """The pairs inside the tiles of the backend that is asked about."""
     square = shape.batch * shape.queries * shape.keys
-    if setting.backend is None:
+    if mode.backend is None:
         return Visits(seen.formula, {})
-    if setting.backend == "reference" or pattern.is_full:
+    if mode.backend == "reference" or pattern.is_full:
         return Visits(square, {})
     if shape.lengths is None:
-        remark = f"{setting.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
-        return Visits(shape.batch * letter("Z"), {}, (remark,))
+        remark = f"{mode.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
+        return Visits(shape.batch * size_symbol("Z"), {}, (remark,))
     lengths, pattern, heads = Lengths(*shape.lengths), pattern._by_head, pattern.heads
-    if setting.backend == "native":
-        if setting.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
+    if mode.backend == "native":
+        if mode.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
             return Visits(seen.formula, {})  # a cache is read key by key
         _check_library()
-        wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+        wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
         area = best_plan(pattern, lengths, library.lanes(wide)).area
     else:
         height = tile_height(pattern, lengths, shape.group if heads is None else 1)
@@ -91,7 +82,7 @@ def _counted(area: int, pattern: Pattern, shape: Shape) -> Visits:
         return Visits(sympy.Integer(area), {}, ("tiles of different rows are added up to one number",))
     if shape.lengths is not None and area == shape.lengths[0] * shape.lengths[1]:
         return Visits(shape.batch * shape.queries * shape.keys, {})
-    return Visits(shape.batch * letter("Z"), {letter("Z"): area})
+    return Visits(shape.batch * size_symbol("Z"), {size_symbol("Z"): area})
 
 
 def _check_library() -> None:
@@ -111,27 +102,29 @@ def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str
     """Products of the tree of sums with the tiles that read it."""
     if shape.lengths is None:
         remark = "blocked: how many sums its tiles read depends on the number of tokens; Z stays open"
-        return shape.batch * shape.kv_heads * letter("Z") * shape.value_dim, (remark,)
+        return shape.batch * shape.kv_heads * size_symbol("Z") * shape.value_dim, (remark,)
     read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
     rows = shape.batch if pattern.rows is None else 1
     heads = shape.kv_heads if pattern.heads is None else 1  # heads that differ are rows of the plan
     return rows * heads * read * shape.value_dim, ("blocked: the sums its tiles read stay a number",)
 
 
-def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, setting: Setting) -> tuple[sympy.Expr, tuple[str, ...]]:
+def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, mode: RunMode) -> tuple[sympy.Expr, tuple[str, ...]]:
     """What the two limits keep: which key won, or the matrices of ones that sums were taken with."""
+    if not shape.keeps:
+        return sympy.Integer(0), ()
     if kind == "hard":
         # The winner's number, two marks, and values whose heads are repeated for the queries that share them.
         repeated = shape.batch * shape.heads * shape.keys * shape.value_dim
-        if shape.kv_heads == shape.heads and setting.item == setting.wide:
+        if shape.kv_heads == shape.heads and mode.item == mode.wide:
             repeated = shape.given(repeated)
-        return setting.wide * repeated + (8 + 1 + 1) * shape.rows, ()
+        return mode.wide * repeated + (8 + 1 + 1) * shape.rows, ()
     sums = shape.batch * shape.kv_heads * shape.queries * shape.value_dim
     count = shape.queries * (pattern.rows or 1)
     if shape.lengths is None:
-        return setting.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
+        return mode.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
     read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
-    return setting.wide * (sums + count + read), ()
+    return mode.wide * (sums + count + read), ()
 
 
-__all__ = ["Made", "Visits", "check_backend", "kept_by_limit", "mean_products", "visits_of"]
+__all__ = ["Visits", "check_backend", "kept_by_limit", "mean_products", "visits_of"]

@@ -41,16 +41,18 @@ MEANINGS: dict[str, tuple[str, str]] = {
 ALONE = {"N": "sequence length"}  # where no other letter is a length of keys
 
 
-def letter(name: str, index: int | str | None = None) -> sympy.Symbol:
+def size_symbol(name: str, index: int | str | None = None) -> sympy.Symbol:
     """The symbol of a letter, perhaps of one stage among several: `D`, `D_2`."""
+    name, _, stage = name.partition("_")
+    index = stage or index
     if name not in MEANINGS:
         raise KeyError(name)
     return sympy.Symbol(name if index is None else f"{name}_{index}", positive=True, integer=True)
 
 
-def letters(names: str) -> tuple[sympy.Symbol, ...]:
-    """Several at once: `B, N, D = letters("B N D")`."""
-    return tuple(letter(name) for name in names.split())
+def size_symbols(names: str) -> tuple[sympy.Symbol, ...]:
+    """Several at once: `B, N, D = size_symbols("B N D")`."""
+    return tuple(size_symbol(name) for name in names.split())
 
 
 def meaning(symbol: sympy.Basic) -> str:
@@ -60,16 +62,22 @@ def meaning(symbol: sympy.Basic) -> str:
     return f"{words}, stage {index}" if index else words
 
 
-def read_letter(name: str | sympy.Symbol) -> sympy.Symbol:
+def name_size(name: str) -> str:
+    """The keyword of a symbol: `tokens` for N, `width of stage 2` for D_2."""
+    first, _, stage = name.partition("_")
+    return MEANINGS[first][0] + (f" of stage {stage}" if stage else "")
+
+
+def read_symbol(name: str | sympy.Symbol) -> sympy.Symbol:
     """A symbol by its letter, `"N"`, or by its keyword, `"tokens"`."""
     if isinstance(name, sympy.Symbol):
         return name
     for key, (keyword, _) in MEANINGS.items():
         if name in (key, keyword):
-            return letter(key)
+            return size_symbol(key)
     first, _, index = name.partition("_")
     if first in MEANINGS and index:
-        return letter(first, index)
+        return size_symbol(first, index)
     raise CostError(
         f"No formula has a letter {name!r}.",
         asked=f"{name!r}",

@@ -6,7 +6,7 @@ Every pair that meets costs d multiply-adds for its score, one exponential, and 
 each of the two products has two of its own, one for each operand. With a feature map no pair meets: see
 `linear_attention.py`. The limits of temperature cost less: see `_uniform` and `_hard`.
 
-Whose work is counted is a matter of `Setting.backend`:
+Whose work is counted is a matter of `RunMode.backend`:
 
 - `None`, the mathematics: exactly the pairs of the pattern.
 - `"reference"`: the whole square, as the reference executes it.
@@ -28,35 +28,35 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.biases.base import Bias
 from regard.cost_model import depth
-from regard.cost_model.asked import Asked, Counted
-from regard.cost_model.letters import letter
+from regard.cost_model.attention.bias import bias_part, learns
+from regard.cost_model.attention.executed_work import check_backend, kept_by_limit, mean_products, visits_of
+from regard.cost_model.attention.linear_attention import kept_by_mean, linear_parts
+from regard.cost_model.attention.pairs import Pairs, longest_row, pairs_of
+from regard.cost_model.attention.positional import kept_unasked, positional_parts
+from regard.cost_model.attention.shape import Shape
 from regard.cost_model.part import ZERO, Part, Work
-from regard.cost_model.rules.bias import bias_part, learns
-from regard.cost_model.rules.linear_attention import kept_by_mean, linear_parts
-from regard.cost_model.rules.pairs import Pairs, longest_row, pairs_of
-from regard.cost_model.rules.positional import kept_unasked, positional_parts
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.rules.visits import Made, check_backend, kept_by_limit, mean_products, visits_of
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.sizes import Breakdown, Sizes
+from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
 
 
-def rule(attention: Attention, asked: Asked, setting: Setting) -> Counted:
+def rule(attention: Attention, asked: Sizes, mode: RunMode) -> Breakdown:
     """What a description costs at the sizes that are asked for."""
-    shape = shape_of(attention, asked, setting)
-    return counted(attention, shape, setting)
+    shape = shape_of(attention, asked, mode)
+    return counted(attention, shape, mode)
 
 
-def counted(attention: Attention, shape: Shape, setting: Setting) -> Counted:
+def counted(attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Parts, numbers and remarks of an attention of any sizes: of a description, or of the attention inside a layer."""
     pattern = Full() if attention.pattern is None else attention.pattern
     features = None if attention.feature_map is None else resolve_features(attention.feature_map)
     uniform = attention.scale == 0 and attention.bias is None
     hard = attention.scale is not None and math.isinf(attention.scale)
-    check_backend(setting.backend, attention.bias, hard)
+    check_backend(mode.backend, attention.bias, hard)
     if features is not None and (attention.bias is not None or hard):
         raise CostError(
             "A feature map leaves no scores to work on.",
@@ -64,23 +64,23 @@ def counted(attention: Attention, shape: Shape, setting: Setting) -> Counted:
             because="linear attention multiplies features; it has no exponent to add a bias to or to sharpen",
             instead="either the feature map or " + ("a hard limit" if hard else "a bias"),
         )
-    if setting.backend == "positional":
-        made = positional_parts(attention, pattern, shape, setting)
-    elif features is not None and not (uniform and setting.backend in (None, "reference")):
-        made = linear_parts(features, pattern, shape, setting, uniform)
-    elif uniform and setting.backend != "native":
-        made = _uniform(pattern, shape, setting, features)
+    if mode.backend == "positional":
+        made = positional_parts(attention, pattern, shape, mode)
+    elif features is not None and not (uniform and mode.backend in (None, "reference")):
+        made = linear_parts(features, pattern, shape, mode, uniform)
+    elif uniform and mode.backend != "native":
+        made = _uniform(pattern, shape, mode, features)
     elif hard:
-        made = _hard(pattern, attention.bias, shape, setting)
+        made = _hard(pattern, attention.bias, shape, mode)
     else:
-        made = _softmax(pattern, attention, shape, setting)
+        made = _softmax(pattern, attention, shape, mode)
     parts = made.parts
-    if setting.step == "decode":  # nobody goes back from there
+    if mode.step == "decode":  # nobody goes back from there
         parts = [dataclasses.replace(part, kept=ZERO) for part in parts]
     notes = made.notes
-    if setting.backend == "reference" and (features is None or uniform):
+    if mode.backend == "reference" and (features is None or uniform):
         notes = (*notes, "kept: as by the backend that runs unasked; the reference keeps its squares as well")
-    return Counted(_name(attention), parts, {**shape.values, **made.values}, notes)
+    return Breakdown(parts, {**shape.values, **made.values}, notes, _name(attention))
 
 
 RULES = {Attention: rule}
@@ -89,7 +89,7 @@ RULES = {Attention: rule}
 # Sizes
 
 
-def shape_of(attention: Attention, asked: Asked, setting: Setting) -> Shape:
+def shape_of(attention: Attention, asked: Sizes, mode: RunMode) -> Shape:
     """Letters for what a description leaves open. Sizes that follow from others get no letter of their own."""
     pattern, bias = attention.pattern, attention.bias
     rows = None if pattern is None else pattern.rows
@@ -101,7 +101,7 @@ def shape_of(attention: Attention, asked: Asked, setting: Setting) -> Shape:
             because="Padding and Segments describe every batch row",
             instead=f"batch={rows}",
         )
-    tokens = asked.tokens if asked.tokens is not None else _tokens(pattern, asked, setting)
+    tokens = asked.tokens if asked.tokens is not None else _tokens(pattern, asked, mode)
     own_heads = bias.heads if isinstance(bias, Bias) else 1
     if own_heads == 1 and pattern is not None:
         own_heads = pattern.heads or 1
@@ -114,10 +114,10 @@ def shape_of(attention: Attention, asked: Asked, setting: Setting) -> Shape:
         "d": asked.dim if asked.dim is not None else getattr(bias, "dim", None),
         "e": asked.value_dim,
     }
-    values = {letter(name): number for name, number in numbers.items() if number is not None}
+    values = {size_symbol(name): number for name, number in numbers.items() if number is not None}
     _check_heads(numbers, own_heads)
-    queries, keys = letter("N"), letter("N" if asked.keys is None else "M")
-    if setting.step == "decode":
+    queries, keys = size_symbol("N"), size_symbol("N" if asked.keys is None else "M")
+    if mode.step == "decode":
         if asked.keys is not None:
             raise CostError(
                 "A decoding step has no keys of its own.",
@@ -125,23 +125,23 @@ def shape_of(attention: Attention, asked: Asked, setting: Setting) -> Shape:
                 because="the new token sees those before it and itself: keys = tokens + 1",
                 instead=f'step="decode", tokens={asked.keys - 1}',
             )
-        queries, keys = sympy.Integer(1), letter("N") + 1
+        queries, keys = sympy.Integer(1), size_symbol("N") + 1
     return Shape(
-        batch=letter("B"),
+        batch=size_symbol("B"),
         queries=queries,
         keys=keys,
-        heads=letter("H"),
-        kv_heads=letter("H" if asked.kv_heads is None else "G"),
-        dim=letter("d"),
-        value_dim=letter("d" if asked.value_dim is None else "e"),
+        heads=size_symbol("H"),
+        kv_heads=size_symbol("H" if asked.kv_heads is None else "G"),
+        dim=size_symbol("d"),
+        value_dim=size_symbol("d" if asked.value_dim is None else "e"),
         values=values,
     )
 
 
-def _tokens(pattern: Pattern | None, asked: Asked, setting: Setting) -> int | None:
+def _tokens(pattern: Pattern | None, asked: Sizes, mode: RunMode) -> int | None:
     if asked.image is not None:
         return asked.image[0] * asked.image[1]
-    return None if setting.step == "decode" or pattern is None else pattern.fixed_length
+    return None if mode.step == "decode" or pattern is None else pattern.fixed_length
 
 
 def _check_heads(numbers: dict[str, int | None], own_heads: int) -> None:
@@ -176,36 +176,36 @@ def _name(attention: Attention) -> str:
 # Softmax
 
 
-def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Setting) -> Made:
+def _softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Scores, their softmax, and the weighted sums of values."""
-    item, fused = setting.item, setting.backend in ("native", "blocked")
+    item, fused = mode.item, mode.backend in ("native", "blocked")
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    visits = visits_of(pattern, shape, setting, seen)
+    visits = visits_of(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
     row = longest_row(pattern, shape.keys, shape.values)
-    wide = setting.wide  # half-precision inputs leave their results in float32
+    wide = mode.wide  # half-precision inputs leave their results in float32
     column = row if shape.queries == shape.keys else sympy.Max(row, shape.queries)
     # Without content (scale = 0, and a bias that speaks) a score is no product; backends multiply by zero all the same.
     silent = attention.scale == 0
-    forward = ZERO if silent and setting.backend is None else area * shape.dim
+    forward = ZERO if silent and mode.backend is None else area * shape.dim
     fixed = silent and not fused and not learns(attention.bias)  # weights that learn nothing have no gradient
-    back = 2 * area * shape.dim if not silent or setting.backend == "native" else ZERO
+    back = 2 * area * shape.dim if not silent or mode.backend == "native" else ZERO
     back += area * shape.dim if fused else ZERO
     square = ZERO if fused else area
     # The kernels read half precision as it is; `blocked`, which runs biases that read content, makes wide copies.
-    copies = setting.item < wide and isinstance(attention.bias, Bias) and not attention.bias.relative
+    copies = mode.item < wide and isinstance(attention.bias, Bias) and not attention.bias.relative
 
     def held(numbers: sympy.Expr) -> sympy.Expr:
         return wide * numbers if copies else item * shape.given(numbers)
 
-    inner = depth.inner(shape.dim, setting.serial)
+    inner = depth.inner(shape.dim, mode.serial)
     scores = Part(
         "scores",
         forward=Work(macs=forward, bytes=item * (shape.query + shape.key + square), depth=inner),
         backward=Work(
             macs=back,
             bytes=item * (2 * shape.query + 2 * shape.key + square),
-            depth=depth.inner(column, setting.serial),
+            depth=depth.inner(column, mode.serial),
         ),
         kept=held(shape.query + shape.key),
         pairs=met,
@@ -215,12 +215,12 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
         forward=Work(
             exponentials=area,
             bytes=item * 2 * square if not fused else wide * shape.rows,
-            depth=depth.softmax(row, stable=setting.stable, serial=setting.serial),
+            depth=depth.softmax(row, stable=mode.stable, serial=mode.serial),
         ),
         backward=Work(
             exponentials=area if fused else ZERO,
             bytes=item * 3 * square if not fused else wide * shape.rows,
-            depth=depth.inner(row, setting.serial) + 2,
+            depth=depth.inner(row, mode.serial) + 2,
         ),
         kept=wide * shape.rows,
     )
@@ -229,25 +229,25 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, setting: Sett
         forward=Work(
             macs=area * shape.value_dim,
             bytes=item * (square + shape.value + shape.output),
-            depth=depth.inner(row, setting.serial),
+            depth=depth.inner(row, mode.serial),
         ),
         backward=Work(
             macs=(1 if fixed else 2) * area * shape.value_dim,
             bytes=item * (2 * square + 2 * shape.value + (2 if fused else 1) * shape.output),
-            depth=depth.inner(shape.value_dim, setting.serial),
+            depth=depth.inner(shape.value_dim, mode.serial),
         ),
         kept=held(shape.value) + wide * shape.output,
     )
-    parts = [scores, *bias_part(attention.bias, shape, setting, met, area), softmax, values]
-    if silent and (kept := kept_unasked(attention, pattern, shape, setting)) is not None:
+    parts = [scores, *bias_part(attention.bias, shape, mode, met, area), softmax, values]
+    if silent and (kept := kept_unasked(attention, pattern, shape, mode)) is not None:
         parts = [dataclasses.replace(part, kept=kept if part is values else ZERO) for part in parts]
-    return Made(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
+    return Breakdown(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
 
 
 # Limits of temperature
 
 
-def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: FeatureMap | None) -> Made:
+def _uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: FeatureMap | None) -> Breakdown:
     """scale = 0: the mean of what is visible. There are no scores, no exponentials, and no gradient but that of values.
 
     The mathematics asks for sums. Where queries share them, each value is added once (an addition counts as the
@@ -256,21 +256,21 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: Feature
     reference multiplies the whole square of weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours. A
     feature map changes who runs, and so what is kept.
     """
-    item = setting.item
+    item = mode.item
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
     row = longest_row(pattern, shape.keys, shape.values)
-    steps = depth.total(row, setting.serial) + 1
+    steps = depth.total(row, mode.serial) + 1
     notes = seen.notes
-    if setting.backend == "reference":
+    if mode.backend == "reference":
         products = shape.batch * shape.heads * shape.queries * shape.keys * shape.value_dim
-    elif setting.backend == "blocked":
+    elif mode.backend == "blocked":
         products, remarks = mean_products(pattern, shape)
         notes = (*notes, *remarks)
     else:
-        products = shape.kv_heads * _sums(pattern, shape, setting, seen) * shape.value_dim
-    kept, remarks = kept_by_limit("uniform", pattern, shape, setting)
+        products = shape.kv_heads * _sums(pattern, shape, mode, seen) * shape.value_dim
+    kept, remarks = kept_by_limit("uniform", pattern, shape, mode)
     if features is not None:
-        kept, remarks = kept_by_mean(pattern, shape, setting), ()
+        kept, remarks = kept_by_mean(pattern, shape, mode), ()
     part = Part(
         "values",
         forward=Work(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
@@ -278,43 +278,43 @@ def _uniform(pattern: Pattern, shape: Shape, setting: Setting, features: Feature
         kept=kept,
         pairs=shape.heads * seen.formula,
     )
-    return Made([part], seen.values, (*notes, *remarks))
+    return Breakdown([part], seen.values, (*notes, *remarks))
 
 
-def _sums(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> sympy.Expr:
+def _sums(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> sympy.Expr:
     """Additions of one channel: running ones, where there are any and they are fewer, or one for each pair."""
     reads = pattern._running_sum_reads
-    if reads is None or (reads and setting.step == "decode"):
+    if reads is None or (reads and mode.step == "decode"):
         return seen.formula
-    running = shape.batch * (sympy.Integer(1) if setting.step == "decode" else shape.keys + reads * shape.queries)
+    running = shape.batch * (sympy.Integer(1) if mode.step == "decode" else shape.keys + reads * shape.queries)
     known = dataclasses.replace(shape, values={**shape.values, **seen.values}).number(seen.formula)
     least = shape.number(running)
     return seen.formula if known is not None and least is not None and known < least else running
 
 
-def _hard(pattern: Pattern, bias: Any, shape: Shape, setting: Setting) -> Made:
+def _hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Breakdown:
     """scale = inf: the best key's value is handed over. The scores are a search, which has no gradient.
 
     Ties, which share their values, are not foreseen. The reference multiplies weights of zero and one.
     """
-    item, square = setting.item, setting.backend == "reference"
+    item, square = mode.item, mode.backend == "reference"
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    visits = visits_of(pattern, shape, setting, seen)
+    visits = visits_of(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
     row = longest_row(pattern, shape.keys, shape.values)
-    kept, remarks = kept_by_limit("hard", pattern, shape, setting)
+    kept, remarks = kept_by_limit("hard", pattern, shape, mode)
     scores = Part(
         "scores",
         forward=Work(
             macs=area * shape.dim,
             bytes=item * (shape.query + shape.key + (area if square else ZERO)),
-            depth=depth.inner(shape.dim, setting.serial),
+            depth=depth.inner(shape.dim, mode.serial),
         ),
         pairs=met,
     )
     choice = Part(
         "softmax",
-        forward=Work(exponentials=area if square else ZERO, depth=depth.total(row, setting.serial)),
+        forward=Work(exponentials=area if square else ZERO, depth=depth.total(row, mode.serial)),
     )
     products = area * shape.value_dim if square else ZERO
     values = Part(
@@ -327,9 +327,9 @@ def _hard(pattern: Pattern, bias: Any, shape: Shape, setting: Setting) -> Made:
         ),
         kept=kept,
     )
-    parts = [scores, *bias_part(bias, shape, setting, met, area), choice, values]
+    parts = [scores, *bias_part(bias, shape, mode, met, area), choice, values]
     notes = (*seen.notes, *visits.notes, *remarks, "hard attention: counted without ties")
-    return Made(parts, {**seen.values, **visits.values}, notes)
+    return Breakdown(parts, {**seen.values, **visits.values}, notes)
 
 
 __all__ = ["RULES", "Shape", "counted", "rule", "shape_of"]

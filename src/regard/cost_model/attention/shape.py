@@ -15,7 +15,7 @@ class Shape:
     Attributes:
         batch, queries, keys, heads, kv_heads, dim, value_dim: sympy expressions.
         values: the number of every letter that has one.
-        keeps: whether query, key and value count among what is kept, or somebody else counts them who made them.
+        keeps: whether activation bytes are computed; inside a trace they are those of the tensors that autograd saves.
     """
 
     batch: sympy.Expr

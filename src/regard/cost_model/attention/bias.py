@@ -12,30 +12,28 @@ from torch import Tensor
 from regard.biases import TransformerXL
 from regard.biases.base import Bias
 from regard.cost_model import depth
+from regard.cost_model.attention.shape import Shape
 from regard.cost_model.part import ZERO, Part, Work
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
 from regard.kernels.positions import table_of
 from regard.patterns import Lengths
 
 
-def bias_part(
-    bias: Bias | Tensor | None, shape: Shape, setting: Setting, met: sympy.Expr, area: sympy.Expr
-) -> list[Part]:
+def bias_part(bias: Bias | Tensor | None, shape: Shape, mode: RunMode, met: sympy.Expr, area: sympy.Expr) -> list[Part]:
     """The part of a bias, if there is one. A bias by position makes no products; its learned numbers are parameters.
 
     met: pairs of the pattern, over all heads and rows; area: those that are computed.
     """
     if bias is None:
         return []
-    fused = setting.backend in ("native", "blocked")
-    moved = ZERO if fused else 3 * setting.item * area
+    fused = mode.backend in ("native", "blocked")
+    moved = ZERO if fused else 3 * mode.item * area
     if isinstance(bias, TransformerXL):
-        return [_with_content(bias, shape, setting, met, moved)]
+        return [_with_content(bias, shape, mode, met, moved)]
     if isinstance(bias, Tensor):
         weights, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
     else:
-        weights, kept = learned(bias), _table_kept(bias, shape, setting)
+        weights, kept = learned(bias), _table_kept(bias, shape, mode) if shape.keeps else ZERO
     one = Work(bytes=moved, depth=sympy.Integer(1))
     return [Part("bias", parameters=weights, forward=one, backward=Work(bytes=moved), kept=kept)]
 
@@ -52,7 +50,7 @@ def learned(bias: Bias) -> sympy.Integer:
     return sympy.Integer(sum(parameter.numel() for parameter in bias.parameters()))
 
 
-def _with_content(bias: TransformerXL, shape: Shape, setting: Setting, met: sympy.Expr, moved: sympy.Expr) -> Part:
+def _with_content(bias: TransformerXL, shape: Shape, mode: RunMode, met: sympy.Expr, moved: sympy.Expr) -> Part:
     """`(q + v) . r` for every pair, `u . k` for every key, and `r = W encoding(delta)` for every distinct delta.
 
     The reference multiplies every query with every distinct delta and looks pairs up. The encoding has no gradient.
@@ -62,12 +60,12 @@ def _with_content(bias: TransformerXL, shape: Shape, setting: Setting, met: symp
         rows, columns = bias.grid
         deltas = sympy.Integer((2 * rows - 1) * (2 * columns - 1))
     toward = met * shape.dim
-    if setting.backend == "reference":
+    if mode.backend == "reference":
         toward = shape.batch * shape.heads * shape.queries * deltas * shape.dim
     own = sympy.Integer(bias.heads)
     relative = own * deltas * bias.projection.shape[-1] * shape.dim
     globally = shape.batch * shape.heads * shape.keys * shape.dim
-    steps = depth.inner(shape.dim, setting.serial) + 3
+    steps = depth.inner(shape.dim, mode.serial) + 3
     return Part(
         "bias",
         parameters=learned(bias),
@@ -76,12 +74,12 @@ def _with_content(bias: TransformerXL, shape: Shape, setting: Setting, met: symp
     )
 
 
-def _table_kept(bias: Bias, shape: Shape, setting: Setting) -> sympy.Expr:
+def _table_kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
     """A bias by relative position becomes a table, which is kept, as is what its own formula keeps."""
-    if not bias.relative or shape.lengths is None or setting.step == "decode":
+    if not bias.relative or shape.lengths is None or mode.step == "decode":
         return ZERO
     lengths = Lengths(*shape.lengths)
-    wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
     return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),)))
 
 

@@ -20,29 +20,31 @@ import sympy
 
 from regard.backends.linear_attention import CHUNK
 from regard.cost_model import depth
-from regard.cost_model.letters import letter
+from regard.cost_model.attention.pairs import longest_row, pairs_of
+from regard.cost_model.attention.shape import Shape
 from regard.cost_model.part import ZERO, Part, Work
-from regard.cost_model.rules.pairs import longest_row, pairs_of
-from regard.cost_model.rules.shape import Shape
-from regard.cost_model.rules.visits import Made
-from regard.cost_model.setting import Setting
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.sizes import Breakdown
+from regard.cost_model.symbols import size_symbol
 from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
 from regard.patterns import Pattern
 
 
-def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: Setting, uniform: bool = False) -> Made:
+def linear_parts(
+    features: FeatureMap, pattern: Pattern, shape: Shape, mode: RunMode, uniform: bool = False
+) -> Breakdown:
     """The parts of a linear attention; a mean (`uniform`) has one feature, which is one."""
     width, values, notes = _width(features, shape)
     if uniform:
         width, values, notes = sympy.Integer(1), {}, ()
-    pairwise = setting.backend == "reference" or not shares(pattern)
-    made = _features(features, width, shape, setting, pairwise) if not uniform else []
+    pairwise = mode.backend == "reference" or not shares(pattern)
+    made = _features(features, width, shape, mode, pairwise) if not uniform else []
     if pairwise:
-        more = _pairwise(pattern, width, shape, setting)
+        more = _pairwise(pattern, width, shape, mode)
     else:
         causal, padded = is_causal(pattern), hides_keys(pattern)
         fused = causal and isinstance(features, Elu1) and not uniform and not padded
-        more = _summed(width, pattern, shape, setting, new_features=not fused)
+        more = _summed(width, pattern, shape, mode, new_features=not fused)
         if uniform and not causal:  # ones have no gradient
             more = more._replace(parts=[_once_back(part) for part in more.parts])
         if fused:  # the kernel makes these features as it reads
@@ -50,14 +52,14 @@ def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: 
         if padded:
             hidden = shape.batch * shape.keys  # which keys are real
             if isinstance(features, Relu):  # its results are kept for its derivative, and once more without the hidden
-                hidden += setting.wide * shape.batch * shape.kv_heads * shape.keys * width
+                hidden += mode.wide * shape.batch * shape.kv_heads * shape.keys * width
             made = [dataclasses.replace(part, kept=part.kept + hidden) for part in made]
     if uniform:
-        kept = [*[ZERO] * (len(more.parts) - 1), kept_by_mean(pattern, shape, setting)]
+        kept = [*[ZERO] * (len(more.parts) - 1), kept_by_mean(pattern, shape, mode)]
         more = more._replace(
             parts=[dataclasses.replace(part, kept=each) for part, each in zip(more.parts, kept, strict=True)]
         )
-    return Made([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
+    return Breakdown([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
 
 
 def shares(pattern: Pattern | None) -> bool:
@@ -81,7 +83,7 @@ def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[
         return shape.dim, {}, ()
     if isinstance(features, Taylor2):
         return 1 + shape.dim + shape.dim * (shape.dim + 1) / 2, {}, ()
-    symbol = letter("r")
+    symbol = size_symbol("r")
     if isinstance(features, FavorPlus):
         return symbol, {symbol: features.features}, ()
     notes = ("features: products inside a function of your own are not counted",)
@@ -89,7 +91,7 @@ def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[
     return symbol, {} if dim is None else {symbol: features.width(dim)}, notes
 
 
-def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Setting, pairwise: bool) -> list[Part]:
+def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, mode: RunMode, pairwise: bool) -> list[Part]:
     """The maps of queries and keys. Only random features are a product: with directions that are not learned.
 
     What is kept beside the features is what each map's derivative needs.
@@ -97,14 +99,14 @@ def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Se
     vectors = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
     # The reference repeats the keys of grouped heads first, and it is what runs pairs.
     mapped = shape.batch * shape.heads * (shape.queries + shape.keys) if pairwise else vectors
-    if setting.step == "decode":
+    if mode.step == "decode":
         vectors = shape.batch * (shape.heads + shape.kv_heads)
-    elif setting.backend is not None:
+    elif mode.backend is not None:
         vectors = mapped
-    numbers, item = vectors * shape.dim, setting.item
+    numbers, item = vectors * shape.dim, mode.item
     random = isinstance(features, FavorPlus)
     products = numbers * width if random else ZERO
-    kept, wide, read = ZERO, setting.wide, mapped * shape.dim
+    kept, wide, read = ZERO, mode.wide, mapped * shape.dim
     if isinstance(features, Elu1):
         kept = (2 * wide + 1) * read  # the scaled numbers, their exponentials, and which were positive
     elif isinstance(features, Taylor2):
@@ -112,7 +114,7 @@ def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, setting: Se
         kept = wide * (read + 2 * mapped * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
     elif random:
         kept = wide * (read + mapped * width)
-    steps = depth.inner(shape.dim, setting.serial) + 2 if random else sympy.Integer(1)
+    steps = depth.inner(shape.dim, mode.serial) + 2 if random else sympy.Integer(1)
     moved = item * (numbers + vectors * width)
     return [
         Part(
@@ -129,20 +131,20 @@ def _once_back(part: Part) -> Part:
     return dataclasses.replace(part, backward=dataclasses.replace(part.backward, macs=part.backward.macs * half))
 
 
-def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, setting: Setting, new_features: bool) -> Made:
+def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMode, new_features: bool) -> Breakdown:
     """The state, and how queries read it."""
-    item, columns, causal = setting.item, shape.value_dim + 1, is_causal(pattern)
-    decode = setting.step == "decode"
+    item, columns, causal = mode.item, shape.value_dim + 1, is_causal(pattern)
+    decode = mode.step == "decode"
     new = sympy.Integer(1) if decode else shape.keys
     met, asked = shape.batch * shape.kv_heads * new, _served(shape) if causal else shape.rows
     held = shape.batch * shape.kv_heads * width * columns
     grow, read, own = met * width * columns, asked * width * columns, ZERO
     notes: tuple[str, ...] = ()
-    back = 3 if causal and setting.backend == "native" else 2
-    if causal and setting.backend == "blocked" and not decode:
+    back = 3 if causal and mode.backend == "native" else 2
+    if causal and mode.backend == "blocked" and not decode:
         grow, read, own, notes = _chunks(width, columns, shape)
-    add = sympy.Integer(2) if decode else depth.inner(shape.keys, setting.serial)
-    state_kept, readout_kept = _kept(width, shape, setting, causal, new_features)
+    add = sympy.Integer(2) if decode else depth.inner(shape.keys, mode.serial)
+    state_kept, readout_kept = _kept(width, shape, mode, causal, new_features)
     state = Part(
         "state",
         forward=Work(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
@@ -154,48 +156,48 @@ def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, setting: Setting,
         forward=Work(
             macs=read + own,
             bytes=item * (asked * width + held + asked * shape.value_dim),
-            depth=depth.inner(width, setting.serial) + 1,
+            depth=depth.inner(width, mode.serial) + 1,
         ),
         backward=Work(
             macs=back * (read + own),
             bytes=item * (2 * asked * width + 2 * held + asked * shape.value_dim),
-            depth=depth.inner(columns, setting.serial) + 2,
+            depth=depth.inner(columns, mode.serial) + 2,
         ),
         kept=readout_kept + _marks(pattern, shape),
     )
-    return Made([state, readout], {}, notes)
+    return Breakdown([state, readout], {}, notes)
 
 
-def _kept(width: sympy.Expr, shape: Shape, setting: Setting, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
+def _kept(width: sympy.Expr, shape: Shape, mode: RunMode, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
     """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
     once torch keeps features, values with their column of ones, the state, and what was divided."""
-    wide, columns = setting.wide, shape.value_dim + 1
+    wide, columns = mode.wide, shape.value_dim + 1
     keys = shape.batch * shape.kv_heads * shape.keys
     if causal:
         # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
         key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
-        key, query = (key, query) if new else (_read(key, shape, setting), _read(query, shape, setting))
-        state = wide * (key + _read(shape.value, shape, setting)) + _early(width, shape, setting, new)
+        key, query = (key, query) if new else (_read(key, shape, mode), _read(query, shape, mode))
+        state = wide * (key + _read(shape.value, shape, mode)) + _early(width, shape, mode, new)
         return state, wide * (query + _served(shape) * columns)
     held = shape.batch * shape.kv_heads * width * columns
     state = wide * (keys * width + keys * columns + held)
     return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows
 
 
-def _read(numbers: sympy.Expr, shape: Shape, setting: Setting) -> sympy.Expr:
+def _read(numbers: sympy.Expr, shape: Shape, mode: RunMode) -> sympy.Expr:
     """Numbers of query, key or value that the kernel keeps: as they came, or a copy if they had to be widened."""
-    return shape.given(numbers) if setting.item == setting.wide else numbers
+    return shape.given(numbers) if mode.item == mode.wide else numbers
 
 
-def kept_by_mean(pattern: Pattern, shape: Shape, setting: Setting) -> sympy.Expr:
+def kept_by_mean(pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr:
     """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
-    wide, columns = setting.wide, shape.value_dim + 1
+    wide, columns = mode.wide, shape.value_dim + 1
     if not shares(pattern):  # the reference: weights, and which values and outputs are finite
         return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
     ones, marks = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows), _marks(pattern, shape)
     if is_causal(pattern):
         first = ZERO if _lead(shape) == 0 else shape.batch * shape.kv_heads * columns
-        return ones + wide * (_read(shape.value, shape, setting) + first + _served(shape) * columns) + marks
+        return ones + wide * (_read(shape.value, shape, mode) + first + _served(shape) * columns) + marks
     return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + marks
 
 
@@ -231,15 +233,15 @@ def _served(shape: Shape) -> sympy.Expr:
     return shape.batch * shape.heads * _seeing(shape)
 
 
-def _early(width: sympy.Expr, shape: Shape, setting: Setting, new: bool) -> sympy.Expr:
+def _early(width: sympy.Expr, shape: Shape, mode: RunMode, new: bool) -> sympy.Expr:
     """Keys before the first query make a first state, in torch: their columns, that state, and elu1's own tensors."""
     lead = _lead(shape)
     if lead == 0:
         return ZERO
     early = shape.batch * shape.kv_heads * lead
     columns = shape.value_dim + 1
-    kept = setting.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
-    return kept if new else kept + (3 * setting.wide + 1) * early * width
+    kept = mode.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
+    return kept if new else kept + (3 * mode.wide + 1) * early * width
 
 
 def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
@@ -256,30 +258,30 @@ def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
     return grow, heads * filled * width * columns, own, notes
 
 
-def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Setting) -> Made:
+def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: RunMode) -> Breakdown:
     """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
     which is also what runs where no sums can be shared.
 
     It keeps features, kernels and weights; and marks of one byte: which pairs are seen, which rows are empty, and which
     queries, keys, values and outputs are finite. Keys and values are repeated for the heads that share them.
     """
-    item, wide = setting.item, setting.wide
+    item, wide = mode.item, mode.wide
     keys = shape.batch * shape.heads * shape.keys
     square = keys * shape.queries
     seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    area = seen.formula if setting.backend is None else shape.batch * shape.queries * shape.keys
+    area = seen.formula if mode.backend is None else shape.batch * shape.queries * shape.keys
     row, area = longest_row(pattern, shape.keys, shape.values), shape.heads * area
     asked, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
     scores = Part(
         "scores",
-        forward=Work(macs=area * width, bytes=item * (asked + met + area), depth=depth.inner(width, setting.serial)),
+        forward=Work(macs=area * width, bytes=item * (asked + met + area), depth=depth.inner(width, mode.serial)),
         backward=Work(
-            macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, setting.serial)
+            macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, mode.serial)
         ),
         kept=wide * (asked + keys * width) + (shape.rows + keys) * shape.dim + square,
         pairs=shape.heads * seen.formula,
     )
-    steps = depth.total(row, setting.serial) + 1
+    steps = depth.total(row, mode.serial) + 1
     norm = Part(
         "softmax",
         forward=Work(bytes=2 * item * area, depth=steps),
@@ -291,16 +293,16 @@ def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, setting: Settin
         forward=Work(
             macs=area * shape.value_dim,
             bytes=item * (area + shape.value + shape.output),
-            depth=depth.inner(row, setting.serial),
+            depth=depth.inner(row, mode.serial),
         ),
         backward=Work(
             macs=2 * area * shape.value_dim,
             bytes=item * (2 * area + 2 * shape.value + shape.output),
-            depth=depth.inner(shape.value_dim, setting.serial),
+            depth=depth.inner(shape.value_dim, mode.serial),
         ),
         kept=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
     )
-    return Made([scores, norm, sums], seen.values, seen.notes)
+    return Breakdown([scores, norm, sums], seen.values, seen.notes)
 
 
 __all__ = ["hides_keys", "is_causal", "kept_by_mean", "linear_parts", "shares"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from regard.cost_model.letters import letter
+from regard.cost_model.symbols import size_symbol
 from regard.patterns import Pattern
 from regard.patterns.pair_counts import SIDES, Form
 
@@ -54,7 +54,7 @@ def pairs_of(
             continue
         used = {symbol: number for symbol, number in grid.items() if symbol in form.formula.free_symbols}
         return Pairs(batch * form.formula, used, _range(form, bool(grid)))
-    symbol = letter("P")
+    symbol = size_symbol("P")
     if lengths is None or exact is None:
         return Pairs(batch * symbol, {}, (f"pairs: {pattern!r} has no formula; P needs the number of tokens",))
     remark = f"pairs: {pattern!r} has no formula here; P = {exact:,} was counted at {lengths[0]:,} x {lengths[1]:,}"
@@ -70,8 +70,10 @@ def _added_up(
         return Pairs(plain[0].formula, {}, ("pairs: the real tokens of all rows are one number",))
     who = "rows" if pattern.heads is None else "heads"
     if lengths is None:
-        symbol = letter("P")
-        return Pairs(letter("B") * symbol, {}, (f"pairs: {who} see different pairs; P needs the number of tokens",))
+        symbol = size_symbol("P")
+        return Pairs(
+            size_symbol("B") * symbol, {}, (f"pairs: {who} see different pairs; P needs the number of tokens",)
+        )
     one_head = sympy.Rational(pattern.pairs(*lengths), pattern.heads or 1)  # on average, where heads differ
     whole = one_head if pattern.rows is not None else batch * one_head
     return Pairs(whole, {}, (f"pairs: {who} see different pairs; their sum stays a number",))

@@ -1,8 +1,8 @@
-"""What each operation costs. Sizes are whole numbers or formulas; the rules do not mind which.
+"""What each operator costs. Sizes are integers or expressions; the formulas work on both.
 
 Multiply-adds are those of matrix products and convolutions. Depth is that of the unit-cost model in `depth.py`: views
 and copies take no step, elementwise operations one, sums are trees. Bytes are what an operation reads and writes if
-it does so once.
+it does so once. An attention that is one operation costs what its description does (`cost_model.attention`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import sympy
+from torch import Tensor
 
+from regard.attention import Attention
 from regard.cost_model import depth
-from regard.cost_model.setting import Setting
+from regard.cost_model.attention.attention import counted
+from regard.cost_model.attention.shape import Shape
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.symbols import Values, agreed, settled, size_symbols
 from regard.cost_model.trace.operation import Operation, product
 
 
-class Counts(NamedTuple):
-    """What one operation takes."""
+class OperatorCost(NamedTuple):
+    """What one operation takes; `name` tells the steps of an attention apart."""
 
     macs: Any = 0
     exponentials: Any = 0
@@ -26,56 +31,98 @@ class Counts(NamedTuple):
     depth: Any = 0
     pairs: Any = 0
     normalised: Any = 0
+    name: str = ""
 
 
-Rule = Callable[[Operation, Setting], Counts]
+Formula = Callable[[Operation, RunMode], OperatorCost]
+QUANTITIES = ("macs", "exponentials", "bytes", "depth", "pairs", "normalised")
 
 
-def counts(operation: Operation, setting: Setting) -> Counts:
-    """What an operation costs; one that nobody knows moves its bytes, takes one step and multiplies nothing."""
-    rule = RULES.get(operation.name) or RULES.get(operation.name.removesuffix("_"), _elementwise)
-    return rule(operation, setting)._replace(bytes=moved(operation))
+def cost_of_operator(operation: Operation, mode: RunMode) -> OperatorCost:
+    """What an operation costs; an unknown one moves its bytes, takes one step and multiplies nothing."""
+    formula = FORMULAS.get(operation.name) or FORMULAS.get(operation.name.removesuffix("_"), _elementwise)
+    return formula(operation, mode)._replace(bytes=count_bytes(operation))
 
 
-class Costs:
-    """What operations cost, each kind and size reckoned once."""
+OWN = set(size_symbols("P Z r"))  # symbols that an attention brings along
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.known: dict[Any, Counts] = {}
-        self._steps: dict[Any, int] = {}
+
+class OperatorCosts:
+    """Costs of operations, each kind and size computed once.
+
+    values: the numbers of the symbols that have one; attention patterns have formulas that depend on them.
+    """
+
+    def __init__(self, mode: RunMode, values: Values) -> None:
+        self.mode, self.values = mode, values
+        self.known: dict[Any, list[OperatorCost]] = {}
+        self.found_values: dict[sympy.Symbol, Any] = {}
+        self.notes: dict[str, None] = {}
+        self._depths: dict[Any, int] = {}
 
     def key(self, operation: Operation) -> Any:
-        """What an operation's cost is found by."""
-        key = operation.name, tuple(operation.reads.items()), operation.writes, operation.words, operation.numbers
-        key = (*key, operation.pairs, operation.backward)
+        """Identifies operations of equal cost."""
+        described = "" if operation.attention is None else describe_attention(operation.attention)
+        key = (operation.name, tuple(operation.reads.items()), operation.writes, operation.constants,
+               operation.is_attention, operation.backward, described)  # fmt: skip
         if key not in self.known:
-            made = counts(operation, self.setting)
-            if any(size == 0 for size in operation.sizes()):  # nothing to add up takes no step
-                made = made._replace(depth=0)
-            self.known[key] = Counts(*(sympy.expand(sympy.sympify(each)) for each in made))
+            costs = self._cost_of_attention(operation) if operation.attention is not None else None
+            if costs is None:
+                costs = [cost_of_operator(operation, self.mode)]
+                if _is_empty(operation):
+                    costs = [costs[0]._replace(depth=0)]
+            self.known[key] = [
+                each._replace(**{name: sympy.expand(sympy.sympify(getattr(each, name))) for name in QUANTITIES})
+                for each in costs
+            ]
         return key
 
-    def steps(self, key: Any, sizes: dict[sympy.Symbol, int]) -> int:
-        """The depth of an operation at some sizes."""
-        if key not in self._steps:
-            self._steps[key] = int(self.known[key].depth.subs(sizes))
-        return self._steps[key]
+    def _cost_of_attention(self, operation: Operation) -> list[OperatorCost]:
+        assert operation.attention is not None
+        query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
+        sizes = [sympy.sympify(size) for size in (*query[:1], query[2], key[2], query[1], key[1], query[3], value[3])]
+        shape = Shape(*sizes, values=dict(self.values), keeps=False)
+        found = counted(operation.attention, shape, self.mode)
+        self.notes |= dict.fromkeys(found.notes)
+        # A symbol of the pattern, such as the rows of its grid, may stand for another number in the module.
+        common = agreed(self.values, self.found_values, found.values)
+        common = {symbol: number for symbol, number in common.items() if symbol in self.values or symbol in OWN}
+        self.found_values |= {symbol: number for symbol, number in found.values.items() if symbol in common}
+        costs = []
+        for part in found.parts:
+            work = part.backward if operation.backward else part.forward
+            pairs = 0 if operation.backward else part.pairs
+            each = (work.macs, work.exponentials, work.bytes, work.depth, pairs)
+            costs.append(
+                OperatorCost(*(settled(sympy.sympify(one), found.values, common) for one in each), 0, part.name)
+            )
+        return costs
 
-    def totals(self, operations: list[Operation]) -> tuple[sympy.Expr, ...]:
-        """Multiply-adds, exponentials, pairs and normalised numbers of all operations."""
-        every = [self.known[self.key(operation)] for operation in operations]
-        return tuple(
-            sympy.expand(sympy.Add(*(getattr(each, name) for each in every)))
-            for name in ("macs", "exponentials", "pairs", "normalised")
-        )
+    def depth(self, key: Any, sizes: Values) -> int:
+        """The depth of an operation at some sizes."""
+        if key not in self._depths:
+            numbers: Any = {**self.found_values, **sizes}
+            self._depths[key] = int(sum(each.depth for each in self.known[key]).subs(numbers))
+        return self._depths[key]
+
+
+def _is_empty(operation: Operation) -> bool:
+    """An empty sum takes no step, and neither does an empty result."""
+    first = next(iter(operation.reads.values()), None)
+    return (first is not None and first.numel == 0) or all(operand.numel == 0 for operand in operation.writes)
+
+
+def describe_attention(attention: Attention) -> str:
+    """Equal for descriptions of equal cost."""
+    bias = f"tensor {tuple(attention.bias.shape)}" if isinstance(attention.bias, Tensor) else repr(attention.bias)
+    return f"{attention.pattern!r} {attention.scale} {bias} {attention.feature_map!r}"
 
 
 def is_known(name: str) -> bool:
     """Whether all products of an operation are counted: torch's own are, those of others need a rule."""
-    if name in RULES or name.removesuffix("_") in RULES:
+    if name in FORMULAS or name.removesuffix("_") in FORMULAS:
         return True
-    return name.startswith(("aten.", "prim.", "prims.", "profiler.")) and not name.startswith(HIDING)
+    return name.startswith(("aten.", "prim.", "prims.", "profiler.", "regard.attend")) and not name.startswith(HIDING)
 
 
 # Operations of torch with products inside that nobody counts.
@@ -86,10 +133,10 @@ HIDING = ("aten._native_multi_head_attention", "aten._transformer_encoder_layer_
 # Bytes
 
 
-def moved(operation: Operation) -> Any:
+def count_bytes(operation: Operation) -> Any:
     """Bytes read and written. A tensor that is given twice is read once; of a table only the rows that are wanted."""
     name = operation.name.removesuffix("_")
-    if name in UNWRITTEN:
+    if name in UNWRITTEN or name == "regard.normalise":
         return 0
     written = sum((operand.bytes for operand in operation.writes), 0)
     if name in LOOKUPS:
@@ -111,65 +158,65 @@ OVERWRITERS = {"aten.copy_", "aten.fill_", "aten.zero_", "aten.bernoulli_", "ate
 # Products
 
 
-def _matrix(first: str, second: str, added: int = 0) -> Rule:
+def _matrix(first: str, second: str, added: int = 0) -> Formula:
     """A product of matrices, perhaps of many: rows, inner size, columns."""
 
-    def rule(operation: Operation, setting: Setting) -> Counts:
+    def rule(operation: Operation, mode: RunMode) -> OperatorCost:
         one, other = operation.reads[first].shape, operation.reads[second].shape
         columns = other[-1] if len(other) > 1 else 1
-        return Counts(macs=product(one) * columns, depth=depth.inner(one[-1], setting.serial) + added)
+        return OperatorCost(macs=product(one) * columns, depth=depth.inner(one[-1], mode.serial) + added)
 
     return rule
 
 
-def _outer(operation: Operation, setting: Setting) -> Counts:
-    return Counts(macs=operation.reads["vec1"].numel * operation.reads["vec2"].numel, depth=sympy.Integer(2))
+def _outer(operation: Operation, mode: RunMode) -> OperatorCost:
+    return OperatorCost(macs=operation.reads["vec1"].numel * operation.reads["vec2"].numel, depth=sympy.Integer(2))
 
 
-def _summed_matrices(operation: Operation, setting: Setting) -> Counts:
+def _summed_matrices(operation: Operation, mode: RunMode) -> OperatorCost:
     """addbmm: products that are also summed over the batch."""
     one, other = operation.reads["batch1"].shape, operation.reads["batch2"].shape
-    return Counts(macs=product(one) * other[-1], depth=depth.inner(one[0] * one[-1], setting.serial) + 1)
+    return OperatorCost(macs=product(one) * other[-1], depth=depth.inner(one[0] * one[-1], mode.serial) + 1)
 
 
-def _linear(operation: Operation, setting: Setting) -> Counts:
+def _linear(operation: Operation, mode: RunMode) -> OperatorCost:
     read = operation.reads
     x = read["x"] if "x" in read else read["input"] if "input" in read else read["self"]
     weight = read["weight"].shape
     added = 1 if "bias" in read else 0
-    return Counts(macs=x.numel * weight[0], depth=depth.inner(weight[-1], setting.serial) + added)
+    return OperatorCost(macs=x.numel * weight[0], depth=depth.inner(weight[-1], mode.serial) + added)
 
 
-def _convolution(operation: Operation, setting: Setting) -> Counts:
+def _convolution(operation: Operation, mode: RunMode) -> OperatorCost:
     """Every output number is an inner product with a kernel; in a transposed one every input number meets one."""
-    transposed, groups = operation.words[:2]
+    transposed, groups = operation.constants[:2]
     weight = operation.reads["weight"].shape
     met = operation.reads["input"].numel if transposed else operation.writes[0].numel
     inner = weight[0] / sympy.Integer(groups) if transposed else weight[1]
-    steps = depth.inner(inner * product(weight[2:]), setting.serial) + (1 if "bias" in operation.reads else 0)
-    return Counts(macs=met * product(weight[1:]), depth=steps)
+    steps = depth.inner(inner * product(weight[2:]), mode.serial) + (1 if "bias" in operation.reads else 0)
+    return OperatorCost(macs=met * product(weight[1:]), depth=steps)
 
 
-def _convolution_backward(operation: Operation, setting: Setting) -> Counts:
+def _convolution_backward(operation: Operation, mode: RunMode) -> OperatorCost:
     """As many multiply-adds as forward for the gradient of the input, and for that of the kernel, where wanted."""
-    transposed, groups, (wants_input, wants_weight, _) = operation.words
+    transposed, _, (wants_input, wants_weight, _) = operation.constants
     above, weight = operation.reads["grad_output"], operation.reads["weight"].shape
     met = operation.reads["input"].numel if transposed else above.numel
-    outputs = weight[1] if transposed else weight[0] / sympy.Integer(groups)
+    outputs = weight[1] if transposed else weight[0] * weight[1] / sympy.sympify(operation.reads["input"].shape[1])
     inner = outputs * product(weight[2:]) if wants_input else above.shape[0] * product(above.shape[2:])
-    return Counts(
+    return OperatorCost(
         macs=met * product(weight[1:]) * (int(wants_input) + int(wants_weight)),
-        depth=depth.inner(inner, setting.serial),
+        depth=depth.inner(inner, mode.serial),
     )
 
 
-def _recurrent(operation: Operation, setting: Setting) -> Counts:
+def _recurrent(operation: Operation, mode: RunMode) -> OperatorCost:
     """A recurrent layer: every token of every row meets the matrices of the input and of the state, in turn."""
     x = operation.reads["input"].shape  # token, row, channel
     inner, state = (operation.reads[name].shape for name in RECURRENT[operation.name])
     rows = x[0] * x[1] * (2 if operation.backward else 1)
-    steps = x[0] * (depth.inner(state[-1], setting.serial) + 6)  # a sum, a bend, and four steps for the next state
-    return Counts(macs=rows * (product(inner) + product(state)), depth=steps)
+    steps = x[0] * (depth.inner(state[-1], mode.serial) + 6)  # a sum, a bend, and four steps for the next state
+    return OperatorCost(macs=rows * (product(inner) + product(state)), depth=steps)
 
 
 # The matrices of the input and of the state, by their names.
@@ -182,57 +229,41 @@ RECURRENT = {
 # Attention in one operation
 
 
-def _attention(operation: Operation, setting: Setting) -> Counts:
+def _attention(operation: Operation, mode: RunMode) -> OperatorCost:
     """Scores and the sums of values: P (d + e) multiply-adds for P pairs, and as many exponentials as pairs."""
     query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
-    pairs = _pairs(operation, setting)
+    pairs = _pairs(operation, mode)
     masked = "attn_mask" in operation.reads or "attn_bias" in operation.reads or "bias" in operation.reads
-    hidden = int(masked or (operation.name.startswith("aten") and operation.words[:1] == (True,)))
-    steps = depth.inner(query[-1], setting.serial) + 1 + hidden
-    steps += depth.softmax(key[-2], stable=setting.stable, serial=setting.serial)
-    steps += depth.inner(key[-2], setting.serial)
-    return Counts(macs=pairs * (query[-1] + value[-1]), exponentials=pairs, depth=steps, pairs=pairs)
+    hidden = int(masked or (operation.name.startswith("aten") and operation.constants[:1] == (True,)))
+    steps = depth.inner(query[-1], mode.serial) + 1 + hidden
+    steps += depth.softmax(key[-2], stable=mode.stable, serial=mode.serial)
+    steps += depth.inner(key[-2], mode.serial)
+    return OperatorCost(macs=pairs * (query[-1] + value[-1]), exponentials=pairs, depth=steps, pairs=pairs)
 
 
-def _attention_backward(operation: Operation, setting: Setting) -> Counts:
+def _attention_backward(operation: Operation, mode: RunMode) -> OperatorCost:
     """Gradients of weights, values, queries and keys: P (2 d + 2 e); and the scores once more where they were thrown
-    away, which the mathematics does not ask for: see `Setting.backend`."""
+    away, which the mathematics does not ask for: see `RunMode.backend`."""
     query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
-    pairs, again = _pairs(operation, setting), setting.backend in ("native", "blocked")
-    sums = depth.inner(key[-2], setting.serial)
+    pairs, again = _pairs(operation, mode), mode.backend in ("native", "blocked")
+    sums = depth.inner(key[-2], mode.serial)
     if again:  # scores, scaled, less their logarithm, exp; times the difference to the row's mean; scaled; summed
-        steps = depth.inner(query[-1], setting.serial) + 1 + 2 + 2 + 1 + sums
+        steps = depth.inner(query[-1], mode.serial) + 1 + 2 + 2 + 1 + sums
     else:
-        steps = depth.inner(value[-1], setting.serial) + sums + 2 + 1 + sums
+        steps = depth.inner(value[-1], mode.serial) + sums + 2 + 1 + sums
     macs = pairs * (2 * query[-1] + 2 * value[-1] + (query[-1] if again else 0))
-    return Counts(macs=macs, exponentials=pairs if again else 0, depth=steps)
+    return OperatorCost(macs=macs, exponentials=pairs if again else 0, depth=steps)
 
 
-def _pairs(operation: Operation, setting: Setting) -> Any:
+def _pairs(operation: Operation, mode: RunMode) -> Any:
     """Over all heads and rows: those of the program where there is one, those that torch's `is_causal` shows where the
     mathematics is asked, which begins at the first key for the first query; else the whole square."""
     query, key = operation.reads["query"].shape, operation.reads["key"].shape
-    if operation.name.startswith("aten") and operation.words[:1] == (True,) and setting.backend is None:
+    if operation.name.startswith("aten") and operation.constants[:1] == (True,) and mode.backend is None:
         queries, keys = sympy.sympify(query[-2]), sympy.sympify(key[-2])
         rising = sympy.Min(queries, keys)
         return product(query[:-2]) * (rising * (rising + 1) / 2 + (queries - rising) * keys)
-    if operation.numbers and setting.backend != "reference":
-        return product(query[:-2]) * operation.numbers[0] / sympy.Integer(operation.words[0])
     return product(query[:-1]) * key[-2]
-
-
-def _linear_attention(operation: Operation, setting: Setting) -> Counts:
-    """Every key head grows a state d (e + 1) with each token, and every query head reads it."""
-    query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
-    macs = query[0] * (query[1] + key[1]) * query[2] * query[3] * (value[3] + 1)
-    steps = 2 + depth.total(query[2], setting.serial) + depth.inner(query[3], setting.serial) + 1
-    return Counts(macs=macs, depth=steps)
-
-
-def _linear_attention_backward(operation: Operation, setting: Setting) -> Counts:
-    """Three products of the same kind, for the gradients of query, key and value."""
-    forward = _linear_attention(operation, setting)
-    return Counts(macs=3 * forward.macs, depth=2 * forward.depth)
 
 
 # Sums, softmaxes, norms
@@ -241,77 +272,77 @@ def _linear_attention_backward(operation: Operation, setting: Setting) -> Counts
 def _reduced(operation: Operation) -> Any:
     """How many numbers become one."""
     shape = next(iter(operation.reads.values())).shape
-    return product(shape[axis] for axis in operation.words[0] if axis < len(shape)) if operation.words else 1
+    return product(shape[axis] for axis in operation.constants[0] if axis < len(shape)) if operation.constants else 1
 
 
-def _tree(before: int = 0, after: int = 0, times: int = 1) -> Rule:
+def _tree(before: int = 0, after: int = 0, times: int = 1) -> Formula:
     """A sum, a largest number: `times` trees one after the other, with elementwise steps before and after."""
 
-    def rule(operation: Operation, setting: Setting) -> Counts:
-        return Counts(depth=times * depth.total(_reduced(operation), setting.serial) + before + after)
+    def rule(operation: Operation, mode: RunMode) -> OperatorCost:
+        return OperatorCost(depth=times * depth.total(_reduced(operation), mode.serial) + before + after)
 
     return rule
 
 
-def _softmax(after: int = 0) -> Rule:
-    def rule(operation: Operation, setting: Setting) -> Counts:
+def _softmax(after: int = 0) -> Formula:
+    def rule(operation: Operation, mode: RunMode) -> OperatorCost:
         numbers = operation.writes[0].numel
-        steps = depth.softmax(_reduced(operation), stable=setting.stable, serial=setting.serial) + after
-        return Counts(exponentials=numbers, depth=steps, pairs=numbers if operation.pairs else 0)
+        steps = depth.softmax(_reduced(operation), stable=mode.stable, serial=mode.serial) + after
+        return OperatorCost(exponentials=numbers, depth=steps, pairs=numbers if operation.is_attention else 0)
 
     return rule
 
 
-def _exp(operation: Operation, setting: Setting) -> Counts:
+def _exp(operation: Operation, mode: RunMode) -> OperatorCost:
     """An exponential is one of a softmax if a product sums values with what becomes of it."""
-    numbers = operation.writes[0].numel if operation.pairs else 0
-    return Counts(exponentials=numbers, depth=sympy.Integer(1), pairs=numbers)
+    numbers = operation.writes[0].numel if operation.is_attention else 0
+    return OperatorCost(exponentials=numbers, depth=sympy.Integer(1), pairs=numbers)
 
 
-def _layer_norm(centred: bool) -> Rule:
-    def rule(operation: Operation, setting: Setting) -> Counts:
+def _layer_norm(centred: bool) -> Formula:
+    def rule(operation: Operation, mode: RunMode) -> OperatorCost:
         read = operation.reads
         x = read["input"].shape
         affine = int("weight" in read) + int("bias" in read)
-        channels = product(x[len(x) - operation.words[0] :])
-        steps = depth.norm(channels, centred=centred, affine=affine, serial=setting.serial)
-        return Counts(depth=steps, normalised=0 if operation.backward else product(x))
+        channels = product(x[len(x) - operation.constants[0] :])
+        steps = depth.norm(channels, centred=centred, affine=affine, serial=mode.serial)
+        return OperatorCost(depth=steps, normalised=0 if operation.backward else product(x))
 
     return rule
 
 
-def _group_norm(operation: Operation, setting: Setting) -> Counts:
+def _group_norm(operation: Operation, mode: RunMode) -> OperatorCost:
     x = operation.reads["input"].shape
     affine = int("weight" in operation.reads) + int("bias" in operation.reads)
-    channels = product(x[1:]) / sympy.Integer(operation.words[0])
-    steps = depth.norm(channels, affine=affine, serial=setting.serial)
-    return Counts(depth=steps, normalised=0 if operation.backward else product(x))
+    channels = product(x[1:]) / sympy.Integer(operation.constants[0])
+    steps = depth.norm(channels, affine=affine, serial=mode.serial)
+    return OperatorCost(depth=steps, normalised=0 if operation.backward else product(x))
 
 
-def _batch_norm(operation: Operation, setting: Setting) -> Counts:
+def _batch_norm(operation: Operation, mode: RunMode) -> OperatorCost:
     """Over the batch while it learns; otherwise a product and a sum with numbers that are known already."""
     x = operation.reads["input"].shape
-    if operation.words and operation.words[0]:
-        steps = depth.norm(x[0] * product(x[2:]), affine=2, serial=setting.serial)
+    if operation.constants and operation.constants[0]:
+        steps = depth.norm(x[0] * product(x[2:]), affine=2, serial=mode.serial)
     else:
         steps = sympy.Integer(4)
-    return Counts(depth=steps, normalised=0 if operation.backward else product(x))
+    return OperatorCost(depth=steps, normalised=0 if operation.backward else product(x))
 
 
-def _scattered(operation: Operation, setting: Setting) -> Counts:
+def _scattered(operation: Operation, mode: RunMode) -> OperatorCost:
     """Rows are added where indices say: at worst all in one place."""
     rows = operation.reads.get("indices") or operation.reads.get("index") or operation.reads.get("indices.0")
-    return Counts(depth=depth.total(rows.numel if rows is not None else 1, setting.serial))
+    return OperatorCost(depth=depth.total(rows.numel if rows is not None else 1, mode.serial))
 
 
-def _pooled(operation: Operation, setting: Setting) -> Counts:
+def _pooled(operation: Operation, mode: RunMode) -> OperatorCost:
     """A mean of what one output number stands for."""
     inside = next(iter(operation.reads.values())).numel / sympy.sympify(operation.writes[0].numel)
-    return Counts(depth=depth.total(sympy.cancel(inside), setting.serial) + 1)
+    return OperatorCost(depth=depth.total(sympy.cancel(inside), mode.serial) + 1)
 
 
-def _steps(number: int) -> Rule:
-    return lambda operation, setting: Counts(depth=sympy.Integer(number))
+def _steps(number: int) -> Formula:
+    return lambda operation, mode: OperatorCost(depth=sympy.Integer(number))
 
 
 _elementwise = _steps(1)
@@ -330,7 +361,7 @@ MOVES = ("clone", "copy", "_to_copy", "cat", "stack", "index", "gather", "index_
 SDPA = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
         "fused_attention_overrideable")  # fmt: skip
 
-_ATEN: dict[str, Rule] = {
+_ATEN: dict[str, Formula] = {
     **{name: _steps(0) for name in MOVES},
     "mm": _matrix("self", "mat2"),
     "bmm": _matrix("self", "mat2"),
@@ -399,14 +430,10 @@ _ATEN: dict[str, Rule] = {
     "_upsample_bilinear2d_aa": _steps(4),
 }  # fmt: skip
 
-RULES: dict[str, Rule] = {
+FORMULAS: dict[str, Formula] = {
     **{f"aten.{name}": rule for name, rule in _ATEN.items()},
     **dict.fromkeys(RECURRENT, _recurrent),
-    "regard.attention": _attention,
-    "regard.attention_backward": _attention_backward,
-    "regard.decode": _attention,
-    "regard.linear_attention": _linear_attention,
-    "regard.linear_attention_backward": _linear_attention_backward,
+    "regard.normalise": lambda operation, mode: OperatorCost(normalised=operation.reads["input"].numel),
     "regard.gemv": _linear,
     "regard.gemm": _linear,
 }

@@ -1,0 +1,111 @@
+"""`cost`: the parameters, FLOPs, bytes and memory of an attention, a layer or a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from regard.attention import Attention
+from regard.cost_model.cost import Cost
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.sizes import Breakdown, Sizes
+from regard.errors import CostError
+
+if TYPE_CHECKING:
+    from regard.cost_model.memory import Memory
+
+
+def cost(
+    target: Attention | nn.Module | Callable[..., Any],
+    *,
+    step: str = "forward",
+    backend: str | None = None,
+    dtype: torch.dtype | None = None,
+    stable: bool = True,
+    serial: bool = False,
+    **sizes: Any,
+) -> Cost:
+    """The cost of a description, a layer, a model, any module or function.
+
+        >>> from regard import Attention, Causal, cost
+        >>> cost(Attention(pattern=Causal()), tokens=1024, dim=64, heads=8).macs
+        537,395,200 = B*H*N*d*(N + 1)
+
+    Sizes are keywords: `batch=1, tokens, keys, context_tokens, image`, and for a description, which has none of its
+    own, `heads, kv_heads, dim, value_dim`. What is not given stays a symbol. A module is traced with fake tensors;
+    nothing is allocated or computed. Its formulas have symbols for the sizes of the input, and for those of its
+    configuration (width, heads, layers, ...) where the module can be built again at other sizes.
+
+    Args:
+        step: `"forward"`, `"backward"`, `"training"` for both, or `"decode"`: one token after `tokens` cached ones.
+        backend: whose work is counted; `None` is what the mathematics needs. See `RunMode`.
+        dtype: of activations and parameters; by default that of the module.
+        stable, serial: how depth is counted: with the maximum of a stable softmax; with sums as chains, not trees.
+        inputs: tensors or shapes for a module whose inputs cannot be inferred.
+    """
+    unknown = [name for name in sizes if name not in {f.name for f in dataclasses.fields(Sizes)}]
+    if unknown:
+        raise CostError(
+            f"There is no size {unknown[0]!r}.",
+            asked=f"cost(..., {unknown[0]}={sizes[unknown[0]]!r})",
+            because=f"sizes are {', '.join(f.name for f in dataclasses.fields(Sizes))}",
+            instead="cost(layer, batch=8, tokens=512)",
+        )
+    asked = Sizes(**sizes)
+    mode = RunMode(step, backend, dtype or _find_dtype(target), stable, serial)
+    counted = _count(target, asked, mode)
+
+    def recompute(**other: Any) -> Cost:
+        same = {"step": step, "backend": backend, "dtype": dtype, "stable": stable, "serial": serial}
+        return cost(target, **{**same, **sizes, **other})
+
+    def memory(made: Cost) -> Memory:
+        from regard.cost_model.memory import memory_of
+
+        return memory_of(made, target, asked)
+
+    known = {"notes": counted.notes, "again": recompute, "memory": memory}
+    return Cost(counted.name, counted.parts, counted.values, mode, **known)
+
+
+def _count(target: Any, asked: Sizes, mode: RunMode) -> Breakdown:
+    from regard.cost_model.attention.attention import rule
+    from regard.cost_model.trace import trace_cost
+
+    if isinstance(target, Attention):
+        return rule(target, asked, mode)
+    if not callable(target):
+        raise CostError(
+            f"{type(target).__name__} is neither an Attention nor a module.",
+            asked=f"cost({target!r})",
+            because="only a description, a module or a function has a cost",
+            instead="cost(Attention(...), tokens=..., dim=...), cost(layer), cost(model)",
+        )
+    _check_sizes(target, asked)
+    return trace_cost(target, asked, mode)
+
+
+def _check_sizes(target: Any, asked: Sizes) -> None:
+    """Refuse a size that a module has itself."""
+    name = type(target).__name__
+    for size in ("heads", "kv_heads", "dim", "value_dim"):
+        if isinstance(target, nn.Module) and getattr(asked, size) is not None:
+            raise CostError(
+                f"{name} has sizes of its own.",
+                asked=f"{size}={getattr(asked, size)}",
+                because=f"{size} is for a description, such as Attention(...), which has none",
+                instead=f"a {name} of that size, asked about without {size}",
+            )
+
+
+def _find_dtype(target: Any) -> torch.dtype:
+    """The dtype of a module's parameters."""
+    if isinstance(target, nn.Module):
+        for parameter in target.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype
+    return torch.float32

@@ -1,0 +1,400 @@
+"""Record every operation of a run, what autograd saves, and each attention as one operation.
+
+Backward operations belong to the module whose forward operation they are the gradient of: autograd numbers its nodes as
+they are created, and modules are entered and left at known numbers. In the same way all that an attention runs, forward
+and backward, is found and replaced by one operation that carries its description.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.attention import Attention
+from regard.backends.base import Request, observe_attention
+from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
+from regard.cost_model.trace.operator_arguments import read_constants
+
+ACCUMULATE = 2**63 - 1  # autograd's number for nodes that only accumulate the gradient of a parameter
+TABLES = ("words", "masks", "query_code", "key_code", "start", "stop")  # made once for a pattern and its lengths
+CALL = "@"  # separates a module's path from the number of an attention that it called
+
+
+@dataclass
+class Trace:
+    """What a run did.
+
+    Attributes:
+        operations: in the order in which they ran; views are left out.
+        saved: what autograd saves for the backward pass: the module, the operation that made it, and the tensor.
+        parameters: the path of the module, the name, and the shape; shared ones once.
+        unknown: operators of other libraries whose products are not known.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    saved: list[tuple[str, str, Operand]] = field(default_factory=list)
+    parameters: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Call:
+    """An attention that ran: where, of what, and before which operation."""
+
+    path: str
+    attention: Attention
+    reads: dict[str, Operand]
+    writes: tuple[Operand, ...]
+    position: int
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation that torch dispatches, and keeps the storages alive, so that their ids stay unique."""
+
+    def __init__(self, modules: ModuleTracker) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.modules = modules
+        modules.on_norm = self._record_norm
+        self.last = ""
+        self.makers: dict[int, tuple[str, Operand]] = {}
+        self.calls: list[_Call] = []
+        self.tables: set[int] = set()
+        self._alive: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # the most frequent call, answered without a dispatch
+        if func.namespace in ("prim", "prims", "profiler"):
+            return func(*args, **kwargs)
+        name = str(func._overloadpacket)
+        if _is_composite(func):
+            with self:  # its parts are recorded
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        self.last = name
+        result = func(*args, **kwargs)
+        self._record(name, func, bind_arguments(func, args, kwargs), result)
+        return result
+
+    def _record(self, name: str, func: Any, arguments: dict[str, Any], result: Any) -> None:
+        results = _collect_tensors(result)
+        if not results:
+            return
+        reads: dict[str, Operand] = {}
+        seen: set[tuple[Any, ...]] = set()
+        for key, tensor in named_tensors(arguments).items():
+            operand = describe_tensor(tensor)
+            again = (operand.storage, operand.shape) in seen and bool(operand.storage)
+            seen.add((operand.storage, operand.shape))
+            reads[key] = operand._replace(again=again)
+            self._keep_alive(tensor, operand)
+            if key in TABLES and func.namespace == "regard":
+                self.tables.add(operand.storage)
+        writes = tuple(map(describe_tensor, results))
+        mutates = func._schema.is_mutable
+        before = {operand.storage for operand in reads.values()}
+        if reads and not mutates and all(operand.storage in before for operand in writes):
+            return  # a view
+        for tensor, operand in zip(results, writes, strict=True):
+            self._keep_alive(tensor, operand)
+            if operand.storage not in before:
+                self.makers[operand.storage] = name, operand
+            if func.is_view and not any(_is_fake(each) for each in named_tensors(arguments).values()):
+                self.tables.add(operand.storage)  # a view of a table that existed before
+        path, backward = self.modules.current()
+        constants = () if CALL in path else read_constants(name, arguments, reads)
+        self.trace.operations.append(Operation(name, path, backward, reads, writes, constants, mutates))
+
+    def _keep_alive(self, tensor: Tensor, operand: Operand) -> None:
+        self._alive.append(tensor.untyped_storage() if operand.storage else tensor)
+
+    def _record_norm(self, x: Tensor) -> None:
+        """torch takes an RMS norm apart into operations; that it is a norm is recorded beside them."""
+        operation = Operation("regard.normalise", self.modules.stack[-1], False, {"input": describe_tensor(x)}, ())
+        self.trace.operations.append(operation)
+
+    # Attention
+
+    def observe(self, request: Request, run: Callable[[], Any]) -> Any:
+        """Run an attention; what it does becomes one operation."""
+        if self.modules.call is not None or torch._C._current_graph_task_id() != -1:
+            return run()
+        reads: dict[str, Operand] = {}
+        for name, tensor in (("query", request.query), ("key", request.key), ("value", request.value)):
+            reads[name] = describe_tensor(tensor)._replace(again=False)
+            self._keep_alive(tensor, reads[name])
+        path, position = self.modules.stack[-1], len(self.trace.operations)
+        with self.modules.inside_call(f"{path}{CALL}{len(self.calls)}"):
+            result = run()
+        output = result[0] if isinstance(result, tuple) else result
+        writes = (describe_tensor(output),)
+        self._keep_alive(output, writes[0])
+        self.calls.append(_Call(path, _describe_request(request), reads, writes, position))
+        return result
+
+    def collapse_attention(self) -> None:
+        """Replace the operations of each attention by one, forward and backward."""
+        if not self.calls:
+            return
+        groups: dict[tuple[int, bool], list[Operation]] = {}
+        positions = {(number, False): call.position for number, call in enumerate(self.calls)}
+        kept: dict[int, Operation] = {}
+        for position, operation in enumerate(self.trace.operations):
+            number = operation.path.partition(CALL)[2]
+            if not number:
+                kept[position] = operation
+                continue
+            key = int(number), operation.backward
+            groups.setdefault(key, []).append(operation)
+            positions.setdefault(key, position)
+        ordered: list[tuple[float, int, Operation]] = [(place, 1, each) for place, each in kept.items()]
+        for (number, backward), place in positions.items():
+            call, inside = self.calls[number], groups.get((number, backward), [])
+            written = {storage for each in inside for storage in each.storages_written()}
+            read = {storage for each in inside for storage in each.storages_read()} - (set() if backward else written)
+            name = "regard.attend_backward" if backward else "regard.attend"
+            merged = Operation(name, call.path, backward, call.reads, call.writes, _constants_of(call.attention),
+                               attention=call.attention, storages=(tuple(read), tuple(written)))  # fmt: skip
+            ordered.append((place, 0, merged))
+        self.trace.operations = [operation for *_, operation in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _describe_request(request: Request) -> Attention:
+    scale = request.scale if request.uniform or request.hard or request.scale == 0 else None
+    pattern = None if request.pattern.is_full else request.pattern
+    return Attention(pattern=pattern, scale=scale, bias=request.bias, feature_map=request.feature_map)
+
+
+def _constants_of(attention: Attention) -> tuple[Any, ...]:
+    """What the cost of an attention depends on beside sizes; the pattern may hold sizes and is left out."""
+    bias = attention.bias
+    learned = bias.requires_grad if isinstance(bias, Tensor) else bias is not None and any(
+        each.requires_grad for each in bias.parameters()
+    )  # fmt: skip
+    return type(attention.pattern).__name__, attention.scale, type(bias).__name__, learned, repr(attention.feature_map)
+
+
+def _is_composite(func: Any, known: dict[Any, bool] = {}) -> bool:  # noqa: B006 - a cache
+    if func not in known:
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        known[func] = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return known[func]
+
+
+def _collect_tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for each in result for tensor in _collect_tensors(each)]
+    return []
+
+
+class ModuleTracker:
+    """Which module is running: by hooks that torch calls for every module, in backward by autograd's numbers."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self.names = {} if root is None else {id(module): name for name, module in root.named_modules()}
+        self.stack: list[str] = [""]
+        self.call: str | None = None
+        self.on_norm: Callable[[Tensor], None] | None = None
+        self._numbers: list[int] = [0]
+        self._paths: list[str] = [""]
+        self._latest = ""
+
+    def current(self) -> tuple[str, bool]:
+        """The path of what runs now, and whether it runs in the backward pass."""
+        if torch._C._current_graph_task_id() == -1:
+            return self.call or self.stack[-1], False
+        node = torch._C._current_autograd_node()
+        number = ACCUMULATE if node is None else node._sequence_nr()
+        if 0 <= number < ACCUMULATE:
+            self._latest = self._paths[bisect.bisect_right(self._numbers, number) - 1]
+        return self._latest, True
+
+    def _mark(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())  # pyright: ignore[reportPrivateImportUsage]
+        self._paths.append(self.call or self.stack[-1])
+
+    @contextlib.contextmanager
+    def inside_call(self, path: str) -> Iterator[None]:
+        self.call = path
+        self._mark()
+        try:
+            yield
+        finally:
+            self.call = None
+            self._mark()
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        outer = self.stack[-1]
+        unnamed = f"{outer}.{type(module).__name__}" if outer else type(module).__name__
+        self.stack.append(self.names.get(id(module), unnamed))
+        self._mark()
+        if isinstance(module, nn.RMSNorm) and self.on_norm is not None:
+            self.on_norm(inputs[0])
+
+    def _leave(self, *_: Any) -> None:
+        if len(self.stack) > 1:
+            self.stack.pop()
+        self._mark()
+
+    @contextlib.contextmanager
+    def tracking(self) -> Iterator[None]:
+        hooks = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
+        self._mark()
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class DisableDropout(TorchFunctionMode):
+    """Dropout returns its input: it has no products, and where it prevents a fused attention it would change the count.
+
+    The modules stay in training mode, so that what else depends on it, such as a batch norm, is unchanged.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if len(args) <= 4 else {}
+        elif func is functional.multi_head_attention_forward:
+            args = (*args[:10], 0.0, *args[11:]) if len(args) > 10 else args
+            kwargs |= {"dropout_p": 0.0} if len(args) <= 10 else {}
+        return func(*args, **kwargs)
+
+
+DROPOUTS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+            functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout}  # fmt: skip
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Without torch's fused operator for whole layers, which hides the products; the random state is restored.
+
+    Sizes that a module cannot read are tried on purpose, so torch's log of each failure is off.
+    """
+    before, state = torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
+    torch.backends.mha.set_fastpath_enabled(False)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
+        torch.backends.mha.set_fastpath_enabled(before)
+        torch.set_rng_state(state)
+
+
+class _Saved:
+    """What the graph holds in place of a saved tensor; it dies with the node that saved it.
+
+    A tensor that backward reads is detached first: a node that holds its own output would never die.
+    """
+
+    def __init__(self, tensor: Tensor, path: str, order: int, is_read: bool) -> None:
+        self.operand, self.path, self.order, self.is_fake = describe_tensor(tensor), path, order, _is_fake(tensor)
+        self.storage = tensor.untyped_storage()
+        self.tensor = tensor.detach() if is_read else None
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def record(
+    run: Callable[[], Any],
+    given: list[Tensor],
+    *,
+    with_grad: bool,
+    with_backward: bool,
+    fake: bool,
+    recorder: Recorder,
+) -> Trace:
+    """Run something and record what it does.
+
+    given: parameters, buffers and inputs, which exist before the run and are not saved by it.
+    with_grad: whether autograd is on, so that what it saves is seen.
+    with_backward: whether gradients are computed for every floating-point output. The gradient of the output is given,
+        as a loss would give it, and costs nothing.
+    fake: whether its tensors are fake; real ones are then tables that existed before.
+    """
+    modules = recorder.modules
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+    orders = itertools.count()
+
+    def save(tensor: Tensor) -> _Saved:
+        held = _Saved(tensor, modules.current()[0], next(orders), with_backward)
+        saved.add(held)
+        return held
+
+    hooks = saved_tensors_hooks(save, lambda held: held.tensor) if with_grad else contextlib.nullcontext()
+    observed = observe_attention(recorder.observe)
+    with without_fast_path(), modules.tracking(), torch.set_grad_enabled(with_grad), observed, hooks, recorder:
+        output = run()
+        trace = recorder.trace
+        tensors: dict[int, str] = {}
+        for held in sorted(saved, key=lambda each: each.order):
+            if held.operand.storage not in known and held.is_fake == fake:
+                recorder._alive.append(held.storage)
+                tensors.setdefault(held.operand.storage, held.path)
+        if with_backward:
+            ends = [tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
+            with torch.no_grad(), _paused(recorder):
+                grads = [torch.empty_like(tensor) for tensor in ends]
+            if ends:
+                torch.autograd.backward(ends, grads)
+    recorder.collapse_attention()
+    for storage, path in tensors.items():
+        if storage in recorder.makers and storage not in recorder.tables:  # others existed before
+            outer, _, call = path.partition(CALL)
+            name, made = recorder.makers[storage]
+            trace.saved.append((outer, "regard.attend" if call else name, made))
+    return trace
+
+
+@contextlib.contextmanager
+def _paused(recorder: Recorder) -> Iterator[None]:
+    """What runs here is not recorded."""
+    trace, recorder.trace = recorder.trace, Trace()
+    try:
+        yield
+    finally:
+        recorder.trace = trace
+
+
+def find_tensors(output: Any) -> list[Tensor]:
+    """The tensors of an output: of lists, dictionaries and dataclasses, in order; caches are none of these."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return [tensor for each in output.values() for tensor in find_tensors(each)]
+    if isinstance(output, list | tuple):
+        return [tensor for each in output for tensor in find_tensors(each)]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [tensor for f in dataclasses.fields(output) for tensor in find_tensors(getattr(output, f.name))]
+    return []

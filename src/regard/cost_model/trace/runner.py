@@ -1,0 +1,178 @@
+"""One traced run of a target at given sizes: forward, forward and backward, or a decode step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.nn.modules.batchnorm import _NormBase
+
+from regard.adapters.decode_step import prepare_decode_step
+from regard.adapters.example_inputs import ExampleInputs
+from regard.adapters.fake_copies import TracedTarget, first_line
+from regard.adapters.huggingface import assume_unpacked
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.trace.critical_path import mark_attention
+from regard.cost_model.trace.operation import Operation
+from regard.cost_model.trace.operator_costs import is_known
+from regard.cost_model.trace.part_names import list_parameters
+from regard.cost_model.trace.recorder import DisableDropout, ModuleTracker, Recorder, Trace, find_tensors, record
+from regard.errors import CostError
+
+# Raised where control flow depends on the values of fake tensors.
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+# Elements in the inputs of a module that is still executed with real tensors.
+SMALL = 2_000_000
+
+
+class Runner:
+    """Traces a target at given sizes."""
+
+    def __init__(self, target: TracedTarget, inputs: ExampleInputs, mode: RunMode) -> None:
+        self.target, self.inputs, self.mode = target, inputs, mode
+        self.fake = True
+        self.notes: dict[str, None] = {}
+
+    def run(self, sizes: dict[str, int]) -> Trace:
+        if self.mode.step in ("backward", "training"):
+            trace = self._run(sizes, with_grad=True, with_backward=True, training=True)
+        elif self.mode.step == "forward" and self._can_learn():
+            trace = self._run_forward(sizes)
+        else:
+            trace = self._run(sizes)
+        trace.parameters = [*list_parameters(self.target.module)]
+        trace.unknown = {each.name for each in trace.operations if not is_known(each.name) and _computes(each)}
+        return trace
+
+    def _run_forward(self, sizes: dict[str, int]) -> Trace:
+        """Forward with autograd on, so that what it saves is seen; the operations are the same."""
+        try:
+            trace = self._run(sizes, with_grad=True)
+            module = self.target.module
+            if module is not None and any(isinstance(each, _NormBase) and each.training for each in module.modules()):
+                # A batch norm saves the statistics of the batch only in training mode.
+                trace.saved = self._run(sizes, with_grad=True, training=True).saved
+            return trace
+        except CostError as error:
+            trace = self._run(sizes)
+            self.notes[f"activation_bytes are unknown: {error.found or error.headline}"] = None
+            return trace
+
+    def _can_learn(self) -> bool:
+        module = self.target.module
+        given = any(spec.requires_grad for spec in self.inputs.specs())
+        return given or (module is not None and any(each.requires_grad for each in module.parameters()))
+
+    def _run(self, sizes: dict[str, int], **how: bool) -> Trace:
+        """`with_grad`, `with_backward`: as in `record`; `training`: in the module's own mode, not in eval mode."""
+        if self.fake:
+            try:
+                return self._trace(sizes, fake=True, **how)
+            except NeedsValuesError as error:
+                if not self._is_small(sizes):
+                    raise error.reported from error
+                self.fake = False
+                note = f"executed on zeros, because {error.operation} in {error.path} depends on values"
+                self.notes[note] = None
+        return self._trace(sizes, fake=False, **how)
+
+    def _is_small(self, sizes: dict[str, int]) -> bool:
+        total = 0
+        for spec in self.inputs.specs():
+            count = 1
+            for axis in spec.axes:
+                count *= sizes[axis] if isinstance(axis, str) else axis
+            total += count
+        return self.target.is_small and total * max(sizes.get("N", 1), 1) <= SMALL * 64 and total <= SMALL
+
+    def _trace(
+        self,
+        sizes: dict[str, int],
+        *,
+        fake: bool,
+        with_grad: bool = False,
+        with_backward: bool = False,
+        training: bool = False,
+    ) -> Trace:
+        called, module, owned = self.target.make_copy(fake)
+        if module is not None and not training:
+            module.eval()
+        elif module is not None:
+            _disable_attention_dropout(module)
+        recorder = Recorder(ModuleTracker(module))
+        without_dropout = DisableDropout() if training else contextlib.nullcontext()
+        with self.target.mode if fake else contextlib.nullcontext(), without_dropout, assume_unpacked():
+            try:
+                args, kwargs = self.inputs.make(sizes, self.mode.dtype)
+                step = self._prepare_step(called, module, args, kwargs)
+                given = [*owned, *find_tensors([args, kwargs])]
+                how = {"with_grad": with_grad, "with_backward": with_backward, "fake": fake}
+                trace = record(step, given, recorder=recorder, **how)
+            except CostError:
+                raise
+            except Exception as error:
+                raise self._report(error, sizes, recorder) from error
+        mark_attention(trace.operations, {tensor.untyped_storage()._cdata for tensor in owned})
+        return trace
+
+    def _prepare_step(
+        self, called: Callable[..., Any], module: nn.Module | None, args: Any, kwargs: Any
+    ) -> Callable[[], Any]:
+        if self.mode.step == "decode":
+            with torch.no_grad():
+                return prepare_decode_step(self.target, called, module, args, kwargs)
+        return lambda: called(*args, **kwargs)
+
+    def _report(self, error: Exception, sizes: dict[str, int], recorder: Recorder) -> Exception:
+        """The error in the caller's terms: which operator, in which module, of which inputs."""
+        name, modules = self.target.name, recorder.modules
+        path = modules.stack[-1] or name
+        operation = _find_operator(error) or recorder.last
+        shapes = [tuple(sizes[axis] if isinstance(axis, str) else axis for axis in s.axes) for s in self.inputs.specs()]
+        needs_values = isinstance(error, NEEDS_VALUES) or "FakeTensor" in str(error) or "subclass" in str(error)
+        reported = CostError(
+            f"{name} cannot be traced.",
+            asked=f"{self.mode.step} with inputs {', '.join(map(str, shapes)) or 'none'}",
+            found=f"{type(error).__name__}: {first_line(error)}",
+            because=f"{operation} in {path} depends on tensor values, and the module is too large to execute"
+            if needs_values
+            else f"it fails in {path}, {f'after {recorder.last}' if recorder.last else 'before its first operation'}",
+            instead="a smaller module or fewer tokens, which are executed"
+            if needs_values
+            else "inputs=... that it accepts, or sizes that it is made for",
+        )
+        return NeedsValuesError(reported, operation, path) if needs_values and self.fake else reported
+
+
+def _disable_attention_dropout(module: nn.Module) -> None:
+    """Dropout of attention weights builds the square; without it the attention runs as it does in eval mode."""
+    for part in module.modules():
+        for name in ("dropout", "attention_dropout"):
+            if type(part).__module__.startswith("regard.") and isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+
+
+class NeedsValuesError(Exception):
+    """Control flow depends on the values of a fake tensor."""
+
+    def __init__(self, reported: CostError, operation: str, path: str) -> None:
+        super().__init__(str(reported))
+        self.reported, self.operation, self.path = reported, operation, path
+
+
+def _find_operator(error: Exception) -> str | None:
+    """The operator that a fake tensor's error is about."""
+    func = getattr(error, "func", None) or (error.args[0] if error.args else None)
+    return None if func is None or not hasattr(func, "_overloadpacket") else str(func._overloadpacket)
+
+
+def _computes(operation: Operation) -> bool:
+    return any(operand.floating for operand in operation.writes)

@@ -1,0 +1,450 @@
+"""Symbols for sizes: a few runs at neighbouring sizes, and an expression for every size in them.
+
+The sizes of one run after the other are chosen so that no two symbols are alike: distinct primes, or multiples where
+one size divides another. Every size of every tensor is then recognised from its values in these runs, as a product of
+symbols, or as a sum of few such products with small coefficients, and one more run than is needed must agree. Sizes of
+the input (batch, tokens, rows and columns of an image) vary with the input, those of the configuration (width, heads,
+hidden size, vocabulary, layers) by building the module again. A symbol whose sizes are not recognised, or with which
+other operations run, stays a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import sympy
+
+from regard.cost_model.symbols import name_size, size_symbol
+from regard.cost_model.trace.operation import Operand, Operation
+from regard.cost_model.trace.part_names import PartNames
+from regard.cost_model.trace.recorder import Trace
+from regard.errors import CostError
+
+LAYERS = "L"
+BASE_LAYERS = 2  # with which symbols are found; one more run has a layer more
+LARGEST_DENOMINATOR = 64  # of the coefficient of a single product
+FACTORS = (1, 2, 3, 4, -1)  # coefficients of sums
+LARGEST_CONSTANT = 16  # beside a sum
+POINTS = 3  # beside the run at the sizes that were asked for
+
+
+@dataclass
+class Run:
+    """A trace and the names of its parts."""
+
+    trace: Trace
+    names: PartNames
+
+
+@dataclass
+class SizeSpace:
+    """The symbols of a target.
+
+    Attributes:
+        sizes: the number of every symbol: of the input, then of the configuration.
+        configuration: those that need the module to be built again.
+        multiples, at_least: as in `adapters.rebuild.Configuration`.
+        limits: the largest number of a symbol.
+        tied: symbols that are always as large as another: the columns of a square image.
+    """
+
+    sizes: dict[str, int]
+    configuration: set[str] = field(default_factory=set)
+    multiples: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    at_least: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+
+    def points(self, active: set[str], count: int) -> list[dict[str, int]]:
+        """Sizes of `count` runs, in which every active symbol has another value each time."""
+        found = [dict(self.sizes) for _ in range(count)]
+        chosen: list[tuple[int, ...]] = []
+        for name in self._in_order():
+            if name in self.tied or name == LAYERS:
+                continue
+            of, step = self._multiple(name)
+            units = [step * math.prod(point[other] for other in of) for point in found]
+            unit = step * math.prod(self.sizes[other] for other in of)
+            if name in active:
+                floor = [point.get(self.at_least.get(name, ""), 0) for point in found]
+                values = self._choose(name, unit, units, floor, chosen)
+            else:
+                values = (
+                    [each * max(1, self.sizes[name] // unit) for each in units] if of else [self.sizes[name]] * count
+                )
+            for point, value in zip(found, values, strict=True):
+                point[name] = value
+        for point in found:
+            point.update({name: point[other] for name, other in self.tied.items()})
+            if LAYERS in active:
+                point[LAYERS] = BASE_LAYERS
+        return found
+
+    def variables(self, active: set[str], points: list[dict[str, int]]) -> list[tuple[sympy.Expr, list[int]]]:
+        """What sizes are made of: expressions in the symbols, and their values at some points."""
+        found: list[tuple[sympy.Expr, list[int]]] = []
+        for name in self._in_order():
+            if name in self.tied or name == LAYERS:
+                continue
+            of, _ = self._multiple(name)
+            if name not in active and not any(other in active for other in of):
+                continue
+            if name not in active:
+                continue  # a multiple of others, which are recognised themselves
+            divisors = [other for other in of if other in active]
+            expression = size_symbol(name) / sympy.Mul(*(size_symbol(other) for other in divisors))
+            values = [point[name] // math.prod(point[other] for other in divisors) for point in points]
+            found.append((expression, values))
+        return found
+
+    def _multiple(self, name: str) -> tuple[tuple[str, ...], int]:
+        of, step = self.multiples.get(name, ((), 1))
+        return tuple(other for other in of if other in self.sizes), step
+
+    def _in_order(self) -> list[str]:
+        """Symbols after those that they are multiples of, or at least as large as."""
+        order: list[str] = []
+
+        def add(name: str) -> None:
+            if name not in order and name in self.sizes:
+                for other in (*self.multiples.get(name, ((), 1))[0], self.at_least.get(name, name)):
+                    if other != name:
+                        add(other)
+                order.append(name)
+
+        for name in sorted(self.sizes, key=lambda each: self.sizes[each]):
+            add(name)
+        return order
+
+    def _choose(
+        self, name: str, unit: int, units: list[int], floor: list[int], chosen: list[tuple[int, ...]]
+    ) -> list[int]:
+        """Multiples of the units by primes next to the size itself, in an order that no other symbol has."""
+        own, offset = divmod(self.sizes[name], unit)
+        offset = offset if len(set(units)) == 1 else 0  # a size that is no multiple keeps its remainder
+        limit = self.limits.get(name, math.inf)
+        upward = max(units) * (own + 60) + offset <= limit
+        primes = itertools.islice(_primes_near(max(own, 2) if upward else own, upward), len(units) + 12)
+        fitting = [
+            each for each in primes if min(units) * each + offset >= max(floor) and max(units) * each + offset <= limit
+        ]
+        for counts in itertools.permutations(fitting[: len(units) + 3], len(units)):
+            if all(sum(a != b for a, b in zip(counts, other, strict=True)) > 1 for other in chosen if len(counts) > 1):
+                chosen.append(counts)
+                return [each * count + offset for each, count in zip(units, counts, strict=True)]
+        raise Unfit(f"{name_size(name)} has too few other sizes up to {limit}")
+
+
+def _primes_near(start: int, upward: bool) -> Iterator[int]:
+    numbers = range(start + 1, start + 10_000) if upward else range(start - 1, 1, -1)
+    return (each for each in numbers if all(each % factor for factor in range(2, math.isqrt(each) + 1)))
+
+
+@dataclass
+class SymbolicTrace:
+    """Operations, saved tensors and parameters with expressions for sizes.
+
+    Attributes:
+        run: the run at the sizes that were asked for, whose operations have integers.
+        operations, saved, parameters: the same with expressions.
+        symbols: those that the expressions have.
+        deeper: with a symbol for layers, a run with one layer more, in the same expressions.
+    """
+
+    run: Run
+    operations: list[Operation]
+    saved: list[tuple[str, str, Operand]]
+    parameters: list[tuple[str, str, tuple[Any, ...]]]
+    symbols: list[str]
+    deeper: SymbolicTrace | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class Unfit(Exception):
+    """Why a symbol stays a number."""
+
+
+Runner = Callable[[dict[str, int]], Run]
+
+
+class SymbolFinder:
+    """Finds as many symbols as the runs of a target allow."""
+
+    def __init__(self, run: Runner, space: SizeSpace) -> None:
+        self.space = space
+        self._run = run
+        self._runs: dict[tuple[Any, ...], Run | CostError] = {}
+        self._excluded: dict[str, str] = {}
+
+    def exclude(self, reason: str, symbols: set[str]) -> None:
+        """Do without some of these symbols: layers first, then the configuration, then all."""
+        names = symbols & {LAYERS} or symbols & self.space.configuration or symbols - {"B"} or symbols
+        self._excluded |= dict.fromkeys(names, reason)
+
+    def run(self, sizes: dict[str, int]) -> Run:
+        key = tuple(sorted(sizes.items()))
+        if key not in self._runs:
+            try:
+                self._runs[key] = self._run(sizes)
+            except CostError as error:
+                self._runs[key] = error
+        found = self._runs[key]
+        if isinstance(found, CostError):
+            raise found
+        return found
+
+    def find(self) -> SymbolicTrace:
+        """The run at the sizes that were asked for, with as many symbols as can be had."""
+        real = self.run(self.space.sizes)  # what fails at the sizes that were asked for fails
+        reasons, origin = dict(self._excluded), dict(self.space.sizes)
+        active = set(self.space.sizes) - set(self.space.tied) - set(reasons)
+        for attempt in range(5):
+            for batch in (1, 2) if "B" in active and self.space.sizes["B"] == 1 else (self.space.sizes.get("B", 1),):
+                origin = {**self.space.sizes, **({"B": batch} if "B" in self.space.sizes else {})}
+                try:
+                    return self._finish(self._fit(active, origin), active, reasons)
+                except (Unfit, CostError) as why:
+                    reason = str(why) if isinstance(why, Unfit) else _first_line(why)
+            if attempt == 0:
+                dropped = self._find_culprits(active, reasons)
+            elif attempt == 1:
+                dropped = self._find_joint_culprits(active, reasons) or {LAYERS} & active
+            else:
+                dropped = active & self.space.configuration or active - {"B"} or active
+            reasons |= {name: reason for name in dropped if name not in reasons}
+            active = active - dropped
+            if not active:
+                break
+        made = SymbolicTrace(real, real.trace.operations, real.trace.saved, real.trace.parameters, [])
+        return self._finish(made, set(), reasons)
+
+    def _finish(self, made: SymbolicTrace, active: set[str], reasons: dict[str, str]) -> SymbolicTrace:
+        sizes = self.space.sizes
+        made.notes = [
+            f"{name_size(name)} stays the number {sizes[name]}: {reasons[name]}"
+            for name in sizes
+            if name not in active and name in reasons
+        ]
+        return made
+
+    def _find_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+        """Symbols with which alone, and with the sizes that are multiples of them, other operations run."""
+        found: set[str] = set()
+        origin = {**self.space.sizes, **({"B": max(2, self.space.sizes["B"])} if "B" in active else {})}
+        for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
+            try:
+                points = self.space.points({name}, 2)
+                if "B" in active and name != "B":
+                    points = [{**point, "B": origin["B"]} for point in points]
+                self._recognise([origin, *points], {name}, quick=True)
+            except (Unfit, CostError) as why:
+                found.add(name)
+                reasons[name] = str(why) if isinstance(why, Unfit) else f"another size fails ({_first_line(why)})"
+        return found
+
+    def _find_joint_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+        """Symbols that change the operations together with others, which are added one after the other."""
+        found: set[str] = set()
+        layers = {LAYERS} & active
+        origin = {**self.space.sizes, **({LAYERS: BASE_LAYERS} if layers else {})}
+        if "B" in active:
+            origin["B"] = max(2, origin["B"])
+        for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
+            taken = active - found - set(list(self.space.sizes)[list(self.space.sizes).index(name) + 1 :])
+            try:
+                for point in self.space.points(taken | layers, POINTS):
+                    _check_same(self.run(origin).trace, self.run(point).trace, point, taken, self.space.sizes)
+            except (Unfit, CostError) as why:
+                found.add(name)
+                reasons[name] = str(why) if isinstance(why, Unfit) else f"another size fails ({_first_line(why)})"
+        return found
+
+    def _fit(self, active: set[str], origin: dict[str, int]) -> SymbolicTrace:
+        if LAYERS in active:
+            origin = {**origin, LAYERS: BASE_LAYERS}
+        points = [origin, *self.space.points(active, POINTS)]
+        made = self._recognise(points, active)
+        if LAYERS in active:
+            made.deeper = self._deepen(made, points[1])
+        return made
+
+    def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
+        base = self.run(points[0])
+        runs = [base]
+        for point in points[1:]:
+            runs.append(self.run(point))
+            _check_same(base.trace, runs[-1].trace, point, active, self.space.sizes)
+        columns = list(zip(*(_list_sizes(run.trace) for run in runs), strict=True))
+        expressions = self._express(columns, points, active, quick)
+        found = iter(expressions)
+        operations = []
+        flags = _merge_repeated([run.trace for run in runs])
+        for operation, repeated in zip(base.trace.operations, flags, strict=True):
+            operations.append(operation.with_sizes([next(found) for _ in operation.sizes()], repeated))
+        saved = [
+            (path, maker, one._replace(shape=tuple(next(found) for _ in one.shape), storage=0))
+            for path, maker, one in base.trace.saved
+        ]
+        parameters = [(path, name, tuple(next(found) for _ in shape)) for path, name, shape in base.trace.parameters]
+        symbols = [name for name in self.space.sizes if name in active]
+        return SymbolicTrace(base, operations, saved, parameters, symbols)
+
+    def _express(
+        self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], quick: bool
+    ) -> list[sympy.Expr]:
+        variables = self.space.variables(active, points)
+        known: dict[tuple[int, ...], sympy.Expr] = {}
+        for column in dict.fromkeys(columns):
+            expression = recognise_size(column, variables)
+            if expression is None:
+                raise Unfit(f"a size of {column[0]} depends on it in no simple way" if quick else
+                            f"a size of {column[0]} is no simple expression of the others")  # fmt: skip
+            known[column] = expression
+        return [known[column] for column in columns]
+
+    def _deepen(self, made: SymbolicTrace, point: dict[str, int]) -> SymbolicTrace:
+        """A run with one layer more, whose operations must be among those of the layers before."""
+        shallow, deep = self.run(point), self.run({**point, LAYERS: BASE_LAYERS + 1})
+        operations = {
+            _identify(each, shallow.names): symbolic
+            for each, symbolic in zip(shallow.trace.operations, made.operations, strict=True)
+        }
+        saved = {
+            (shallow.names.find_part(path, ""), maker, one.shape, one.item): symbolic
+            for (path, maker, one), (*_, symbolic) in zip(shallow.trace.saved, made.saved, strict=True)
+        }
+        parameters = {
+            (shallow.names.find_part(path, ""), name, shape): symbolic
+            for (path, name, shape), (*_, symbolic) in zip(shallow.trace.parameters, made.parameters, strict=True)
+        }
+        try:
+            return SymbolicTrace(
+                deep,
+                [operations[_identify(each, deep.names)] for each in deep.trace.operations],
+                [
+                    (path, maker, saved[deep.names.find_part(path, ""), maker, one.shape, one.item])
+                    for path, maker, one in deep.trace.saved
+                ],
+                [
+                    (path, name, parameters[deep.names.find_part(path, ""), name, shape])
+                    for path, name, shape in deep.trace.parameters
+                ],
+                made.symbols,
+            )
+        except KeyError as missing:
+            raise Unfit("a layer more runs other operations") from missing
+
+
+def _first_line(error: CostError) -> str:
+    return (error.found or error.because).splitlines()[0][:160]
+
+
+def _identify(operation: Operation, names: PartNames) -> tuple[Any, ...]:
+    """The operation without the index of its layer."""
+    name, path, *rest = operation.structure()
+    return name, names.find_part(path, ""), *rest, tuple(operation.sizes())
+
+
+def _check_same(one: Trace, other: Trace, point: dict[str, int], active: set[str], sizes: dict[str, int]) -> None:
+    """Refuse runs of which one executed other operations."""
+    changed = [name for name in sizes if name in active and point[name] != sizes[name]]
+    when = "with " + ", ".join(f"{name_size(name)} {point[name]}" for name in changed)
+    if len(one.operations) != len(other.operations) or len(one.saved) != len(other.saved):
+        raise Unfit(f"{when} other operations run")
+    if len(one.parameters) != len(other.parameters):
+        raise Unfit(f"{when} it has other parameters")
+    if any(len(mine[-1].shape) != len(theirs[-1].shape) for mine, theirs in zip(one.saved, other.saved, strict=True)):
+        raise Unfit(f"{when} other tensors are saved")
+    for mine, theirs in zip(one.operations, other.operations, strict=True):
+        if mine.structure() != theirs.structure():
+            raise Unfit(f"{when} other operations run, the first in {mine.path or 'the module itself'}: {theirs.name}")
+
+
+def _list_sizes(trace: Trace) -> list[int]:
+    found = [size for operation in trace.operations for size in operation.sizes()]
+    found += [size for *_, operand in trace.saved for size in operand.shape]
+    return found + [size for *_, shape in trace.parameters for size in shape]
+
+
+def _merge_repeated(traces: list[Trace]) -> list[list[tuple[bool, ...]]]:
+    """Which axes have stride 0 in any of the runs: an axis of size one does not tell."""
+    found = []
+    for several in zip(*(trace.operations for trace in traces), strict=True):
+        operands = zip(*([*each.reads.values(), *each.writes] for each in several), strict=True)
+        found.append([tuple(map(any, zip(*(one.repeated for one in same), strict=True))) for same in operands])
+    return found
+
+
+# One size
+
+
+def recognise_size(column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
+    """The expression that has these values at all points, or None.
+
+    >>> n, d = size_symbol("N"), size_symbol("D")
+    >>> recognise_size((30, 77, 221), [(n, [5, 7, 13]), (d, [3, 11, 17])]), recognise_size((11, 15), [(n, [5, 7])])
+    (2*D*N, None)
+    """
+    if all(value == column[0] for value in column):
+        return sympy.Integer(column[0])
+    rest, factor = list(column), sympy.Integer(1)
+    for expression, values in variables:
+        while any(rest) and all(value % each == 0 for value, each in zip(rest, values, strict=True)):
+            rest = [value // each for value, each in zip(rest, values, strict=True)]
+            factor *= expression
+            if all(each == 1 for each in values):
+                break
+    if all(value == rest[0] for value in rest):
+        return factor * rest[0]
+    sums = _recognise_sum(rest, variables)
+    return None if sums is None else factor * sums
+
+
+def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
+    """`c0 + c1 m` for a product m of up to two variables; or a sum of two such, or of three variables.
+
+    Sums have small coefficients only: three equations and any coefficients would often be solved by chance.
+    """
+    products = list(_products(variables))
+    rises = [value - values[0] for value in values[1:]]
+    steps = [(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in products]
+    for expression, start, (run, *others) in steps:
+        # Every rise is c1 times that of the product, so that they are in the same proportion.
+        if run and all(rise * run == rises[0] * other for rise, other in zip(rises[1:], others, strict=True)):
+            slope = Fraction(rises[0], run)
+            if slope.denominator <= LARGEST_DENOMINATOR:
+                return _rational(values[0] - slope * start) + _rational(slope) * expression
+    if len(values) < 4:
+        return None
+    singles = steps[: len(variables)]
+    for several in (
+        *itertools.combinations(singles, 2),
+        *itertools.combinations(singles, 3),
+        *itertools.combinations(steps, 2),
+    ):
+        for factors in itertools.product(FACTORS, repeat=len(several)):
+            rise = sum(c * each[2][0] for c, each in zip(factors, several, strict=True))
+            if rise != rises[0] or any(
+                sum(c * each[2][place] for c, each in zip(factors, several, strict=True)) != rises[place]
+                for place in range(1, len(rises))
+            ):
+                continue
+            constant = values[0] - sum(c * each[1] for c, each in zip(factors, several, strict=True))
+            if abs(constant) <= LARGEST_CONSTANT:
+                return constant + sum(c * each[0] for c, each in zip(factors, several, strict=True))
+    return None
+
+
+def _products(variables: list[tuple[sympy.Expr, list[int]]]) -> Iterable[tuple[sympy.Expr, list[int]]]:
+    yield from variables
+    for (one, first), (other, second) in itertools.combinations_with_replacement(variables, 2):
+        yield one * other, [a * b for a, b in zip(first, second, strict=True)]
+
+
+def _rational(number: Fraction) -> sympy.Expr:
+    return sympy.Rational(number.numerator, number.denominator)
