@@ -14,10 +14,10 @@ from twins import library, transformers
 
 from regard.downloads import find
 from regard.errors import CheckpointError
-from regard.models.files import read_checkpoint
-from regard.models.files.gguf import read_gguf, read_tokenizer
-from regard.models.files.gguf_layout import read_layout
-from regard.models.files.rotary_rows import halves_from_pairs, pairs_from_halves
+from regard.models.io import read_checkpoint
+from regard.models.io.gguf import read_gguf, read_tokenizer
+from regard.models.io.gguf_header import read_layout
+from regard.models.io.rotary_rows import halves_from_pairs, pairs_from_halves
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 

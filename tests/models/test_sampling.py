@@ -10,7 +10,7 @@ from twins import library
 
 from regard.errors import InputError
 from regard.models.generation import Sampler
-from regard.models.generation.sampling import Dice, largest
+from regard.models.generation.sampling import RowGenerators, largest
 
 INF = math.inf
 
@@ -143,20 +143,20 @@ def test_a_generator_repeats_its_draws():
 
 
 def test_dice_of_a_row_depend_on_the_seed_and_the_row_alone():
-    rolls = Dice.BLOCK + 3  # across the end of a block
-    many, one = Dice(17, 5), Dice(17, 2)
+    rolls = RowGenerators.BLOCK + 3  # across the end of a block
+    many, one = RowGenerators(17, 5), RowGenerators(17, 2)
     seen = torch.stack([many.roll([0, 1, 2, 3, 4])[1] if step < 7 else many.roll([1, 4])[0] for step in range(rolls)])
     alone = torch.stack([one.roll([1])[0] for _ in range(rolls)])
     assert torch.equal(seen, alone)
     assert ((alone >= 0) & (alone < 1)).all()
     assert len(set(alone.tolist())) == rolls
-    assert not torch.equal(alone, torch.stack([Dice(18, 2).roll([1])[0] for _ in range(rolls)]))
+    assert not torch.equal(alone, torch.stack([RowGenerators(18, 2).roll([1])[0] for _ in range(rolls)]))
 
 
 def test_rows_of_dice_are_not_alike():
-    first = Dice(0, 101).roll(list(range(101)))
+    first = RowGenerators(0, 101).roll(list(range(101)))
     assert len(set(first.tolist())) == 101
-    second = Dice(1, 101).roll(list(range(101)))
+    second = RowGenerators(1, 101).roll(list(range(101)))
     assert not set(first.tolist()) & set(second.tolist())
 
 

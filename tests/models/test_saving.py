@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 from regard.errors import CheckpointError
 from regard.models import GPT, GPTConfig
-from regard.models.files import atomic, read_checkpoint, read_safetensors, tensors, write_folder
-from regard.models.files.tensors import SINGLE, write_safetensors
+from regard.models.io import atomic, read_checkpoint, read_safetensors, tensors, write_folder
+from regard.models.io.tensors import SINGLE, write_safetensors
 
 # Crashes
 

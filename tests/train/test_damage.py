@@ -12,7 +12,7 @@ import torch
 from agreement import refused
 
 from regard.errors import CheckpointError, ConfigError, InputError
-from regard.models.files import tensors
+from regard.models.io import tensors
 from regard.train import Images, Part, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
 
 TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden_dim=4)

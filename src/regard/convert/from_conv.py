@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.convert.minimal import few_heads
-from regard.convert.width import steepness
+from regard.convert.leakage import steepness
+from regard.convert.low_rank import low_rank_heads
 from regard.errors import ConfigError
 from regard.layers.lattice import EDGES, Edges, Lattice
 from regard.layers.spatial import SpatialAttention
@@ -82,7 +82,7 @@ def conv_to_attention(
                 because="their tables are weights already, and have no width; mixed taps have no small rank",
                 instead="conv_to_attention(conv, heads='minimal')",
             )
-        found = few_heads(kernel)
+        found = low_rank_heads(kernel)
         if found is not None:
             return _table_layer(conv, geometry, *found)
     return _tap_layer(conv, kernel, geometry, None if exact else tolerance, head_dim)

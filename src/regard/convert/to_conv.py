@@ -23,7 +23,7 @@ TAIL = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class ConvFit:
     """The convolution that equals an attention layer, or approximates it.
 
     Attributes:
@@ -42,10 +42,10 @@ class Fit:
 
     def __repr__(self) -> str:
         told = "" if self.residual is None else f", residual={self.residual:.2g}"
-        return f"Fit({self.conv}{told})"
+        return f"ConvFit({self.conv}{told})"
 
 
-def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
+def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> ConvFit:
     r"""Convert a positional attention layer to a convolution with its effective kernel.
 
         kernel[delta] = sum_h a_h[delta] W^(h)
@@ -56,13 +56,13 @@ def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
     An exact `SpatialAttention` and a `TableAttention` equal a convolution with the same stride, dilation, padding and
     groups, borders included. A soft one is an approximation: its tails are truncated where weights fall below 1e-9, and
     near a border its weights are renormalised, so it is not a convolution there; pass `images` to measure the
-    difference (`Fit.residual`). Any other layer with a `head_profile()` that has values, such as those of
+    difference (`ConvFit.residual`). Any other layer with a `head_profile()` that has values, such as those of
     `SpatialTransformer`, gives a convolution over its whole grid, with replicate padding. For content-based attention
     use `fit_conv`.
 
         >>> layer = conv_to_attention(torch.nn.Conv2d(3, 5, (3, 4), stride=2, dilation=(1, 2), padding=1))
         >>> attention_to_conv(layer)
-        Fit(Conv2d(3, 5, kernel_size=(3, 4), stride=(2, 2), padding=(1, 1), dilation=(1, 2)))
+        ConvFit(Conv2d(3, 5, kernel_size=(3, 4), stride=(2, 2), padding=(1, 1), dilation=(1, 2)))
     """
     if isinstance(layer, TableAttention):
         conv = _conv_of(layer.steps, layer.kernel(), layer.lattice, layer.groups, layer.bias)
@@ -74,10 +74,10 @@ def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
         conv = _convert_profile(layer)
     conv.train(layer.training)
     if images is None:
-        return Fit(conv)
+        return ConvFit(conv)
     _check_reach(conv, images)
     first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer is channels-last
-    return Fit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
+    return ConvFit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
 
 
 def fit_conv(
@@ -85,8 +85,8 @@ def fit_conv(
     images: Tensor,
     kernel_size: int | Sequence[int] = 3,
     **geometry: Any,
-) -> Fit:
-    r"""Fit a convolution to any function of images, by least squares.
+) -> ConvFit:
+    r"""ConvFit a convolution to any function of images, by least squares.
 
         minimise over kernel and bias  sum over images and pixels of |layer(image) - conv(image)|^2
 
@@ -126,7 +126,7 @@ def fit_conv(
             instead="stride=, padding= and dilation= as the layer has them",
         )
     _solve(conv, taps.lattice.read(images.double(), taps.steps), wanted.double())
-    return Fit(conv, residual(layer, conv, images))
+    return ConvFit(conv, residual(layer, conv, images))
 
 
 @torch.no_grad()

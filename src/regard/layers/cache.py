@@ -86,7 +86,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Memory of the storage."""
+        """ModelCache of the storage."""
         return 0 if self._storage is None else sum(tensor.nbytes for tensor in self._storage)
 
     @property
@@ -395,37 +395,37 @@ class StateCache:
             )
 
 
-class Memory:
+class ModelCache:
     """The caches of all layers of a model, which grow, turn and shrink together."""
 
-    def __init__(self, caches: Sequence[KVCache | StateCache], crosses: Sequence[CrossCache] = ()) -> None:
-        self.caches, self.crosses = list(caches), list(crosses)
-        self.context_pattern: Padding | None = None  # what the other text's padding hides, in an encoder-decoder
+    def __init__(self, layers: Sequence[KVCache | StateCache], cross_layers: Sequence[CrossCache] = ()) -> None:
+        self.layers, self.cross_layers = list(layers), list(cross_layers)
+        self.encoder_padding: Padding | None = None  # hides the padding of the source in an encoder-decoder
 
     @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return self.caches[0].length if self.caches else 0
+        return self.layers[0].length if self.layers else 0
 
     @property
     def lengths(self) -> list[int] | None:
         """Tokens of each row, where they differ."""
-        return self.caches[0].lengths if self.caches else None
+        return self.layers[0].lengths if self.layers else None
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
-        return self.caches[0].positions(count, lengths) if self.caches else torch.arange(count)
+        return self.layers[0].positions(count, lengths) if self.layers else torch.arange(count)
 
     def reorder(self, index: Tensor) -> None:
         """Continue other rows: row `b` becomes what row `index[b]` was."""
-        for cache in (*self.caches, *self.crosses):
+        for cache in (*self.layers, *self.cross_layers):
             cache.reorder(index)
-        if self.context_pattern is not None:
-            counts = self.context_pattern.counts
-            self.context_pattern = Padding([counts[row] for row in index.tolist()], self.context_pattern.side)
+        if self.encoder_padding is not None:
+            counts = self.encoder_padding.counts
+            self.encoder_padding = Padding([counts[row] for row in index.tolist()], self.encoder_padding.side)
 
     def crop(self, lengths: int | Lengths) -> None:
         """Forget all but the first tokens of each row."""
-        for cache in self.caches:
+        for cache in self.layers:
             cache.crop(lengths)
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.errors import InputError
-from regard.layers.chosen import seen_from
 from regard.layers.multihead import MultiHeadAttention
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
+from regard.layers.row_subset import restrict_to_queries
 
 
 class GridAttention(nn.Module):
@@ -37,7 +37,7 @@ class GridAttention(nn.Module):
 
     def __init__(
         self,
-        sizes: int | Sizes,
+        sizes: int | AttentionSizes,
         heads: int | None = None,
         *,
         kv_heads: int | None = None,
@@ -74,7 +74,7 @@ class GridAttention(nn.Module):
         chosen = places.flatten()
         query = layer.projections.query(tokens[:, chosen])
         key, value = layer.projections.key_value(tokens)
-        mixed = attend(query, key, value, seen_from(layer.attention, chosen, query, key))
+        mixed = attend(query, key, value, restrict_to_queries(layer.attention, chosen, query, key))
         output = layer.output(mixed.transpose(1, 2).flatten(2))
         return output.reshape(len(grid), *places.shape, output.shape[-1])
 

@@ -15,7 +15,7 @@ from regard.attention import Attention
 from regard.calculus import sinusoidal, sinusoidal_rotation
 from regard.errors import CalculusError, ConfigError, InputError
 from regard.layers.multihead import MultiHeadAttention
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
 from regard.patterns import Window
 
 # The temperature
@@ -144,7 +144,7 @@ def permutation_attention(order: Sequence[int], dim: int, scale: float = math.in
         return torch.eye(count)
 
     layer = MultiHeadAttention(
-        Sizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(scale=scale), bias=False
+        AttentionSizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(scale=scale), bias=False
     )
     content, position = torch.eye(dim + count).split((dim, count))
     _set(layer, torch.eye(count)[list(order)].T @ position, position, content, torch.eye(dim))
@@ -222,7 +222,7 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) 
             because="each head looks one step away and has one matrix (out, in)",
             instead="taps of shape (step, out, in)",
         )
-    sizes = Sizes(inside + dim, heads, key=dim, value=inside, output=out)
+    sizes = AttentionSizes(inside + dim, heads, key=dim, value=inside, output=out)
     layer = MultiHeadAttention(sizes, attention=Attention(scale=scale), bias=False).to(taps)
     content, position = torch.eye(inside + dim, dtype=torch.float64).split((inside, dim))
     turned = [sinusoidal_rotation(-step, dim, dtype=torch.float64) @ position for step in steps]
@@ -235,7 +235,9 @@ def _blind(linear: nn.Linear, attention: Attention) -> MultiHeadAttention:
     """Attention whose weights do not depend on content, with the matrix of a linear layer."""
     inside, out = linear.in_features, linear.out_features
     letters = "" if linear.bias is None else "o"
-    layer = MultiHeadAttention(Sizes(inside, 1, key=1, value=inside, output=out), attention=attention, bias=letters)
+    layer = MultiHeadAttention(
+        AttentionSizes(inside, 1, key=1, value=inside, output=out), attention=attention, bias=letters
+    )
     layer.to(linear.weight)
     nothing = torch.zeros(1, inside)
     _set(layer, nothing, nothing, torch.eye(inside), linear.weight)

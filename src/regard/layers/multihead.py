@@ -15,10 +15,10 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
-from regard.layers.chosen import seen_from
 from regard.layers.linear import Linear
-from regard.layers.projections import Projections, Sizes, bias_letters
+from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
+from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import Padding, Pattern
 
 
@@ -30,7 +30,7 @@ class MultiHeadAttention(nn.Module):
     Source: Vaswani et al., Attention Is All You Need (2017), section 3.2.2.
 
     Where we differ: the attention itself is any description: a pattern, a bias, a temperature, a feature map. All
-    sizes are free (`Sizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
+    sizes are free (`AttentionSizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
     Dropout of attention weights needs the weights: while training with `dropout > 0` the square is built.
 
         >>> from regard.layers import MultiHeadAttention
@@ -46,7 +46,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
-        sizes: int | Sizes,
+        sizes: int | AttentionSizes,
         heads: int | None = None,
         *,
         kv_heads: int | None = None,
@@ -56,14 +56,14 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sizes, Sizes):
-            sizes = Sizes(sizes, 1 if heads is None else heads, kv_heads)
+        if not isinstance(sizes, AttentionSizes):
+            sizes = AttentionSizes(sizes, 1 if heads is None else heads, kv_heads)
         elif heads is not None or kv_heads is not None:
             raise ConfigError(
                 "The heads were given twice.",
                 asked=f"MultiHeadAttention({sizes}, heads={heads}, kv_heads={kv_heads})",
-                because="Sizes has its own heads",
-                instead="MultiHeadAttention(Sizes(...)) or MultiHeadAttention(channels, heads)",
+                because="AttentionSizes has its own heads",
+                instead="MultiHeadAttention(AttentionSizes(...)) or MultiHeadAttention(channels, heads)",
             )
         if not 0 <= dropout <= 1 or (rotary is not None and rotary.dim > sizes.key):
             raise ConfigError(
@@ -124,7 +124,7 @@ class MultiHeadAttention(nn.Module):
         if queries is not None:
             places, first = _check_queries(queries, x), key.shape[-2] - x.shape[-2]
             query = query[..., places, :]
-            described = seen_from(described, places + first, query, key, first)
+            described = restrict_to_queries(described, places + first, query, key, first)
         return attention_weights(query, key, described)
 
     def head_contributions(

@@ -22,21 +22,21 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import ConfigError, InputError
-from regard.layers.block import Block, Stack
+from regard.layers.block import BlockList, TransformerBlock
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
+from regard.layers.modes import eval_mode
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
 from regard.models.attention_layers import build_layer, check_attentions
 from regard.models.config import Config, published
-from regard.models.foreign.bert import HuggingFaceBert
-from regard.models.foreign.distilbert import DistilBert
-from regard.models.foreign.roberta import Roberta
-from regard.models.foreign.rules import Either
-from regard.models.generation.writer import resting
-from regard.models.packing import Packed, check_pooling, pack, pooled_rows
+from regard.models.converters.bert import HuggingFaceBert
+from regard.models.converters.distilbert import DistilBert
+from regard.models.converters.roberta import Roberta
+from regard.models.converters.rules import Either
 from regard.models.pretrained import Pretrained
-from regard.models.reading import (
+from regard.models.sequence_packing import Packed, check_pooling, pack, pooled_rows
+from regard.models.validation import (
     check_lengths,
     check_pattern,
     check_positions,
@@ -60,7 +60,7 @@ SIZES = {
 
 @dataclass(frozen=True, eq=False)
 class BertConfig(Config):
-    """Sizes and parts of a BERT; the defaults are those of BERT base without the heads for pre-training.
+    """AttentionSizes and parts of a BERT; the defaults are those of BERT base without the heads for pre-training.
 
     Attributes:
         vocab_size, context_length, segments: numbers of tokens, positions and segments (A and B); a model with
@@ -160,7 +160,7 @@ class Bert(Pretrained):
         self.segments = nn.Embedding(config.segments, config.dim) if config.segments else None
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(_block(config, layer) for layer in range(config.layers))
+        self.blocks = BlockList(_block(config, layer) for layer in range(config.layers))
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
@@ -253,7 +253,7 @@ class Bert(Pretrained):
                 "model.eval() first.",
                 stacklevel=2,
             )
-        with torch.no_grad(), resting(self):
+        with torch.no_grad(), eval_mode(self):
             return self._embed(texts, pooling, normalise, tokens_at_once)
 
     def _embed(self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int) -> Tensor:
@@ -322,9 +322,9 @@ class MaskedTokens(nn.Module):
         return self.output(self.norm(self.bend(self.inner(hidden))))
 
 
-def _block(config: BertConfig, layer: int) -> Block:
+def _block(config: BertConfig, layer: int) -> TransformerBlock:
     hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
-    return Block(
+    return TransformerBlock(
         MultiHeadAttention(
             config.dim, config.heads, attention=build_layer(config.attention, layer), dropout=config.dropout
         ),

@@ -6,7 +6,7 @@ every other at a cost linear in the pixels.
 
     image (batch, channel, row, column)
       Stem           patches of 7 x 7 pixels every 4, LayerNorm                     grid (batch, row, column, dim)
-      Stage 1..4     [Merge: LayerNorm, patches of 2 x 2]   then depth times: Block(window), Block(channel)
+      Stage 1..4     [PatchMerging: LayerNorm, patches of 2 x 2], then depth times window and channel blocks
       Head           mean over tokens, LayerNorm, Linear                            logits (batch, class)
 
 Grids keep their channels last from the first layer to the last: norms and linear layers want them so, and so does
@@ -30,9 +30,9 @@ from regard.layers.linear import Linear
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
 from regard.models.config import Config, published
-from regard.models.foreign.davit import TimmDaViT
+from regard.models.converters.davit import TimmDaViT
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ VARIANTS: dict[str, tuple[int, tuple[int, ...], int]] = {
 PIECE = 16 << 20
 
 
-class Position(nn.Module):
+class ConvolutionalPosition(nn.Module):
     """Where a token is, told by its neighbours: `x + depthwise 3 x 3 convolution of x` (Chu et al. 2021).
 
         output[r, c, a] = x[r, c, a] + bias[a] + sum_{u, v = -1..1} weight[a, u, v] x[r + u, c + v, a]
@@ -146,11 +146,11 @@ def _centre(weight: Tensor) -> Tensor:
     return pad(weight.new_ones(1, 1), (1, 1, 1, 1))
 
 
-class Block(nn.Module):
+class DaViTBlock(nn.Module):
     """One attention and one feed-forward layer, each after a position, each added to what came before.
 
-        x = Position(x);   x = x + Attention(LayerNorm(x))
-        x = Position(x);   x = x + FeedForward(LayerNorm(x))
+        x = ConvolutionalPosition(x);   x = x + Attention(LayerNorm(x))
+        x = ConvolutionalPosition(x);   x = x + FeedForward(LayerNorm(x))
 
     The attention is a `WindowAttention` or a `ChannelAttention`. In training, each of the two branches is left out
     for an image with probability `drop_path` (stochastic depth, Huang et al. 2016).
@@ -159,10 +159,10 @@ class Block(nn.Module):
     def __init__(self, attention: WindowAttention | ChannelAttention, config: DaViTConfig, drop_path: float) -> None:
         super().__init__()
         dim = attention.dim
-        self.position1 = Position(dim)
+        self.position1 = ConvolutionalPosition(dim)
         self.norm1 = nn.LayerNorm(dim, eps=config.eps)
         self.attention = attention
-        self.position2 = Position(dim)
+        self.position2 = ConvolutionalPosition(dim)
         self.norm2 = nn.LayerNorm(dim, eps=config.eps)
         self.feed_forward = FeedForward(dim, int(dim * config.expansion))
         self.drop_path = drop_path
@@ -194,7 +194,7 @@ class Stem(nn.Module):
         return self.norm(self.embed(_padded(image, 4)))
 
 
-class Merge(nn.Module):
+class PatchMerging(nn.Module):
     """The step between two stages: `patches of 2 x 2 tokens of LayerNorm(x)`; a ragged grid is padded with zeros."""
 
     def __init__(self, dim: int, out: int, config: DaViTConfig) -> None:
@@ -220,13 +220,13 @@ class Stage(nn.Module):
     def __init__(self, index: int, config: DaViTConfig, rates: list[float]) -> None:
         super().__init__()
         dim, heads = config.dims[index], config.heads[index]
-        self.merge = Merge(config.dims[index - 1], dim, config) if index else nn.Identity()
+        self.merge = PatchMerging(config.dims[index - 1], dim, config) if index else nn.Identity()
         self.expansion = max(1, round(config.expansion))
         self.blocks = nn.Sequential()
         for rate in rates:
             window = WindowAttention(dim, heads, config.window, bias=config.qkv_bias)
             channel = ChannelAttention(dim, heads, config.scale, bias=config.qkv_bias)
-            self.blocks.extend([Block(window, config, rate), Block(channel, config, rate)])
+            self.blocks.extend([DaViTBlock(window, config, rate), DaViTBlock(channel, config, rate)])
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.merge(grid)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError
-from regard.models.assembly import assemble, check_dtype, check_layers, check_readable, stored_names
 from regard.models.config import Config
-from regard.models.files.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
-from regard.models.files.tensors import SHARD_BYTES
-from regard.models.foreign.rules import Converter, convert_tensors, understood
+from regard.models.converters.rules import Converter, convert_tensors, understood
+from regard.models.io.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
+from regard.models.io.tensors import SHARD_BYTES
+from regard.models.load_state import assemble, check_dtype, check_layers, check_readable, stored_names
 
 State = dict[str, Tensor]
 
@@ -64,7 +64,7 @@ class Pretrained(nn.Module):
         what its configuration builds, is refused: it could not be read again. So is a description of attention
         that has no text form (`Where`, a function as feature map, a tensor as bias), or no place in the other layout.
         """
-        config, state = self.to_foreign(layout)
+        config, state = self.to_checkpoint(layout)
         write_folder(folder, config, state, shard_bytes=shard_bytes, companions=self.companions)
 
     @classmethod
@@ -90,7 +90,7 @@ class Pretrained(nn.Module):
     # Tensors in memory
 
     @classmethod
-    def from_foreign(
+    def from_checkpoint(
         cls,
         config: dict[str, Any],
         state: Mapping[str, Tensor],
@@ -102,7 +102,7 @@ class Pretrained(nn.Module):
         check_dtype(dtype)
         return cls._convert(cls._converter(layout), config, dict(state), dtype, f"a {layout} state in memory")
 
-    def to_foreign(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
+    def to_checkpoint(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
         """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
         fields = self.config.to_dict()  # first: what cannot be written is named, whatever the layout
         check_readable(self, type(self), self.config)

@@ -21,7 +21,7 @@ from regard.layers.patches import check_pixels
 from regard.layers.profiles import HeadProfile, head_profile, relative_scores
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 POSITIONS = ("quadratic", "gaussian", "learned", "content")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic, tensors
+from regard.models.io import atomic, tensors
 from regard.train.optimizing import memory_of, restore_memory
 from regard.train.recipe import Recipe, read_recipe
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 from regard.models.generation.penalties import LengthPenalty, read_penalty
 from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
+from regard.models.generation.protocol import GenerativeModel
 from regard.models.generation.sampling import exact_enough, highest, largest, log_probabilities
-from regard.models.generation.writer import Writer, resting
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -40,7 +41,7 @@ class Hypothesis(NamedTuple):
 
 
 def beam_search(
-    model: Writer,
+    model: GenerativeModel,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
     *,
     max_new_tokens: int,
@@ -104,7 +105,7 @@ def beam_search(
 
 @torch.no_grad()
 def search(
-    model: Writer,
+    model: GenerativeModel,
     read: Prompts,
     max_new_tokens: int,
     num_beams: int,
@@ -115,7 +116,7 @@ def search(
     """`beam_search` of prompts that were read already, with numbers that were checked."""
     penalty = read_penalty(length_penalty, max_new_tokens)
     wanted = _Search(model, max_new_tokens, num_beams, best, penalty, read_stop(model, stop_tokens))
-    with resting(model):
+    with eval_mode(model):
         return [pool.hypotheses(best) for pool in wanted.run(read)]
 
 
@@ -123,7 +124,7 @@ def search(
 class _Search:
     """What is looked for, and how widely."""
 
-    model: Writer
+    model: GenerativeModel
     max_new_tokens: int
     num_beams: int
     best: int
@@ -136,7 +137,7 @@ class _Search:
         pools = [_Pool(self.num_beams) for _ in read.lists]
         is_end = torch.zeros(self.model.vocab_size, dtype=torch.bool, device=device)
         is_end[sorted(self.ends)] = True
-        logits, memory = self.model.start(read.tokens, read.lengths, self.max_new_tokens)
+        logits, cache = self.model.prefill(read.tokens, read.lengths, self.max_new_tokens)
         items = list(range(len(pools)))  # the prompts that are not done, in the order of the model's rows
         live = torch.zeros(len(items), 1, dtype=torch.float64, device=device)  # (item, beam) log-probabilities
         for length in range(1, self.max_new_tokens + 1):
@@ -162,8 +163,8 @@ class _Search:
                 rows, live, tokens = (x[stay] for x in (rows, live, tokens))
                 items = [items[place] for place in stay]
             if not torch.equal(rows.flatten(), torch.arange(len(logits), device=device)):
-                memory.reorder(rows.flatten())
-            logits = self.model.extend(tokens.reshape(-1, 1), memory)
+                cache.reorder(rows.flatten())
+            logits = self.model.decode_step(tokens.reshape(-1, 1), cache)
         return pools
 
     def _keep(self, pools: list[_Pool], items: list[int], length: int, *continued: Tensor) -> None:

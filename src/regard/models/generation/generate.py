@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 from regard.models.generation.beam import search
 from regard.models.generation.penalties import LengthPenalty
 from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
-from regard.models.generation.sampling import Dice, Sampler, exact_enough, log_probabilities
-from regard.models.generation.writer import Writer, resting
+from regard.models.generation.protocol import GenerativeModel
+from regard.models.generation.sampling import RowGenerators, Sampler, exact_enough, log_probabilities
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -44,7 +45,7 @@ class Generation:
 
 
 def generate(
-    model: Writer,
+    model: GenerativeModel,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
     *,
     max_new_tokens: int,
@@ -103,7 +104,7 @@ def generate(
 
 
 def stream(
-    model: Writer,
+    model: GenerativeModel,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Int[Tensor, "batch token"] | Int[Tensor, "token"],
     *,
     max_new_tokens: int,
@@ -136,7 +137,7 @@ class _Step(NamedTuple):
 
 
 def _prepare(
-    model: Writer,
+    model: GenerativeModel,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
     max_new_tokens: int,
     temperature: float,
@@ -163,13 +164,18 @@ def _prepare(
 
 @torch.no_grad()  # not inference_mode: what a model computes once and keeps must serve training as well
 def _write(
-    model: Writer, read: Prompts, sampler: Sampler, max_new_tokens: int, stop_tokens: frozenset[int], seed: int | None
+    model: GenerativeModel,
+    read: Prompts,
+    sampler: Sampler,
+    max_new_tokens: int,
+    stop_tokens: frozenset[int],
+    seed: int | None,
 ) -> Iterator[_Step]:
     """The loop: choose, tell, drop the rows that ended, read the chosen tokens."""
     rows = list(range(len(read.lists)))
-    dice = Dice(seed, len(rows)) if sampler.temperature > 0 else None
-    with resting(model):
-        logits, memory = model.start(read.tokens, read.lengths, max_new_tokens)
+    dice = RowGenerators(seed, len(rows)) if sampler.temperature > 0 else None
+    with eval_mode(model):
+        logits, cache = model.prefill(read.tokens, read.lengths, max_new_tokens)
         for step in range(max_new_tokens):
             logits = exact_enough(logits)
             tokens = sampler.choose(logits, None if dice is None else dice.roll(rows))
@@ -182,10 +188,10 @@ def _write(
             if any(ended):
                 stay = [place for place, end in enumerate(ended) if not end]
                 index = torch.tensor(stay, device=tokens.device)
-                memory.reorder(index)
+                cache.reorder(index)
                 tokens = tokens[index]
                 rows = [rows[place] for place in stay]
-            logits = model.extend(tokens[:, None], memory)
+            logits = model.decode_step(tokens[:, None], cache)
 
 
 def _pairs(steps: Iterator[_Step]) -> Iterator[tuple[int, int]]:
@@ -193,8 +199,8 @@ def _pairs(steps: Iterator[_Step]) -> Iterator[tuple[int, int]]:
         yield from zip(step.rows, step.tokens, strict=True)
 
 
-def _sequences(model: Writer, read: Prompts, tokens: list[list[int]]) -> list[list[int]]:
-    if not model.prompts_count:
+def _sequences(model: GenerativeModel, read: Prompts, tokens: list[list[int]]) -> list[list[int]]:
+    if not model.prompt_fills_context:
         return [list(text) for text in tokens]
     return [prompt + text for prompt, text in zip(read.lists, tokens, strict=True)]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.models.generation.writer import Writer, device_of
-from regard.models.reading import check_tensor, listed, token_numbers
+from regard.models.generation.protocol import GenerativeModel, find_device
+from regard.models.validation import check_tensor, listed, token_numbers
 
 __all__ = ["Prompts", "Stop", "read_prompts", "read_stop", "whole"]
 
@@ -35,7 +35,7 @@ class Prompts:
 
 
 def read_prompts(
-    model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new_tokens: int
+    model: GenerativeModel, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new_tokens: int
 ) -> Prompts:
     """The prompts, known to fit the model together with `max_new_tokens` tokens more."""
     lists = _as_lists(prompts)
@@ -63,10 +63,10 @@ def read_prompts(
                 instead="the tokenizer that belongs to this model",
             )
     _check_room(model, max(map(len, lists)), max_new_tokens)
-    return _padded(lists, device_of(model))
+    return _padded(lists, find_device(model))
 
 
-def read_stop(model: Writer, stop_tokens: Stop) -> frozenset[int]:
+def read_stop(model: GenerativeModel, stop_tokens: Stop) -> frozenset[int]:
     """The tokens that end a text: one, several, or none."""
     given = listed(() if stop_tokens is None else stop_tokens)
     given = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -126,22 +126,22 @@ def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list
         ) from None
 
 
-def _check_room(model: Writer, longest: int, max_new_tokens: int) -> None:
+def _check_room(model: GenerativeModel, longest: int, max_new_tokens: int) -> None:
     if model.context_length is None:
         return
-    capacity = model.context_length - longest if model.prompts_count else model.context_length
+    capacity = model.context_length - longest if model.prompt_fills_context else model.context_length
     if max_new_tokens <= capacity:
         return
     counted = (
         f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens}"
-        if model.prompts_count
+        if model.prompt_fills_context
         else f"max_new_tokens={max_new_tokens}"
     )
     raise InputError(
         "The text would outgrow the context.",
         asked=counted,
         because=f"the model holds {model.context_length} tokens"
-        + (f" and the prompt leaves room for {max(capacity, 0)}" if model.prompts_count else ""),
+        + (f" and the prompt leaves room for {max(capacity, 0)}" if model.prompt_fills_context else ""),
         instead=f"max_new_tokens={capacity} or less"
         if capacity > 0
         else f"the last {model.context_length - max_new_tokens} tokens of the prompt"

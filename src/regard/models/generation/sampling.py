@@ -16,7 +16,7 @@ from regard.models.generation.prompts import whole
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Dice", "Sampler", "exact_enough", "highest", "largest", "log_probabilities"]
+__all__ = ["RowGenerators", "Sampler", "exact_enough", "highest", "largest", "log_probabilities"]
 
 # The nucleus is looked for among this many tokens first, then among eight times as many, and so on: it is
 # small in most texts, and sorting a vocabulary of 50,000 would cost a hundred times as much.
@@ -133,7 +133,7 @@ class Sampler:
         return weights.where(before < self.top_p * (cumulative[:, -1:] if total is None else total), 0.0)
 
 
-class Dice:
+class RowGenerators:
     """Chances for the rows of a batch: a row's numbers depend on the seed and on its own number alone.
 
     Drawn on the CPU, so that every device writes the same text, in blocks, so that a step costs one look-up.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regard.models.config import Config
-from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree, lacks
+from regard.models.converters.rules import ACTIVATIONS, Converter, State, agree, lacks
 
 # Parts of a name, theirs first; both ways are the same table.
 NAMES = (

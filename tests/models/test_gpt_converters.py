@@ -13,10 +13,10 @@ from twins import transformers
 from regard.downloads import find
 from regard.errors import CheckpointError, ConfigError
 from regard.models import Bert, DaViT, ViT
-from regard.models.assembly import assemble
-from regard.models.files import gguf as gguf_file
-from regard.models.files import llama2c, read_checkpoint, write_folder
 from regard.models.gpt import GPT, GPTConfig
+from regard.models.io import gguf as gguf_file
+from regard.models.io import llama2c, read_checkpoint, write_folder
+from regard.models.load_state import assemble
 
 VOCABULARY, CONTEXT = 53, 29
 TOKENS = torch.arange(2 * 17).reshape(2, 17) * 7 % VOCABULARY
@@ -87,7 +87,7 @@ def test_their_folder_becomes_our_model_with_the_same_logits(tmp_path: Path, nam
 @pytest.mark.parametrize("name", TWINS)
 def test_our_folder_becomes_their_model_bit_for_bit(tmp_path: Path, name: str):
     theirs = twin(name)
-    ours = GPT.from_foreign(theirs.config.to_dict(), theirs.state_dict())
+    ours = GPT.from_checkpoint(theirs.config.to_dict(), theirs.state_dict())
     ours.save_pretrained(tmp_path, layout="huggingface")
     again = type(theirs).from_pretrained(tmp_path)
     for key, tensor in theirs.state_dict().items():
@@ -105,8 +105,8 @@ def test_a_gpt2_without_head_and_with_old_masks_is_read():
     del state["lm_head.weight"]
     state |= {f"h.{layer}.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT).tril() for layer in range(3)}
     state |= {f"h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(3)}
-    ours = GPT.from_foreign(theirs.config.to_dict(), state)
-    assert torch.equal(ours(TOKENS), GPT.from_foreign(theirs.config.to_dict(), theirs.state_dict())(TOKENS))
+    ours = GPT.from_checkpoint(theirs.config.to_dict(), state)
+    assert torch.equal(ours(TOKENS), GPT.from_checkpoint(theirs.config.to_dict(), theirs.state_dict())(TOKENS))
 
 
 @pytest.mark.parametrize("broken", ["model.layers.1.self_attn.k_proj.weight", "model.layers.2.mlp.up_proj.weight"])
@@ -114,7 +114,7 @@ def test_a_missing_part_of_a_joined_matrix_is_named(broken: str):
     theirs = twin("llama, grouped")
     state = {name: tensor for name, tensor in theirs.state_dict().items() if name != broken}
     with pytest.raises(CheckpointError) as caught:
-        GPT.from_foreign(theirs.config.to_dict(), state)
+        GPT.from_checkpoint(theirs.config.to_dict(), state)
     layer = broken.split(".")[2]
     assert f"missing: blocks.{layer}." in caught.value.found
     assert f"extra: model.layers.{layer}." in caught.value.found
@@ -125,7 +125,7 @@ def test_misshapen_and_unknown_tensors_are_named():
     state = dict(theirs.state_dict()) | {"model.surprise": torch.zeros(3)}
     state["model.layers.0.mlp.down_proj.weight"] = torch.zeros(24, 38)
     with pytest.raises(CheckpointError) as caught:
-        GPT.from_foreign(theirs.config.to_dict(), state)
+        GPT.from_checkpoint(theirs.config.to_dict(), state)
     assert "extra: model.surprise (3,)" in caught.value.found
     assert "misshapen: blocks.0.feed_forward.outer.weight (24, 38), not (24, 37)" in caught.value.found
 
@@ -150,7 +150,7 @@ def test_misshapen_and_unknown_tensors_are_named():
 def test_what_would_change_the_result_is_refused_and_named(kind: str, changes: dict[str, Any]):
     config = {"model_type": kind, **(LLAMA if kind == "llama" else GPT2), **changes}
     with pytest.raises(ConfigError) as caught:
-        GPT.from_foreign(config, {})
+        GPT.from_checkpoint(config, {})
     name = next(iter(changes))
     assert ("rope_type" if name.startswith("rope") else name) in str(caught.value)
 
@@ -158,7 +158,7 @@ def test_what_would_change_the_result_is_refused_and_named(kind: str, changes: d
 def test_what_changes_nothing_is_ignored():
     theirs = twin("llama, grouped")
     config = theirs.config.to_dict() | {"torch_dtype": "float16", "use_cache": False, "pretraining_tp": 1}
-    model, plain = (GPT.from_foreign(c, theirs.state_dict()) for c in (config, theirs.config.to_dict()))
+    model, plain = (GPT.from_checkpoint(c, theirs.state_dict()) for c in (config, theirs.config.to_dict()))
     assert model.config == plain.config
     assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in model.state_dict().items())
 
@@ -254,7 +254,7 @@ def test_the_configurations_of_real_files_are_llamas(tmp_path: Path):
 )
 def test_a_foreign_configuration_that_makes_no_sense_is_refused_in_four_parts(model, config, layout):
     with pytest.raises(ConfigError):
-        model.from_foreign(config, {}, layout)
+        model.from_checkpoint(config, {}, layout)
 
 
 def test_more_layers_than_tensors_are_not_even_built():

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic
+from regard.models.io import atomic
 
 State = dict[str, Tensor]
 

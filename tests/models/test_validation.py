@@ -8,7 +8,7 @@ from agreement import refused
 
 from regard.errors import InputError
 from regard.models import GPT, Bert, BertConfig, GPTConfig
-from regard.models.reading import check_segments, check_tokens
+from regard.models.validation import check_segments, check_tokens
 
 SIZES = dict(vocab_size=11, context_length=7, dim=6, layers=1, heads=2)
 

@@ -9,7 +9,7 @@ from agreement import refused
 
 from regard.errors import ConfigError, InputError
 from regard.models import Bert, BertConfig
-from regard.models.packing import check_pooling, pack
+from regard.models.sequence_packing import check_pooling, pack
 
 TEXTS = [[3, 1, 4], [1], [5, 9]]
 

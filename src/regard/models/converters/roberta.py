@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from regard.models.config import Config
-from regard.models.foreign.bert import HuggingFaceBert
-from regard.models.foreign.rules import State, agree, lacks, need, renamed
+from regard.models.converters.bert import HuggingFaceBert
+from regard.models.converters.rules import State, agree, lacks, need, renamed
 
 # Beginnings of names, theirs first, and those of BERT.
 NAMES = {

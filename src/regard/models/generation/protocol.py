@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,10 +10,10 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Remembers", "Writer", "device_of", "resting"]
+__all__ = ["GenerativeModel", "HasCache", "find_device"]
 
 
-class Remembers(Protocol):
+class HasCache(Protocol):
     """What a model remembers of the tokens it has read: the caches of its layers, one row for each text."""
 
     @property
@@ -28,13 +26,13 @@ class Remembers(Protocol):
         ...
 
 
-class Writer(Protocol):
+class GenerativeModel(Protocol):
     """A model that gives the scores of the next token, one token at a time.
 
-        logits, memory = start(prompts, lengths, capacity)  p(y_1 | prompt)           = softmax(logits)
-        logits = extend(tokens, memory)                     p(y_n | prompt, y_1..n-1) = softmax(logits)
+        logits, cache = prefill(prompts, lengths, capacity)  p(y_1 | prompt)           = softmax(logits)
+        logits = decode_step(tokens, cache)                p(y_n | prompt, y_1..n-1) = softmax(logits)
 
-    `Markov` is the smallest one. An encoder-decoder reads the prompts as the source, and `start` gives the
+    `Markov` is the smallest one. An encoder-decoder reads the prompts as the source, and `prefill` gives the
     scores after its start token.
     """
 
@@ -49,43 +47,26 @@ class Writer(Protocol):
         ...
 
     @property
-    def prompts_count(self) -> bool:
+    def prompt_fills_context(self) -> bool:
         """Whether the prompt counts against the context: True where one stack reads and writes."""
         ...
 
-    def start(
+    def prefill(
         self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
     ) -> tuple[Float[Tensor, "batch vocabulary"], Any]:
         """Reads the prompts and remembers them, with room for `capacity` more tokens.
 
         The prompts are padded on the left: the last `lengths[b]` entries of row b are real, all of them where
-        `lengths` is None. Returns the logits of each row's next token, and what `Remembers` them.
+        `lengths` is None. Returns the logits of each row's next token, and what `HasCache` them.
         """
         ...
 
-    def extend(self, tokens: Int[Tensor, "batch 1"], memory: Any) -> Float[Tensor, "batch vocabulary"]:
+    def decode_step(self, tokens: Int[Tensor, "batch 1"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
         """Reads one more token of each row, and returns the logits of the next."""
         ...
 
 
-@contextmanager
-def resting(model: object) -> Iterator[None]:
-    """The model in evaluation mode, so that nothing is dropped out; afterwards each module is as it was."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    training = [module.training for module in modules]
-    if not any(training):
-        yield
-        return
-    try:
-        modules[0].eval()
-        yield
-    finally:
-        modules[0].train(training[0])  # a module may do more than note the mode
-        for module, mode in zip(modules, training, strict=True):
-            module.training = mode
-
-
-def device_of(model: object) -> torch.device:
+def find_device(model: object) -> torch.device:
     """Where the model reads its tokens."""
     if isinstance(model, nn.Module):
         for parameter in model.parameters():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard import conv_to_attention
-from regard.convert import attention_to_conv, few_heads, kernel_rank
+from regard.convert import attention_to_conv, kernel_rank, low_rank_heads
 from regard.layers import SpatialAttention, TableAttention
 
 DOUBLE = torch.float64
@@ -83,7 +83,7 @@ def test_a_full_rank_takes_its_taps():
     layer = conv_to_attention(nn.Conv2d(6, 7, 3), heads="minimal")
     assert isinstance(layer, SpatialAttention)
     assert layer.heads == 9
-    assert few_heads(torch.zeros(2, 3, 9)) is None
+    assert low_rank_heads(torch.zeros(2, 3, 9)) is None
 
 
 def test_fewer_heads_than_the_rank_cannot_do_it():

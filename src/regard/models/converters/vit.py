@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.models.config import Config
-from regard.models.foreign.rules import ACTIVATIONS, Converter, State, agree
+from regard.models.converters.rules import ACTIVATIONS, Converter, State, agree
 
 PARTS = ("query", "key", "value")
 

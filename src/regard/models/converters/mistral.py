@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from regard.models.foreign.llama import Llama
+from regard.models.converters.llama import Llama
 
 
 class Mistral(Llama):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic
-from regard.models.files.gguf_layout import Entry, Layout, read_layout
-from regard.models.files.rotary_rows import halves_from_pairs
+from regard.models.io import atomic
+from regard.models.io.gguf_header import Entry, Layout, read_layout
+from regard.models.io.rotary_rows import halves_from_pairs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

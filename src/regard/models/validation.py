@@ -85,15 +85,15 @@ def check_tensor(name: str, value: object, example: str) -> None:
     )
 
 
-def check_memory(memory: object) -> None:
-    """Refuse a memory that `new_memory` did not make."""
-    # by what it can do: a memory may be wrapped
-    if memory is not None and not (hasattr(memory, "caches") and hasattr(memory, "positions")):
+def check_cache(cache: object) -> None:
+    """Refuse a cache that `new_cache` did not make."""
+    # by its attributes: a cache may be wrapped
+    if cache is not None and not (hasattr(cache, "layers") and hasattr(cache, "positions")):
         raise InputError(
-            "This is no memory.",
-            asked=f"memory={type(memory).__name__}",
-            because="a memory holds the keys and values of every layer for the tokens that were read before",
-            instead="memory=model.new_memory()",
+            "This is not the cache of a model.",
+            asked=f"cache={type(cache).__name__}",
+            because="it holds the keys and values of every layer for the tokens so far",
+            instead="cache=model.new_cache()",
         )
 
 

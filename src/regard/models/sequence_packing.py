@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError
-from regard.models.reading import check_tensor, token_numbers
+from regard.models.validation import check_tensor, token_numbers
 from regard.patterns import Segments
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from regard.models.foreign.rules import Converter, State, agree, lacks, need
+from regard.models.converters.rules import Converter, State, agree, lacks, need
 
 # Outside the layers, and inside them: their name and ours.
 OUTSIDE = {"wte": "embedding", "wpe": "positions", "ln_f": "norm"}

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from regard.errors import CheckpointError
 from regard.models.config import Config
-from regard.models.foreign.rules import Converter, State, agree, lacks, need
+from regard.models.converters.rules import Converter, State, agree, lacks, need
 
 KIND = "torch.nn.Transformer"
 INSIDE = {

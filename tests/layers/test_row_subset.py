@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Alibi, Attention, Causal, RegardError, RelativeTable, TransformerXL, Window
-from regard.layers import MultiHeadAttention, Rotary, Sizes
+from regard.layers import AttentionSizes, MultiHeadAttention, Rotary
 
 F64 = torch.float64
 # A weight is a softmax of sums of at most 13 products, and of as many in each projection.
@@ -43,7 +43,7 @@ def assert_close(found, expected, tolerance=1e-12):
 def test_the_weights_of_some_queries_are_rows_of_the_square(attention, dtype):
     if isinstance(attention.bias, torch.Tensor):
         attention = Attention(bias=attention.bias.to(dtype), scale=attention.scale)
-    layer = filled(MultiHeadAttention(Sizes(13, heads=6, kv_heads=2, key=4), attention=attention), dtype)
+    layer = filled(MultiHeadAttention(AttentionSizes(13, heads=6, kv_heads=2, key=4), attention=attention), dtype)
     x, chosen = random(2, 11, 13, dtype=dtype), [7, 0, 10]
     assert_close(layer.weights(x, queries=chosen), layer.weights(x)[..., chosen, :], TOLERANCE[dtype])
 

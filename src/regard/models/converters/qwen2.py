@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from regard.errors import ConfigError
-from regard.models.foreign.llama import Llama
-from regard.models.foreign.rules import need
+from regard.models.converters.llama import Llama
+from regard.models.converters.rules import need
 
 KINDS = {True: "sliding_attention", False: "full_attention"}
 # No published model comes near; a broken number of layers must not be counted out one by one.

@@ -13,8 +13,8 @@ from checkpoints import CONFIG, assert_four_parts, assert_same, made, shards
 from twins import library
 
 from regard.errors import CheckpointError
-from regard.models.files import read_checkpoint, read_safetensors, read_torch, write_folder
-from regard.models.files.tensors import INDEX, SINGLE, write_safetensors
+from regard.models.io import read_checkpoint, read_safetensors, read_torch, write_folder
+from regard.models.io.tensors import INDEX, SINGLE, write_safetensors
 
 # Reading and writing
 
@@ -41,7 +41,7 @@ def test_reading_maps_the_file_and_does_not_load_it(tmp_path: Path):
     write_safetensors(tmp_path / "x.safetensors", {"large": torch.zeros(1 << 24)})
 
     def resident() -> int:
-        """Memory of this process that no file backs, in bytes."""
+        """ModelCache of this process that no file backs, in bytes."""
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic
-from regard.models.files.rotary_rows import halves_from_pairs
-from regard.models.files.scored_tokenizer import ScoredTokenizer
+from regard.models.io import atomic
+from regard.models.io.rotary_rows import halves_from_pairs
+from regard.models.io.sentencepiece_tokenizer import SentencePieceTokenizer
 
 HEADER = struct.Struct("<7i")
 FLOAT = 4
@@ -115,7 +115,7 @@ def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     return config, state
 
 
-def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) -> ScoredTokenizer:
+def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) -> SentencePieceTokenizer:
     """The tokenizer of a `.data` file, or of a `tokenizer.bin` alone, where the number of tokens may be told."""
     path = Path(path)
     atomic.check_file(path)
@@ -143,7 +143,7 @@ def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) 
         raise _damaged(path, str(failure), "its tokens do not fit its length") from failure
     if vocab_size is not None and len(tokens) < vocab_size:
         raise _damaged(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
-    return ScoredTokenizer(tokens, scores)
+    return SentencePieceTokenizer(tokens, scores)
 
 
 def _sizes(path: Path) -> Sizes:

@@ -11,7 +11,7 @@ from regard.attention import Attention
 from regard.patterns import Mask
 
 
-def seen_from(described: Attention, places: Tensor, query: Tensor, key: Tensor, first: int = 0) -> Attention:
+def restrict_to_queries(described: Attention, places: Tensor, query: Tensor, key: Tensor, first: int = 0) -> Attention:
     """The description for some queries `(*batch, head, place, dim)` over all keys.
 
     `places` are their absolute positions, and `first` is the position of the first query there is: with `n` queries

@@ -19,7 +19,7 @@ def theta(alpha: float) -> float:
     below pi; either way a few terms are enough.
 
         >>> import math
-        >>> from regard.convert.width import theta
+        >>> from regard.convert.leakage import theta
         >>> theta(1.0), 1 + 2 * math.exp(-1) + 2 * math.exp(-4) + 2 * math.exp(-9)
         (1.7726372..., 1.7726369...)
     """

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic, gguf, llama2c, tensors
+from regard.models.io import atomic, gguf, llama2c, tensors
 
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 

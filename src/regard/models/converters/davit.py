@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.models.config import Config
-from regard.models.foreign.rules import Converter, State
+from regard.models.converters.rules import Converter, State
 
 # timm's architectures: channels of the first stage, depths, and what else differs from its defaults.
 ARCHITECTURES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from regard.models.config import Config
-from regard.models.foreign.bert import HuggingFaceBert
-from regard.models.foreign.rules import State, agree, lacks, need, renamed
+from regard.models.converters.bert import HuggingFaceBert
+from regard.models.converters.rules import State, agree, lacks, need, renamed
 
 # Beginnings of names, theirs first, and those of BERT.
 NAMES = {

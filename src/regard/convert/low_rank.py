@@ -15,7 +15,7 @@ def kernel_rank(kernel: Tensor) -> int:
 
     No positional attention with fewer heads computes this convolution: `sum_h A_h (x) W^(h) = sum_t S_t (x) W_t` has
     rank `r`, because the shifts `S_t` are linearly independent (on an image that is large enough), and a sum over `h`
-    has rank at most the number of heads. `r + 1` heads are enough, see `few_heads`.
+    has rank at most the number of heads. `r + 1` heads are enough, see `low_rank_heads`.
 
         >>> from regard.convert import kernel_rank
         >>> kernel_rank(torch.ones(5, 3, 3, 3)), kernel_rank(torch.eye(9).view(9, 1, 3, 3))
@@ -24,7 +24,7 @@ def kernel_rank(kernel: Tensor) -> int:
     return _components(kernel.flatten(2))[1].shape[0]
 
 
-def few_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
+def low_rank_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
     r"""Tables `(head, tap)` and matrices `(out, in, head)` of a kernel `(out, in, tap)`; `None` if they save no head.
 
         W_t = sum_i c_i(t) B_i = sum_i (c_i(t) + l_i) B_i - (1 / T) (T sum_i l_i B_i)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from regard.models.foreign.rules import Converter, State, agree, lacks, need
+from regard.models.converters.rules import Converter, State, agree, lacks, need
 
 OUTSIDE = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "output"}
 INSIDE = {

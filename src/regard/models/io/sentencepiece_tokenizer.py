@@ -13,7 +13,7 @@ FIRST_BYTE = 3
 FIRST_TEXT = FIRST_BYTE + 256
 
 
-class ScoredTokenizer:
+class SentencePieceTokenizer:
     """Text to token numbers and back; what the vocabulary lacks is written byte by byte, so nothing is lost.
 
     A text begins with a space, which belongs to the first word, and is cut into characters. Then the two neighbours
@@ -27,7 +27,7 @@ class ScoredTokenizer:
 
     >>> signs = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
     >>> tokens = [*signs, b" ", b"a", b"b", b"ab", b" ab"]
-    >>> tokenizer = ScoredTokenizer(tokens, [0.0] * 262 + [-1.0, -2.0])
+    >>> tokenizer = SentencePieceTokenizer(tokens, [0.0] * 262 + [-1.0, -2.0])
     >>> tokenizer.encode("abé")
     [1, 263, 198, 172]
     >>> tokenizer.decode([1, 263, 198, 172])
