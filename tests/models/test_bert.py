@@ -12,7 +12,7 @@ from twins import transformers
 from regard.errors import CheckpointError, ConfigError, InputError, RegardError
 from regard.kernels import library
 from regard.models import Bert, BertConfig
-from regard.models.sequence_packing import pack
+from regard.models.sequence_packing import pack_texts
 
 VOCABULARY, CONTEXT, DIM = 31, 13, 12
 LENGTHS = [7, 5, 1]
@@ -223,7 +223,7 @@ def test_embeddings_have_length_one_unless_asked_otherwise():
 
 
 def test_every_token_is_computed_once_and_no_text_is_cut():
-    rows = list(pack(TEXTS, 11, CONTEXT))
+    rows = list(pack_texts(TEXTS, 11, CONTEXT))
     assert sum(row.tokens.numel() for row in rows) == sum(map(len, TEXTS))
     assert sorted(index for row in rows for index in row.texts.tolist()) == list(range(5))
     for row in rows:
@@ -260,7 +260,7 @@ def test_a_packed_row_makes_nothing_of_its_square():
     """1500 texts of 2 tokens in a row of 3000: a square of scores of one head alone would have 9 million numbers."""
     model = ours(hugging("BertModel", torch.float32))
     texts = [[1 + index % 7, 2] for index in range(1500)]
-    row = next(pack(texts, 3000, CONTEXT))
+    row = next(pack_texts(texts, 3000, CONTEXT))
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

@@ -232,7 +232,7 @@ def test_a_branch_is_left_out_for_whole_images_and_its_mean_stays():
     torch.manual_seed(4)
     model = DaViT(DaViTConfig.from_dict(SMALL.to_dict() | {"drop_path": 0.25}))
     block = [module for module in model.modules() if isinstance(module, DaViTBlock)][-1].train()
-    factors = block._sometimes(torch.ones(4000, 2, 3, 1)).flatten(1)
+    factors = block._apply_drop_path(torch.ones(4000, 2, 3, 1)).flatten(1)
     assert torch.equal(factors, factors[:, :1].expand_as(factors))
     assert factors.unique().tolist() == pytest.approx([0, 4 / 3])
     # 4000 coins of 1/4: the mean is known to sqrt(1/4 * 3/4 / 4000) * 4/3 = 0.009; five times that is certain.

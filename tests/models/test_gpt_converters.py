@@ -16,7 +16,7 @@ from regard.models import Bert, DaViT, ViT
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.io import gguf as gguf_file
 from regard.models.io import llama2c, read_checkpoint, write_folder
-from regard.models.load_state import assemble
+from regard.models.load_state import build_from_state
 
 VOCABULARY, CONTEXT = 53, 29
 TOKENS = torch.arange(2 * 17).reshape(2, 17) * 7 % VOCABULARY
@@ -259,4 +259,6 @@ def test_a_foreign_configuration_that_makes_no_sense_is_refused_in_four_parts(mo
 
 def test_more_layers_than_tensors_are_not_even_built():
     with pytest.raises(CheckpointError, match="more layers than tensors"):
-        assemble(GPT, GPTConfig(vocab_size=3, dim=4, heads=1, layers=10**9), {"x": torch.zeros(1)}, None, "a file")
+        build_from_state(
+            GPT, GPTConfig(vocab_size=3, dim=4, heads=1, layers=10**9), {"x": torch.zeros(1)}, None, "a file"
+        )

@@ -9,7 +9,7 @@ from agreement import refused
 
 from regard.errors import ConfigError, InputError
 from regard.models import Bert, BertConfig
-from regard.models.sequence_packing import check_pooling, pack
+from regard.models.sequence_packing import check_pooling, pack_texts
 
 TEXTS = [[3, 1, 4], [1], [5, 9]]
 
@@ -31,7 +31,7 @@ def bert() -> Bert:
     ids=["tuples", "tensors", "bytes", "arrays", "numbers of torch"],
 )
 def test_texts_may_be_written_in_many_ways(texts):
-    (row,) = pack(texts, 100, 7, 11)
+    (row,) = pack_texts(texts, 100, 7, 11)
     assert row.tokens.tolist() == [[1, 5, 9, 3, 1, 4]]
     assert row.tokens.dtype == torch.int64
     assert row.texts.tolist() == [1, 2, 0]
@@ -63,7 +63,7 @@ def test_what_is_no_text_is_refused(texts, word):
 @pytest.mark.parametrize("texts", [5, None])
 def test_what_are_no_texts_is_refused(texts):
     with refused(InputError, "list of token numbers", repr(texts)):
-        next(pack(texts, 100, 7))
+        next(pack_texts(texts, 100, 7))
 
 
 def test_a_pooling_that_there_is_not_is_refused():

@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(copy, few
 
 @pytest.mark.parametrize("wrong", [{"epoch": -1}, {"epoch": "one"}, {"step": 0.5}, {"images": None}])
 def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | wrong
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
     with refused(CheckpointError, "of no run"):
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
 
 
 def test_a_checkpoint_within_an_epoch_without_its_chance_is_refused(copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | {"epoch": 1, "step": 1}
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
     with refused(CheckpointError, "lacks a part", "chance"):

@@ -23,7 +23,7 @@ def theta(alpha: float) -> float:
         >>> theta(1.0), 1 + 2 * math.exp(-1) + 2 * math.exp(-4) + 2 * math.exp(-9)
         (1.7726372..., 1.7726369...)
     """
-    return 1 + _beside(alpha)
+    return 1 + _theta_minus_one(alpha)
 
 
 def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
@@ -57,7 +57,7 @@ def leak(alpha: float, dims: int = 2, *, null: bool = False) -> float:
         )
     if alpha == 0:
         return 1.0
-    log_theta = math.log1p(_beside(alpha))
+    log_theta = math.log1p(_theta_minus_one(alpha))
     if not null:
         return -math.expm1(-dims * log_theta)
     others = math.expm1(dims * log_theta) + math.exp(-alpha / 2)
@@ -125,14 +125,14 @@ def hardness(dtype: torch.dtype, dims: int = 2) -> Hardness:
     info = torch.finfo(dtype)
     smallest = info.smallest_normal * info.eps  # the smallest subnormal number
     rounds = math.log(2 * dims) - math.log(info.eps / 2)
-    return Hardness(rounds, math.log(2) - _log(smallest), -math.log(info.smallest_normal))
+    return Hardness(rounds, math.log(2) - _log_of_tiny(smallest), -math.log(info.smallest_normal))
 
 
-def _log(number: float) -> float:
+def _log_of_tiny(number: float) -> float:
     return math.log2(number) * math.log(2)
 
 
-def _beside(alpha: float) -> float:
+def _theta_minus_one(alpha: float) -> float:
     """`theta(alpha) - 1`, without cancellation."""
     if alpha >= math.pi:
         return 2 * sum(math.exp(-alpha * j * j) for j in range(1, 16))

@@ -21,7 +21,7 @@ def kernel_rank(kernel: Tensor) -> int:
         >>> kernel_rank(torch.ones(5, 3, 3, 3)), kernel_rank(torch.eye(9).view(9, 1, 3, 3))
         (1, 9)
     """
-    return _components(kernel.flatten(2))[1].shape[0]
+    return _factor_kernel(kernel.flatten(2))[1].shape[0]
 
 
 def low_rank_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -35,7 +35,7 @@ def low_rank_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
     component of one sign needs no `l_i`; if none does, `r` heads are enough.
     """
     taps = kernel.shape[2]
-    coefficients, matrices = _components(kernel)
+    coefficients, matrices = _factor_kernel(kernel)
     tables, heads, taken = [], [], torch.zeros_like(kernel[:, :, 0]).double()
     for coefficient, matrix in zip(coefficients, matrices, strict=True):
         noise = coefficient.abs().max() * taps * torch.finfo(torch.float64).eps
@@ -55,7 +55,7 @@ def low_rank_heads(kernel: Tensor) -> tuple[Tensor, Tensor] | None:
     return torch.stack(tables).to(kernel), torch.stack(heads, -1).to(kernel)
 
 
-def _components(kernel: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_kernel(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """`c (component, tap)` and `B (component, out, in)` with `kernel = sum_i B_i c_i`, as many as the rank."""
     outs, ins = kernel.shape[:2]
     matrix = kernel.detach().double().flatten(0, 1).T  # (tap, out in)

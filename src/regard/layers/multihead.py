@@ -120,7 +120,7 @@ class MultiHeadAttention(nn.Module):
         """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
         query, key = self._rotate(query, key, x, context, rotation, None, None)
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if queries is not None:
             places, first = _check_queries(queries, x), key.shape[-2] - x.shape[-2]
             query = query[..., places, :]
@@ -166,26 +166,26 @@ class MultiHeadAttention(nn.Module):
         """The heads' outputs `(*batch, head, token, value)`."""
         self._check_arguments(x, context, values, pattern, cache, lengths)
         if isinstance(cache, StateCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
             query, key, value = self.projections(x)
             query, key = self._rotate(query, key, x, None, rotation, cache, lengths)
             return cache.advance(query, key, value, attention=self.attention, lengths=lengths)
         drops = self.training and self.dropout > 0
         if isinstance(cache, KVCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
         query, key, value = self._project(x, context, values, rotation, cache, lengths)
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
         if padding is not None:
-            check_padded_rows(self._describe(pattern))
+            check_padded_rows(self._join_pattern(pattern))
         if isinstance(cache, KVCache) and pattern is None and not drops:
             output = decode_step(query, key, value, self.attention, cache.real)
             if output is not None:
                 return output
         if padding is not None:
             pattern = padding if pattern is None else pattern & padding
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if drops:
             dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
             group = query.shape[-3] // value.shape[-3]
@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
                 instead="a layer without rotary positions for the context",
             )
 
-    def _describe(self, pattern: Pattern | None) -> Attention:
+    def _join_pattern(self, pattern: Pattern | None) -> Attention:
         if pattern is None:
             return self.attention
         whole = pattern if self.attention.pattern is None else self.attention.pattern & pattern

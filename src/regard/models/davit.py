@@ -29,7 +29,7 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.linear import Linear
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
-from regard.models.config import Config, published
+from regard.models.config import Config, find_published
 from regard.models.converters.davit import TimmDaViT
 from regard.models.pretrained import Pretrained
 from regard.models.validation import check_sizes, check_tensor
@@ -97,7 +97,7 @@ class DaViTConfig(Config):
         >>> DaViTConfig.variant("base", classes=10).dims
         (128, 256, 512, 1024)
         """
-        width, depths, window = published("DaViT", f"DaViTConfig.variant({name!r})", name, VARIANTS)
+        width, depths, window = find_published("DaViT", f"DaViTConfig.variant({name!r})", name, VARIANTS)
         dims = tuple(width * 2**stage for stage in range(4))
         fields = {"dims": dims, "heads": tuple(dim // 32 for dim in dims), "depths": depths, "window": window}
         return cls.from_dict(fields | changes)
@@ -136,12 +136,12 @@ class ConvolutionalPosition(nn.Module):
         self.bias = nn.Parameter(torch.empty(dim).uniform_(-1 / 3, 1 / 3))
 
     def forward(self, grid: Tensor) -> Tensor:
-        kernel = self.weight + _centre(self.weight)
+        kernel = self.weight + _identity_kernel(self.weight)
         moved = conv2d(grid.permute(0, 3, 1, 2), kernel, self.bias, padding=1, groups=len(kernel))
         return moved.permute(0, 2, 3, 1)
 
 
-def _centre(weight: Tensor) -> Tensor:
+def _identity_kernel(weight: Tensor) -> Tensor:
     """The 3 x 3 kernel that changes nothing."""
     return pad(weight.new_ones(1, 1), (1, 1, 1, 1))
 
@@ -169,11 +169,11 @@ class DaViTBlock(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.position1(grid)
-        grid = grid + self._sometimes(self.attention(self.norm1(grid)))
+        grid = grid + self._apply_drop_path(self.attention(self.norm1(grid)))
         grid = self.position2(grid)
-        return grid + self._sometimes(self.feed_forward(self.norm2(grid)))
+        return grid + self._apply_drop_path(self.feed_forward(self.norm2(grid)))
 
-    def _sometimes(self, branch: Tensor) -> Tensor:
+    def _apply_drop_path(self, branch: Tensor) -> Tensor:
         """The branch of some images only, larger so that its mean stays."""
         if not self.training or self.drop_path == 0:
             return branch
@@ -191,7 +191,7 @@ class Stem(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         self.embed.check(image)
-        return self.norm(self.embed(_padded(image, 4)))
+        return self.norm(self.embed(_pad_to_multiple(image, 4)))
 
 
 class PatchMerging(nn.Module):
@@ -205,10 +205,10 @@ class PatchMerging(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.norm(grid).permute(0, 3, 1, 2)
-        return self.embed(_padded(grid, 2) if self.embed.tiles else grid)
+        return self.embed(_pad_to_multiple(grid, 2) if self.embed.tiles else grid)
 
 
-def _padded(image: Tensor, multiple: int) -> Tensor:
+def _pad_to_multiple(image: Tensor, multiple: int) -> Tensor:
     """Zeros on the right and below, up to multiples."""
     below, right = -image.shape[2] % multiple, -image.shape[3] % multiple
     return pad(image, (0, right, 0, below)) if below or right else image
@@ -271,7 +271,7 @@ class DaViT(Pretrained):
             *(Stage(i, config, rates[start : start + config.depths[i]]) for i, start in enumerate(starts))
         )
         self.head = Head(config)
-        self.apply(_initialise)
+        self.apply(_init_weights)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(batch, class)` of images `(batch, channel, row, column)`."""
@@ -291,7 +291,7 @@ class DaViT(Pretrained):
         return grids[1:]
 
 
-def _initialise(module: nn.Module) -> None:
+def _init_weights(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

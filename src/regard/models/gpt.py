@@ -31,7 +31,7 @@ from regard.layers.positions import LearnedPositions, SinusoidalPositions
 from regard.layers.projections import AttentionSizes, bias_letters
 from regard.layers.rotary import Rotary
 from regard.models.attention_layers import build_layer, check_attentions, find_window, make_causal, select_layer
-from regard.models.config import Config, published
+from regard.models.config import Config, find_published
 from regard.models.converters.gpt2 import GPT2
 from regard.models.converters.llama import Llama
 from regard.models.converters.mistral import Mistral
@@ -197,7 +197,7 @@ class GPTConfig(Config):
     @classmethod
     def gpt2(cls, size: str = "small", **changes: Any) -> GPTConfig:
         """GPT-2 `small`, `medium`, `large` or `xl`."""
-        layers, dim, heads = published("GPT-2", f"GPTConfig.gpt2({size!r})", size, SIZES)
+        layers, dim, heads = find_published("GPT-2", f"GPTConfig.gpt2({size!r})", size, SIZES)
         return cls.from_dict({"layers": layers, "dim": dim, "heads": heads, **changes})
 
     @classmethod
@@ -228,15 +228,15 @@ class GPT(Pretrained):
         super().__init__(config)
         self.config: GPTConfig = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.positions = _positions(config)
+        self.positions = _build_positions(config)
         self.rotary = Rotary(config.head_size, config.rotary_base) if config.position == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = BlockList(self._block(layer) for layer in range(config.layers))
+        self.blocks = BlockList(self._build_block(layer) for layer in range(config.layers))
         self.norm = NORMS[config.norm](config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocab_size, bias=False) if config.logits else None
         if config.tie_embeddings and self.output is not None:
             self.output.weight = self.embedding.weight
-        self._initialise()
+        self._init_weights()
 
     @property
     def vocab_size(self) -> int:
@@ -327,7 +327,7 @@ class GPT(Pretrained):
 
     # Building
 
-    def _block(self, layer: int) -> TransformerBlock:
+    def _build_block(self, layer: int) -> TransformerBlock:
         config = self.config
         attention = MultiHeadAttention(
             AttentionSizes(config.dim, config.heads, config.kv_heads, config.head_dim),
@@ -343,7 +343,7 @@ class GPT(Pretrained):
         )
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         """Normal with deviation 0.02; what is added to the residual is smaller, so that depth does not make it grow."""
         for module in self.modules():
             if isinstance(module, Linear | nn.Embedding):
@@ -358,7 +358,7 @@ class GPT(Pretrained):
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.layers) ** 0.5)
 
 
-def _positions(config: GPTConfig) -> nn.Module | None:
+def _build_positions(config: GPTConfig) -> nn.Module | None:
     if config.position == "learned":
         return LearnedPositions(config.context_length, config.dim)
     return SinusoidalPositions(config.dim) if config.position == "sinusoidal" else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import CheckpointError, RegardError
-from regard.models.attention_text import compare_key
+from regard.models.attention_text import comparison_key
 from regard.models.config import Config
 
 State = dict[str, Tensor]
@@ -22,7 +22,7 @@ NAMED = 8
 COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def assemble(
+def build_from_state(
     build: Callable[[Any], Model], config: Config, state: State, dtype: torch.dtype | None, source: str
 ) -> Model:
     """The model of a configuration with these tensors, copied one by one; `state` is emptied on the way.
@@ -45,21 +45,21 @@ def assemble(
             because="a size of the configuration is beyond what a tensor can have",
             instead="the configuration these tensors were saved with",
         ) from failure
-    check_kinds(model, state, source)
-    groups = same_tensors(model)
-    check(model, groups, state, source)
+    check_tensor_kinds(model, state, source)
+    groups = group_tied_names(model)
+    check_state(model, groups, state, source)
     dtype = dtype or find_common_dtype(state)
     while groups:
         names = groups.pop()
         sources = [state.pop(name) for name in names if name in state]
-        _place(model, names, _own(sources[0], dtype))
+        _assign_tensor(model, names, _copy_tensor(sources[0], dtype))
     _reset_buffers(model, source)
     if dtype is not None:
         model.to(dtype)  # buffers that were computed anew, too
     return model.eval()
 
 
-def check_kinds(model: nn.Module, state: State, source: str) -> None:
+def check_tensor_kinds(model: nn.Module, state: State, source: str) -> None:
     """Refuse tensors that no layer computes with: integers, complex numbers, float8, and those that are not dense."""
     learned = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in state.items():
@@ -96,7 +96,7 @@ def check_layers(config: Config, state: State, source: str) -> None:
         )
 
 
-def same_tensors(model: nn.Module) -> list[list[str]]:
+def group_tied_names(model: nn.Module) -> list[list[str]]:
     """The names of the model's state, in groups that are one tensor; most groups have one name."""
     groups: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -104,14 +104,14 @@ def same_tensors(model: nn.Module) -> list[list[str]]:
     return list(groups.values())
 
 
-def stored_names(model: nn.Module) -> set[str]:
+def find_stored_names(model: nn.Module) -> set[str]:
     """One name for each tensor of the model: the first."""
-    return {names[0] for names in same_tensors(model)}
+    return {names[0] for names in group_tied_names(model)}
 
 
-def check(model: nn.Module, groups: list[list[str]], state: State, source: str) -> None:
+def check_state(model: nn.Module, groups: list[list[str]], state: State, source: str) -> None:
     """Refuse a state that is not exactly the model's: every tensor there, none more, each of its shape."""
-    if faults := _faults(model, groups, state):
+    if faults := _find_mismatches(model, groups, state):
         raise CheckpointError(
             f"These tensors do not make this {type(model).__name__}.",
             asked=f"{type(model).__name__} from {source}",
@@ -121,17 +121,17 @@ def check(model: nn.Module, groups: list[list[str]], state: State, source: str) 
         )
 
 
-def check_readable(model: nn.Module, build: Callable[[Any], nn.Module], config: Config) -> None:
+def check_matches_config(model: nn.Module, build: Callable[[Any], nn.Module], config: Config) -> None:
     """Refuse a model that was changed by hand, so that what its configuration builds has no place for its tensors."""
     with torch.device("meta"):
         twin = build(config)
-    groups = same_tensors(twin)
+    groups = group_tied_names(twin)
     place = {name: index for index, names in enumerate(groups) for name in names}
-    joined = [names for names in same_tensors(model) if len({place.get(name) for name in names}) > 1]
+    joined = [names for names in group_tied_names(model) if len({place.get(name) for name in names}) > 1]
     faults = [
-        *_faults(twin, groups, model.state_dict()),
-        *_lines("tied here, but not by the configuration", [" and ".join(names) for names in joined]),
-        *_lines("described otherwise", _find_changed_attentions(model, twin)),
+        *_find_mismatches(twin, groups, model.state_dict()),
+        *_format_lines("tied here, but not by the configuration", [" and ".join(names) for names in joined]),
+        *_format_lines("described otherwise", _find_changed_attentions(model, twin)),
     ]
     if faults:
         raise CheckpointError(
@@ -150,7 +150,7 @@ def _find_changed_attentions(model: nn.Module, twin: nn.Module) -> list[str]:
     changed = []
     for name, module in model.named_modules():
         found = _find_description(module)
-        if name in built and found is not None and compare_key(found) != compare_key(built[name]):
+        if name in built and found is not None and comparison_key(found) != comparison_key(built[name]):
             changed.append(f"{name} is {found!r}, by the configuration {built[name]!r}")
     return changed
 
@@ -171,39 +171,41 @@ def check_dtype(dtype: torch.dtype | None) -> None:
         )
 
 
-def _faults(model: nn.Module, groups: list[list[str]], state: State) -> list[str]:
+def _find_mismatches(model: nn.Module, groups: list[list[str]], state: State) -> list[str]:
     """What is wrong with a state, a line for each tensor."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     lacking = [names[0] for names in groups if not any(name in state for name in names)]
     extra = [name for name in state if name not in shapes]
     misshapen = [name for name, shape in shapes.items() if name in state and tuple(state[name].shape) != shape]
-    divided = [names for names in groups if not lacking and not misshapen and _differ(names, state)]
+    divided = [names for names in groups if not lacking and not misshapen and _have_different_values(names, state)]
     return [
-        *_lines("missing", [f"{name} {shapes[name]}" for name in lacking]),
-        *_lines("extra", [f"{name} {tuple(state[name].shape)}" for name in extra]),
-        *_lines("misshapen", [f"{name} {tuple(state[name].shape)}, not {shapes[name]}" for name in misshapen]),
-        *_lines("tied, yet different", [" and ".join(name for name in names if name in state) for names in divided]),
+        *_format_lines("missing", [f"{name} {shapes[name]}" for name in lacking]),
+        *_format_lines("extra", [f"{name} {tuple(state[name].shape)}" for name in extra]),
+        *_format_lines("misshapen", [f"{name} {tuple(state[name].shape)}, not {shapes[name]}" for name in misshapen]),
+        *_format_lines(
+            "tied, yet different", [" and ".join(name for name in names if name in state) for names in divided]
+        ),
     ]
 
 
-def _differ(names: list[str], state: State) -> bool:
+def _have_different_values(names: list[str], state: State) -> bool:
     """Whether a file has several tensors for one that the model has once."""
     first, *others = [state[name] for name in names if name in state]
     return any(first.data_ptr() != other.data_ptr() and not torch.equal(first, other) for other in others)
 
 
-def _lines(kind: str, items: list[str]) -> list[str]:
+def _format_lines(kind: str, items: list[str]) -> list[str]:
     shown = [f"{kind}: {item}" for item in items[:NAMED]]
     return [*shown, f"{kind}: {len(items) - NAMED} more"] if len(items) > NAMED else shown
 
 
-def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A copy in memory of its own, since the tensor may be a view of a file."""
     target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=target, device=tensor.device).copy_(tensor.detach())
 
 
-def _place(model: nn.Module, names: list[str], tensor: Tensor) -> None:
+def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
     """Give every module that knows the tensor the same object."""
     placed: nn.Parameter | Tensor | None = None
     for name in names:

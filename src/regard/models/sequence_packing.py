@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError
-from regard.models.validation import check_tensor, token_numbers
+from regard.models.validation import check_tensor, to_token_ids
 from regard.patterns import Segments
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTexts:
     """One row of several texts.
 
     Attributes:
@@ -32,15 +32,15 @@ class Packed:
     pattern: Segments
 
 
-def pack(
+def pack_texts(
     texts: Sequence[Sequence[int]] | Tensor, tokens_at_once: int, context: int, vocab_size: int | None = None
-) -> Iterator[Packed]:
+) -> Iterator[PackedTexts]:
     """Rows of about `tokens_at_once` tokens; a text is never cut.
 
     Texts are taken in the order of their lengths, so that neighbours in a row have blocks of equal size. A text may
     also be a tensor or an array of one axis.
     """
-    lists = _as_lists(texts)
+    lists = _to_token_lists(texts)
     lengths = [len(text) for text in lists]
     for index, length in enumerate(lengths):
         if not 1 <= length <= context:
@@ -65,30 +65,30 @@ def pack(
     filled = 0
     for index in order:
         if row and filled + lengths[index] > tokens_at_once:
-            yield _packed(lists, row)
+            yield _join_texts(lists, row)
             row, filled = [], 0
         row.append(index)
         filled += lengths[index]
     if row:
-        yield _packed(lists, row)
+        yield _join_texts(lists, row)
 
 
-def _as_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+def _to_token_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
     if isinstance(texts, Tensor):
         check_tensor("texts", texts, "[[101, 7592, 102], [101, 102]]")
     try:
         lists = list(texts)
     except TypeError:
-        raise _no_texts(f"{texts!r}") from None
+        raise _texts_error(f"{texts!r}") from None
     for index, text in enumerate(lists):
         try:
-            lists[index] = token_numbers(text)
+            lists[index] = to_token_ids(text)
         except TypeError:
-            raise _no_texts(f"texts[{index}] = {text!r}") from None
+            raise _texts_error(f"texts[{index}] = {text!r}") from None
     return lists  # type: ignore[return-value]
 
 
-def _no_texts(found: str) -> InputError:
+def _texts_error(found: str) -> InputError:
     return InputError(
         "A text is a list of token numbers.",
         asked="texts=[[101, 7592, 102], [101, 102]], or the like",
@@ -98,17 +98,17 @@ def _no_texts(found: str) -> InputError:
     )
 
 
-def _packed(texts: list[list[int]], row: list[int]) -> Packed:
+def _join_texts(texts: list[list[int]], row: list[int]) -> PackedTexts:
     lengths = torch.tensor([len(texts[index]) for index in row])
     starts = torch.zeros(len(row) + 1, dtype=torch.long)
     starts[1:] = lengths.cumsum(0)
     ids = torch.repeat_interleave(torch.arange(len(row)), lengths)
     positions = torch.arange(len(ids)) - starts[ids]
     tokens = torch.tensor([token for index in row for token in texts[index]])
-    return Packed(torch.tensor(row), tokens[None], positions[None], starts, Segments(ids))
+    return PackedTexts(torch.tensor(row), tokens[None], positions[None], starts, Segments(ids))
 
 
-def pooled_rows(hidden: Tensor, packed: Packed, pooling: str) -> Tensor:
+def pool_texts(hidden: Tensor, packed: PackedTexts, pooling: str) -> Tensor:
     """One row for each text: the mean of its tokens, or its first one, from `(token, dim)`."""
     check_pooling(pooling, ("mean", "first"))
     if pooling == "first":

@@ -164,17 +164,17 @@ class Transformer(Pretrained):
         self.config: TransformerConfig = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.target_embedding = self.embedding if config.shared else nn.Embedding(config.vocab_size, config.dim)
-        self.source_positions, self.target_positions = _positions(config), _positions(config)
+        self.source_positions, self.target_positions = _build_positions(config), _build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = BlockList(_block(config, layer, decodes=False) for layer in range(config.layers))
-        self.decoder = BlockList(_block(config, layer, decodes=True) for layer in range(config.layers))
+        self.encoder = BlockList(_build_block(config, layer, decodes=False) for layer in range(config.layers))
+        self.decoder = BlockList(_build_block(config, layer, decodes=True) for layer in range(config.layers))
         ends = config.order == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.decoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.output = Linear(config.dim, config.vocab_size, bias=False)
         if config.shared:
             self.output.weight = self.embedding.weight
-        self._initialise()
+        self._init_weights()
 
     @property
     def vocab_size(self) -> int:
@@ -211,7 +211,7 @@ class Transformer(Pretrained):
         check_tokens(source, self.vocab_size, self.context_length)
         check_positions(positions, source)
         positions = torch.arange(source.shape[1], device=source.device) if positions is None else positions
-        x = self._embed(source, self.embedding, self.source_positions, positions)
+        x = self._embed_tokens(source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, pattern=pattern)
         return x if self.encoder_norm is None else self.encoder_norm(x)
@@ -237,7 +237,7 @@ class Transformer(Pretrained):
         check_tokens(target, self.vocab_size, self.context_length, past)
         positions = torch.arange(target.shape[1]) if cache is None else cache.positions(target.shape[1])
         positions = positions.to(target.device)
-        y = self._embed(target, self.target_embedding, self.target_positions, positions)
+        y = self._embed_tokens(target, self.target_embedding, self.target_positions, positions)
         for index, block in enumerate(self.decoder):
             y = block(
                 y,
@@ -249,7 +249,7 @@ class Transformer(Pretrained):
             )
         return y if self.decoder_norm is None else self.decoder_norm(y)
 
-    def _embed(self, tokens: Tensor, embedding: nn.Embedding, positions: nn.Module, places: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor, embedding: nn.Embedding, positions: nn.Module, places: Tensor) -> Tensor:
         x = embedding(tokens) * self.config.dim**0.5
         # A computed table is rounded once, to the model's own precision.
         added = positions(places, x.dtype) if isinstance(positions, SinusoidalPositions) else positions(places)
@@ -312,7 +312,7 @@ class Transformer(Pretrained):
         return cls.from_checkpoint(config, state, "torch").train(module.training)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         """Xavier's uniform for matrices, `1/sqrt(dim)` for the embedding, which comes in times `sqrt(dim)`."""
         for module in self.modules():
             if isinstance(module, Linear):
@@ -323,7 +323,7 @@ class Transformer(Pretrained):
             nn.init.normal_(embedding.weight, std=self.config.dim**-0.5)
 
 
-def _positions(config: TransformerConfig) -> nn.Module:
+def _build_positions(config: TransformerConfig) -> nn.Module:
     if config.position == "learned":
         assert config.context_length is not None
         return LearnedPositions(config.context_length, config.dim)
@@ -337,7 +337,7 @@ def _pad_right(tokens: Tensor, lengths: Tensor) -> Tensor:
     return tokens.gather(1, places.remainder(count))
 
 
-def _block(config: TransformerConfig, layer: int, *, decodes: bool) -> TransformerBlock:
+def _build_block(config: TransformerConfig, layer: int, *, decodes: bool) -> TransformerBlock:
     def attention(described: Attentions) -> MultiHeadAttention:
         own = build_layer(described, layer)
         return MultiHeadAttention(

@@ -47,7 +47,7 @@ def check_sizes(config: Config, *names: str) -> None:
             )
 
 
-def listed(values: Any) -> Any:
+def to_list(values: Any) -> Any:
     """A tensor or an array as lists of Python's numbers, a number on no axis as one; anything else as it is.
 
     A TypeError where a tensor has no numbers to list: sparse, nested, quantised, or on the meta device.
@@ -124,12 +124,12 @@ def check_positions(positions: Tensor | None, tokens: Tensor) -> None:
         )
 
 
-def token_numbers(text: Any) -> list[int]:
+def to_token_ids(text: Any) -> list[int]:
     """The tokens of one text, a list, tensor or array; a TypeError where they are no whole numbers."""
-    tokens = listed(text)
+    tokens = to_list(text)
     if any(isinstance(token, bool) for token in tokens):
         raise TypeError("true and false are no tokens")
-    return [operator.index(listed(token)) for token in tokens]
+    return [operator.index(to_list(token)) for token in tokens]
 
 
 def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, past: int = 0) -> None:
@@ -158,7 +158,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, pa
             because="there are no positions beyond the last one it has learned",
             instead=f"the last {max(context - past, 0)} tokens, or a model with a longer context",
         )
-    if not tokens.numel() or torch.compiler.is_compiling() or not _has_numbers(tokens):
+    if not tokens.numel() or torch.compiler.is_compiling() or not _has_data(tokens):
         return
     smallest, largest = (int(edge) for edge in tokens.aminmax())
     if smallest < 0 or largest >= vocab_size:
@@ -173,7 +173,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, pa
         )
 
 
-def _has_numbers(tokens: Tensor) -> bool:
+def _has_data(tokens: Tensor) -> bool:
     """Whether there is something to look at: tensors that only have shapes are for counting what a model costs."""
     return tokens.device.type != "meta" and not isinstance(tokens, FakeTensor)
 
@@ -185,7 +185,7 @@ def check_lengths(lengths: Sequence[int] | Tensor, tokens: Tensor) -> None:
     because = ""
     rows, count = tokens.shape
     try:
-        numbers = token_numbers(lengths)
+        numbers = to_token_ids(lengths)
     except TypeError:
         numbers, because = [], "a length is a whole number, on one axis for all texts"
     if not because and len(numbers) != rows:

@@ -130,10 +130,10 @@ class ViT(Pretrained):
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = GridPositions(config.grid, config.dim, first=1)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = BlockList(_block(config, layer) for layer in range(config.layers))
+        self.blocks = BlockList(_build_block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.head = Linear(config.dim, config.classes) if config.classes else None
-        self._initialise()
+        self._init_weights()
 
     def forward(self, images: Tensor, *, resize: bool = False) -> Tensor:
         """Logits `(batch, class)` of images `(batch, channel, row, column)`.
@@ -171,7 +171,7 @@ class ViT(Pretrained):
         return self.norm(x)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         for module in self.modules():
             if isinstance(module, Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -182,7 +182,7 @@ class ViT(Pretrained):
             nn.init.zeros_(self.head.weight)
 
 
-def _block(config: ViTConfig, layer: int) -> TransformerBlock:
+def _build_block(config: ViTConfig, layer: int) -> TransformerBlock:
     hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
     return TransformerBlock(
         MultiHeadAttention(

@@ -125,7 +125,7 @@ def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    state, notes = tensors.read_noted(path)
+    state, notes = tensors.read_with_metadata(path)
     try:
         position = Position(**json.loads(notes["position"]))
         whole = (position.epoch, position.step, position.images)

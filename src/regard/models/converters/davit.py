@@ -137,7 +137,7 @@ class TimmDaViT(Converter):
                 ours = ours.replace(block[0], f".blocks.{2 * int(block[1]) + KINDS[block[2]]}.", 1)
             for theirs, here in NAMES:
                 ours = ours.replace(theirs, here)
-            read[ours] = _turned(tensor, -1) if _is_turned(ours, config) else tensor
+            read[ours] = _roll_qkv(tensor, -1) if _is_permuted_qkv(ours, config) else tensor
         return read
 
     def write_state(self, state: State, config: Any) -> State:
@@ -149,17 +149,17 @@ class TimmDaViT(Converter):
             theirs = re.sub(
                 r"\.blocks\.(\d+)\.", lambda block: ".blocks.{}.{}.".format(*divmod(int(block[1]), 2)), theirs
             )
-            written[theirs] = _turned(tensor, 1) if _is_turned(name, config) else tensor
+            written[theirs] = _roll_qkv(tensor, 1) if _is_permuted_qkv(name, config) else tensor
         return written
 
 
-def _is_turned(name: str, config: Any) -> bool:
+def _is_permuted_qkv(name: str, config: Any) -> bool:
     """Whether a tensor of ours is the joint projection of a channel attention whose roles timm has permuted."""
     found = re.search(r"\.blocks\.(\d+)\.attention\.qkv\.", name)
     return found is not None and int(found[1]) % 2 == 1 and config.scale == "dim"
 
 
-def _turned(tensor: torch.Tensor, by: int) -> torch.Tensor:
+def _roll_qkv(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """Query, key and value of a joint projection in another order: `by=-1` turns q, k, v into k, v, q."""
     if tensor.ndim == 0 or len(tensor) % 3:
         return tensor  # misshapen; the model names it

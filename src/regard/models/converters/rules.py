@@ -80,31 +80,31 @@ class Either(Converter):
         return any(converter.matches(config) for converter in self.converters)
 
     def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
-        return self._reader(config).add_heads(config, state) if self.matches(config) else config
+        return self._find_reader(config).add_heads(config, state) if self.matches(config) else config
 
     def read_config(self, config: dict[str, Any]) -> Config:
-        return self._reader(config).read_config(config)
+        return self._find_reader(config).read_config(config)
 
-    def _reader(self, config: dict[str, Any]) -> Converter:
+    def _find_reader(self, config: dict[str, Any]) -> Converter:
         for converter in self.converters:
             if converter.matches(config):
                 return converter
         raise KeyError(f"model_type {config.get('model_type')!r}; read are {', '.join(self.model_types)}")
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        return self._of(config).write_config(config)
+        return self._find_writer(config).write_config(config)
 
     def read_state(self, state: State, config: Any) -> State:
-        return self._of(config).read_state(state, config)
+        return self._find_writer(config).read_state(state, config)
 
     def write_state(self, state: State, config: Any) -> State:
-        return self._of(config).write_state(state, config)
+        return self._find_writer(config).write_state(state, config)
 
     def refuses(self, config: Any) -> str:
         reasons = [converter.refuses(config) for converter in self.converters]
         return "" if "" in reasons else "; ".join(reasons)
 
-    def _of(self, config: Any) -> Converter:
+    def _find_writer(self, config: Any) -> Converter:
         for converter in self.converters:
             if not converter.refuses(config):
                 return converter

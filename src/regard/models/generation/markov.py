@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Markov"]
 
 
-class Length:
+class LengthCache:
     """The cache of a chain: it remembers no token, only how many there were."""
 
     def __init__(self, length: int) -> None:
@@ -57,11 +57,11 @@ class Markov:
 
     def prefill(
         self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
-    ) -> tuple[Float[Tensor, "batch vocabulary"], Length]:
+    ) -> tuple[Float[Tensor, "batch vocabulary"], LengthCache]:
         """The scores after the last token of each prompt."""
-        return self.logits[prompts[:, -1]], Length(prompts.shape[1])
+        return self.logits[prompts[:, -1]], LengthCache(prompts.shape[1])
 
-    def decode_step(self, tokens: Int[Tensor, "batch 1"], cache: Length) -> Float[Tensor, "batch vocabulary"]:
+    def decode_step(self, tokens: Int[Tensor, "batch 1"], cache: LengthCache) -> Float[Tensor, "batch vocabulary"]:
         """The scores after these tokens."""
         cache.length += 1
         return self.logits[tokens[:, 0]]

@@ -95,44 +95,44 @@ def read_folder(folder: Path) -> Content:
     either was replaced meanwhile.
     """
     for _ in range(TRIES - 1):
-        before = _identities(folder)
+        before = _find_file_identities(folder)
         try:
-            content = _read(folder)
+            content = _read_once(folder)
         except CheckpointError:
-            if _identities(folder) == before:
+            if _find_file_identities(folder) == before:
                 raise
             continue
-        if _identities(folder) == before:
+        if _find_file_identities(folder) == before:
             return content
     with atomic.locked(folder):
-        return _read(folder)
+        return _read_once(folder)
 
 
-def _identities(folder: Path) -> list[tuple[int, int] | None]:
+def _find_file_identities(folder: Path) -> list[tuple[int, int] | None]:
     """What tells a file from the one that takes its name."""
 
-    def identity(path: Path) -> tuple[int, int] | None:
+    def find_identity(path: Path) -> tuple[int, int] | None:
         try:
             status = path.stat()
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    return [identity(folder / name) for name in (CONFIG, tensors.SINGLE, tensors.INDEX)]
+    return [find_identity(folder / name) for name in (CONFIG, tensors.SINGLE, tensors.INDEX)]
 
 
-def _read(folder: Path) -> Content:
+def _read_once(folder: Path) -> Content:
     config = atomic.read_json(folder / CONFIG)
     if (folder / tensors.SINGLE).is_file():
-        state, notes = tensors.read_noted(folder / tensors.SINGLE)
+        state, notes = tensors.read_with_metadata(folder / tensors.SINGLE)
     elif (folder / tensors.INDEX).is_file():
-        state, notes = tensors.read_index(folder / tensors.INDEX), tensors.index_notes(folder / tensors.INDEX)
+        state, notes = tensors.read_index(folder / tensors.INDEX), tensors.read_index_metadata(folder / tensors.INDEX)
     else:
         return config, _read_torch_folder(folder)
-    return _pending(folder, notes) or config, state
+    return _find_pending_config(folder, notes) or config, state
 
 
-def _pending(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_pending_config(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration that a save did not come to put in place, if the tensors here are of that save.
 
     A save marks its beginning by the configuration in its workplace, and its tensors carry the same in their notes.
@@ -197,9 +197,9 @@ def write_folder(
             )
         folder.mkdir(parents=True, exist_ok=True)
         with atomic.locked(folder) as alone:
-            _finish(folder)
+            _complete_interrupted_save(folder)
             atomic.sweep(folder, alone=alone)
-            _write(folder, config, state, shard_bytes, companions or {})
+            _write_locked(folder, config, state, shard_bytes, companions or {})
     except OSError as failure:
         raise CheckpointError(
             f"Nothing can be saved to {folder}.",
@@ -210,7 +210,7 @@ def write_folder(
         ) from failure
 
 
-def _write(
+def _write_locked(
     folder: Path,
     config: dict[str, Any],
     state: Mapping[str, Tensor],
@@ -229,7 +229,9 @@ def _write(
             atomic.move(file, folder / file.name)
         atomic.move(staged, folder / CONFIG)
     except (Exception, KeyboardInterrupt):
-        _finish(folder)  # the tensors may be the new ones already; if this fails too, the mark has to stay
+        _complete_interrupted_save(
+            folder
+        )  # the tensors may be the new ones already; if this fails too, the mark has to stay
         shutil.rmtree(work, ignore_errors=True)
         raise
     shutil.rmtree(work, ignore_errors=True)
@@ -242,7 +244,7 @@ def _stage_bytes(path: Path, content: bytes) -> Path:
     return atomic.stage(path, write)
 
 
-def _finish(folder: Path) -> None:
+def _complete_interrupted_save(folder: Path) -> None:
     """Bring `config.json` in line with the tensors, where a save was interrupted between the two.
 
     The mark of that save stays until this is done: it is in another workplace than the one used here.
@@ -250,7 +252,7 @@ def _finish(folder: Path) -> None:
     if not (folder / CONFIG).exists() or not any((place / CONFIG).exists() for place in atomic.leftovers(folder)):
         return
     try:
-        config, _ = _read(folder)
+        config, _ = _read_once(folder)
     except CheckpointError:  # there was nothing whole to keep
         return
     if config != atomic.read_json(folder / CONFIG):

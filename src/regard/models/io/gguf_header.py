@@ -1,4 +1,4 @@
-"""The layout of a GGUF file: named values, then a table of tensors, then their bytes.
+"""The header of a GGUF file: named values, then a table of tensors, then their bytes.
 
     "GGUF"  version  number of tensors  number of values
     values      key, type, value            strings and arrays carry their length before them
@@ -31,7 +31,7 @@ MOST_ALIGNMENT = 1 << 20
 MOST_NESTING = 8
 
 
-class Entry(NamedTuple):
+class TensorInfo(NamedTuple):
     """One row of the table of tensors: its shape slowest axis first, as numpy has it."""
 
     name: str
@@ -41,25 +41,25 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Header:
     """What a GGUF file says about itself; `start` is counted from the beginning of the file."""
 
     values: dict[str, Any]
-    tensors: list[Entry]
+    tensors: list[TensorInfo]
 
 
-def read_layout(path: Path) -> Layout:
+def read_header(path: Path) -> Header:
     """Parse everything but the tensors; ValueError or struct.error where the file is damaged."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _Reader(content).layout()
+        return _HeaderReader(content).header()
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, content: mmap.mmap) -> None:
         self.content = content
         self.at = 0
 
-    def layout(self) -> Layout:
+    def header(self) -> Header:
         if self.bytes(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self.number("I")
@@ -72,19 +72,19 @@ class _Reader:
         for _ in range(values):
             key = self.string()
             found[key] = self.value(self.number("I"))
-        rows = [self.entry() for _ in range(tensors)]
+        rows = [self.tensor_info() for _ in range(tensors)]
         alignment = found.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
             raise ValueError(f"tensors would begin at multiples of {alignment!r}")
         data = -(-self.at // alignment) * alignment
-        return Layout(found, [row._replace(start=row.start + data) for row in rows])
+        return Header(found, [row._replace(start=row.start + data) for row in rows])
 
-    def entry(self) -> Entry:
+    def tensor_info(self) -> TensorInfo:
         name, axes = self.string(), self.number("I")
         if axes > MOST_AXES:
             raise ValueError(f"{name!r} would have {axes} axes")
         shape = [self.number("Q") for _ in range(axes)]
-        return Entry(name, tuple(reversed(shape)), self.number("I"), self.number("Q"))
+        return TensorInfo(name, tuple(reversed(shape)), self.number("I"), self.number("Q"))
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
@@ -96,7 +96,7 @@ class _Reader:
                 return list(struct.unpack(f"<{length}{NUMBERS[kind]}", self.bytes(size * length)))
             if depth >= MOST_NESTING:
                 raise ValueError(f"arrays would lie in arrays, more than {MOST_NESTING} deep")
-            return [self.value(kind, depth + 1) for _ in range(self.plausible(length))]
+            return [self.value(kind, depth + 1) for _ in range(self.check_remaining(length))]
         if kind not in NUMBERS:
             raise ValueError(f"there is no type {kind}")
         return self.number(NUMBERS[kind])
@@ -110,10 +110,10 @@ class _Reader:
 
     def bytes(self, count: int) -> bytes:
         start = self.at
-        self.at += self.plausible(count)
+        self.at += self.check_remaining(count)
         return self.content[start : self.at]
 
-    def plausible(self, count: int) -> int:
+    def check_remaining(self, count: int) -> int:
         """A number of things that follow, each of at least a byte."""
         if count > len(self.content) - self.at:
             raise ValueError(f"it ends before {count:,} bytes that should follow byte {self.at:,}")

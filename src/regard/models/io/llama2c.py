@@ -23,7 +23,7 @@ HEADER = struct.Struct("<7i")
 FLOAT = 4
 
 
-class Sizes(NamedTuple):
+class Header(NamedTuple):
     """The header. A negative vocabulary says that the classifier has weights of its own, at the end."""
 
     dim: int
@@ -35,14 +35,14 @@ class Sizes(NamedTuple):
     context: int
 
     @property
-    def tied(self) -> bool:
+    def ties_embeddings(self) -> bool:
         return self.vocab_size > 0
 
-    def parts(self) -> list[tuple[str, tuple[int, ...]]]:
+    def tensor_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Every tensor of the file in order, layers stacked; "{}" stands for the layer."""
         dim, hidden, layers, heads, kv_heads, vocab_size, context = self
         vocab_size, head_dim = abs(vocab_size), dim // heads
-        parts: list[tuple[str, tuple[int, ...]]] = [
+        tensor_shapes: list[tuple[str, tuple[int, ...]]] = [
             ("model.embed_tokens.weight", (vocab_size, dim)),
             ("model.layers.{}.input_layernorm.weight", (layers, dim)),
             ("model.layers.{}.self_attn.q_proj.weight", (layers, heads * head_dim, dim)),
@@ -56,18 +56,18 @@ class Sizes(NamedTuple):
             ("model.norm.weight", (dim,)),
             ("", (context, head_dim)),  # cosines and sines of the rotary embedding: computed here, not read
         ]
-        return parts if self.tied else [*parts, ("lm_head.weight", (vocab_size, dim))]
+        return tensor_shapes if self.ties_embeddings else [*tensor_shapes, ("lm_head.weight", (vocab_size, dim))]
 
     @property
     def bytes(self) -> int:
-        return HEADER.size + FLOAT * sum(int(torch.Size(shape).numel()) for _, shape in self.parts())
+        return HEADER.size + FLOAT * sum(int(torch.Size(shape).numel()) for _, shape in self.tensor_shapes())
 
 
 def is_llama2c(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins with a header that fits its size."""
     path = Path(path)
     try:
-        return path.is_file() and _sizes(path).bytes <= path.stat().st_size
+        return path.is_file() and _read_header(path).bytes <= path.stat().st_size
     except CheckpointError:
         return False
 
@@ -75,40 +75,40 @@ def is_llama2c(path: str | os.PathLike[str]) -> bool:
 def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration as Hugging Face's `config.json` would have it, and the tensors under its names."""
     path = Path(path)
-    sizes = _sizes(path)
-    if path.stat().st_size < sizes.bytes:
-        raise _damaged(path, f"{path.stat().st_size:,} bytes", f"its header asks for {sizes.bytes:,}")
-    count = (sizes.bytes - HEADER.size) // FLOAT
+    header = _read_header(path)
+    if path.stat().st_size < header.bytes:
+        raise _damage_error(path, f"{path.stat().st_size:,} bytes", f"its header asks for {header.bytes:,}")
+    count = (header.bytes - HEADER.size) // FLOAT
     # mapped, so that what is not needed is never read; the copy made by the model's own tensors is the only one
     everything = torch.from_file(str(path), size=count + HEADER.size // FLOAT, dtype=torch.float32)
     state: dict[str, Tensor] = {}
     at = HEADER.size // FLOAT
-    for name, shape in sizes.parts():
+    for name, shape in header.tensor_shapes():
         length = torch.Size(shape).numel()
         stacked = everything[at : at + length].view(shape)
         at += length
         if "{}" in name:
-            state |= {name.format(layer): stacked[layer] for layer in range(sizes.layers)}
+            state |= {name.format(layer): stacked[layer] for layer in range(header.layers)}
         elif name:
             state[name] = stacked
     for name, weight in state.items():
         if "q_proj" in name or "k_proj" in name:
-            state[name] = halves_from_pairs(weight, sizes.heads if "q_proj" in name else sizes.kv_heads)
+            state[name] = halves_from_pairs(weight, header.heads if "q_proj" in name else header.kv_heads)
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": abs(sizes.vocab_size),
-        "hidden_size": sizes.dim,
-        "intermediate_size": sizes.hidden,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.dim // sizes.heads,
-        "max_position_embeddings": sizes.context,
+        "vocab_size": abs(header.vocab_size),
+        "hidden_size": header.dim,
+        "intermediate_size": header.hidden,
+        "num_hidden_layers": header.layers,
+        "num_attention_heads": header.heads,
+        "num_key_value_heads": header.kv_heads,
+        "head_dim": header.dim // header.heads,
+        "max_position_embeddings": header.context,
         "rms_norm_eps": 1e-5,  # these three are constants in llama2.c's source
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": sizes.tied,
+        "tie_word_embeddings": header.ties_embeddings,
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
@@ -121,13 +121,13 @@ def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) 
     atomic.check_file(path)
     start = 0
     if is_llama2c(path):
-        sizes = _sizes(path)
-        start, vocab_size = sizes.bytes, abs(sizes.vocab_size)
+        header = _read_header(path)
+        start, vocab_size = header.bytes, abs(header.vocab_size)
     with path.open("rb") as file:
         file.seek(start)
         content = file.read()
     if not content:
-        raise _damaged(path, "a model and nothing after it", "the tokenizer of llama2.c is a file of its own")
+        raise _damage_error(path, "a model and nothing after it", "the tokenizer of llama2.c is a file of its own")
     tokens: list[bytes] = []
     scores: list[float] = []
     at = 4  # the length of the longest token, which is of no use here
@@ -140,26 +140,26 @@ def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) 
             scores.append(score)
             at += 8 + length
     except struct.error as failure:
-        raise _damaged(path, str(failure), "its tokens do not fit its length") from failure
+        raise _damage_error(path, str(failure), "its tokens do not fit its length") from failure
     if vocab_size is not None and len(tokens) < vocab_size:
-        raise _damaged(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
+        raise _damage_error(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
     return SentencePieceTokenizer(tokens, scores)
 
 
-def _sizes(path: Path) -> Sizes:
+def _read_header(path: Path) -> Header:
     atomic.check_file(path)
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise _damaged(path, f"{len(header)} bytes", "the header alone has 28")
-    sizes = Sizes(*HEADER.unpack(header))
-    sane = all(0 < size < 1 << 24 for size in (*sizes[:5], abs(sizes.vocab_size), sizes.context))
-    if not sane or sizes.dim % (2 * sizes.heads) or sizes.heads % sizes.kv_heads:
-        raise _damaged(path, f"a header of {tuple(sizes)}", "these are no sizes of a LLaMA")
-    return sizes
+        raise _damage_error(path, f"{len(header)} bytes", "the header alone has 28")
+    header = Header(*HEADER.unpack(header))
+    sane = all(0 < size < 1 << 24 for size in (*header[:5], abs(header.vocab_size), header.context))
+    if not sane or header.dim % (2 * header.heads) or header.heads % header.kv_heads:
+        raise _damage_error(path, f"a header of {tuple(header)}", "these are no header of a LLaMA")
+    return header
 
 
-def _damaged(path: Path, found: str, because: str) -> CheckpointError:
+def _damage_error(path: Path, found: str, because: str) -> CheckpointError:
     return CheckpointError(
         f"{path.name} cannot be read as a file of llama2.c.",
         asked=str(path),

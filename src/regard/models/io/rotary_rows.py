@@ -19,7 +19,7 @@ def halves_from_pairs(weight: Tensor, heads: int) -> Tensor:
     >>> halves_from_pairs(torch.tensor([0, 1, 2, 3, 10, 11, 12, 13]), heads=2)
     tensor([ 0,  2,  1,  3, 10, 12, 11, 13])
     """
-    return _turned(weight, heads, to_halves=True)
+    return _reorder_rows(weight, heads, to_halves=True)
 
 
 def pairs_from_halves(weight: Tensor, heads: int) -> Tensor:
@@ -28,10 +28,10 @@ def pairs_from_halves(weight: Tensor, heads: int) -> Tensor:
     >>> pairs_from_halves(torch.tensor([0, 2, 1, 3]), heads=1)
     tensor([0, 1, 2, 3])
     """
-    return _turned(weight, heads, to_halves=False)
+    return _reorder_rows(weight, heads, to_halves=False)
 
 
-def _turned(weight: Tensor, heads: int, *, to_halves: bool) -> Tensor:
+def _reorder_rows(weight: Tensor, heads: int, *, to_halves: bool) -> Tensor:
     rows, *rest = weight.shape
     if heads <= 0 or rows % (2 * heads):
         raise CheckpointError(

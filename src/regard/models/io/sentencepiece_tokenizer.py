@@ -59,16 +59,16 @@ class SentencePieceTokenizer:
             encoded = character.encode("utf-8", errors="replace")
             known = self._numbers.get(encoded)
             numbers.extend([byte + FIRST_BYTE for byte in encoded] if known is None else [known])
-        return [BEGIN] * begin + self._merged(numbers) + [END] * end
+        return [BEGIN] * begin + self._merge_pairs(numbers) + [END] * end
 
-    def _merged(self, numbers: list[int]) -> list[int]:
+    def _merge_pairs(self, numbers: list[int]) -> list[int]:
         """Join neighbours, best first. A place is emptied when it joins the one before it."""
         current: list[int | None] = list(numbers)
         after = list(range(1, len(numbers) + 1))
         before = list(range(-1, len(numbers) - 1))
         waiting: list[tuple[float, int, int, int, int]] = []
 
-        def consider(left: int, right: int) -> None:
+        def push_pair(left: int, right: int) -> None:
             if left < 0 or right >= len(current):
                 return
             first, second = current[left], current[right]
@@ -79,7 +79,7 @@ class SentencePieceTokenizer:
                 heapq.heappush(waiting, (-self.scores[union], left, first, second, union))
 
         for left in range(len(numbers) - 1):
-            consider(left, left + 1)
+            push_pair(left, left + 1)
         while waiting:
             _, left, first, second, union = heapq.heappop(waiting)
             right = after[left]
@@ -89,8 +89,8 @@ class SentencePieceTokenizer:
             after[left] = after[right]
             if after[left] < len(current):
                 before[after[left]] = left
-            consider(before[left], left)
-            consider(left, after[left])
+            push_pair(before[left], left)
+            push_pair(left, after[left])
         return [number for number in current if number is not None]
 
     def decode(self, numbers: Iterable[int]) -> str:

@@ -45,30 +45,30 @@ def read_safetensors(path: str | os.PathLike[str]) -> State:
     >>> {name: tuple(tensor.shape) for name, tensor in read_safetensors(file).items()}
     {'a': (3,), 'b': (2, 5)}
     """
-    return read_noted(path)[0]
+    return read_with_metadata(path)[0]
 
 
-def read_noted(path: str | os.PathLike[str]) -> tuple[State, dict[str, str]]:
+def read_with_metadata(path: str | os.PathLike[str]) -> tuple[State, dict[str, str]]:
     """The tensors of one file and the notes in its header, of one and the same file even if it is replaced now."""
-    with _opened(Path(path)) as file:
+    with _open_safetensors(Path(path)) as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
         return state, file.metadata() or {}
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_safetensors(path: Path) -> Iterator[Any]:
     atomic.check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError, RuntimeError) as failure:
-        raise _damaged(path, failure) from failure
+        raise _damage_error(path, failure) from failure
 
 
 def read_index(path: str | os.PathLike[str]) -> State:
     """The tensors of every shard that an index names, and only those the index says are there."""
     path = Path(path)
-    shards = _shards(path)
+    shards = _read_weight_map(path)
     state: State = {}
     for name in sorted(set(shards.values())):
         file = path.with_name(name)
@@ -92,10 +92,10 @@ def read_index(path: str | os.PathLike[str]) -> State:
     return {name: state[name] for name in shards}
 
 
-def _shards(path: Path) -> dict[str, str]:
+def _read_weight_map(path: Path) -> dict[str, str]:
     """Which file holds each tensor. Names with folders in them are refused: an index stays in its folder."""
     where = atomic.read_json(path).get("weight_map")
-    if not isinstance(where, dict) or not all(map(_is_plain_name, where.values())):
+    if not isinstance(where, dict) or not all(map(_is_file_name, where.values())):
         raise CheckpointError(
             f"{path.name} is no index of shards.",
             asked=str(path),
@@ -105,14 +105,14 @@ def _shards(path: Path) -> dict[str, str]:
     return where
 
 
-def _is_plain_name(name: object) -> bool:
+def _is_file_name(name: object) -> bool:
     """Whether this can be the name of a file in the same folder, and nothing else."""
     if not isinstance(name, str) or name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
         return False
     return len(name.encode("utf-8", errors="replace")) <= LONGEST_NAME
 
 
-def index_notes(path: Path) -> dict[str, Any]:
+def read_index_metadata(path: Path) -> dict[str, Any]:
     """The notes in an index of shards."""
     notes = atomic.read_json(path).get("metadata") or {}
     if not isinstance(notes, dict):
@@ -153,9 +153,9 @@ def read_torch(path: str | os.PathLike[str]) -> State:
             warnings.simplefilter("ignore")  # about protocols and kinds of tensors, which are judged below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as failure:
-        raise _refused(path, failure) from None  # torch's own message advises to run it
+        raise _unpickling_error(path, failure) from None  # torch's own message advises to run it
     except Exception as failure:  # torch raises its own, pickle's, zip's and the system's, by the kind of damage
-        raise _damaged(path, failure) from failure
+        raise _damage_error(path, failure) from failure
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(
@@ -169,15 +169,15 @@ def read_torch(path: str | os.PathLike[str]) -> State:
             instead="torch.save(model.state_dict(), path)",
         )
     for name, tensor in content.items():
-        _check_plain(path, name, tensor)
+        _check_dense(path, name, tensor)
     return content
 
 
-def _refused(path: Path, failure: pickle.UnpicklingError) -> CheckpointError:
+def _unpickling_error(path: Path, failure: pickle.UnpicklingError) -> CheckpointError:
     """Why torch did not read a pickle: something in it is more than tensors, or it is damaged."""
     wanted = re.search(r"GLOBAL ([\w.]+)", str(failure))
     if wanted is None and "Unsupported" not in str(failure):
-        return _damaged(path, ValueError("no pickle that torch writes"))
+        return _damage_error(path, ValueError("no pickle that torch writes"))
     return CheckpointError(
         f"{path.name} asks for code to be run, which is never done.",
         asked=str(path),
@@ -187,7 +187,7 @@ def _refused(path: Path, failure: pickle.UnpicklingError) -> CheckpointError:
     )
 
 
-def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
+def _check_dense(path: Path, name: str, tensor: Tensor) -> None:
     """Refuse tensors that are no plain rows of numbers."""
     sort = "without memory (meta)" if tensor.is_meta else "quantised" if tensor.is_quantized else ""
     if tensor.layout != torch.strided:
@@ -202,7 +202,7 @@ def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
         )
 
 
-def _damaged(path: Path, failure: BaseException) -> CheckpointError:
+def _damage_error(path: Path, failure: BaseException) -> CheckpointError:
     first = str(failure).strip().splitlines()
     try:
         size = path.stat().st_size
@@ -232,7 +232,7 @@ def write_safetensors(
 def _write_file(path: Path, work: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """The library writes to a file of another name first, and may leave that behind: so it writes in `work`."""
     notes = {"format": "pt", **metadata}  # readers of the format expect to be told whose tensors these are
-    plain = _alone(path, state)
+    plain = _copy_shared(path, state)
 
     def write(file: Path) -> None:
         try:
@@ -260,7 +260,7 @@ def write_tensors(
     it appears first and leaves last.
     """
     single, index = folder / SINGLE, folder / INDEX
-    shards = split(state, shard_bytes)
+    shards = split_into_shards(state, shard_bytes)
     if len(shards) == 1:
         _write_file(single, work, state, metadata)
         _remove_shards(folder, keep=set())
@@ -277,10 +277,10 @@ def write_tensors(
     _remove_shards(folder, keep={INDEX, *files})
 
 
-def split(state: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]]:
+def split_into_shards(state: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]]:
     """Names in their order, cut into runs of at most `shard_bytes`; a larger tensor is a run of its own.
 
-    >>> split({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(9), "d": torch.ones(1)}, 20)
+    >>> split_into_shards({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(9), "d": torch.ones(1)}, 20)
     [['a', 'b'], ['c'], ['d']]
     """
     runs: list[list[str]] = [[]]
@@ -303,12 +303,12 @@ def _remove_shards(folder: Path, keep: set[str]) -> None:
             file.unlink(missing_ok=True)
 
 
-def _alone(path: Path, state: Mapping[str, Tensor]) -> State:
+def _copy_shared(path: Path, state: Mapping[str, Tensor]) -> State:
     """Tensors that share no memory with each other, laid out plainly: what the format can hold."""
     seen: set[int] = set()
     plain = {}
     for name, tensor in state.items():
-        _check_plain(path, name, tensor)
+        _check_dense(path, name, tensor)
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage()
         if storage.nbytes() != tensor.nbytes or storage.data_ptr() in seen:
