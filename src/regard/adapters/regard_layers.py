@@ -196,7 +196,7 @@ def _claims(attention: Attention, any_length: bool) -> list[str]:
             claims += ["scale", "jacobian"] if pattern is None else ["jacobian"]
     elif attention.feature_map is None:
         claims.remove("gradients")  # a hard choice has none
-    if pattern is not None and pattern.has_past:
+    if pattern is not None and pattern.supports_kv_cache:
         claims.append("causality")
     if pattern is None and bias is None:
         claims.append("permutation")
@@ -356,7 +356,7 @@ def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
     patterns = [each.attention.pattern for each in attentions]
     if any(each.attention.feature_map is not None for each in attentions):
         claims.remove("support")  # features may have weights of zero anywhere
-    if all(pattern is not None and pattern.has_past for pattern in patterns):
+    if all(pattern is not None and pattern.supports_kv_cache for pattern in patterns):
         claims += ["causality", "cache", "cache-algebra"]
     plain = all(each.attention.bias is None and each.rotary is None for each in attentions)
     if plain and all(pattern is None for pattern in patterns):

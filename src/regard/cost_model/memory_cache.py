@@ -120,7 +120,7 @@ def _of_attention(attention: MultiHeadAttention) -> _Layer:
 
 def _of_description(described: Attention, asked: Asked) -> list[_Layer]:
     pattern = described.pattern
-    if pattern is None or not pattern.has_past or asked.dim is None:
+    if pattern is None or not pattern.supports_kv_cache or asked.dim is None:
         return []
     heads, dim = asked.kv_heads or asked.heads or 1, asked.dim
     value = asked.value_dim or dim

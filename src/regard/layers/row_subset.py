@@ -20,7 +20,7 @@ def restrict_to_queries(described: Attention, places: Tensor, query: Tensor, key
     pattern, bias = described.pattern, described.bias
     if pattern is not None:
         lengths = pattern.lengths(key.shape[-2] - first, key.shape[-2])
-        shown = pattern._evaluate(places[:, None], torch.arange(key.shape[-2], device=places.device), lengths)
+        shown = pattern._evaluate_pairs(places[:, None], torch.arange(key.shape[-2], device=places.device), lengths)
         pattern = Mask(shown[:, None] if shown.ndim == 3 else shown)  # (row, place, key) has no heads
     if isinstance(bias, Tensor):
         bias = bias[..., places - first, :] if bias.ndim > 1 and bias.shape[-2] > 1 else bias

@@ -46,7 +46,7 @@ def make_causal(pattern: Pattern | None, base: Pattern | None = None) -> Pattern
     if pattern is None or pattern.is_full:
         return Causal() if base is None else base
     if base is None:
-        return pattern if pattern.has_past else Causal() & pattern
+        return pattern if pattern.supports_kv_cache else Causal() & pattern
     return base & pattern
 
 
@@ -130,7 +130,7 @@ def check_attentions(config: Any, name: str, attentions: Attentions, grid: tuple
 def find_grids(attention: Attention) -> set[tuple[int, int, int]]:
     """The grids on which pattern and bias lay the tokens: rows, columns, and the position of the first token."""
     pattern, bias = attention.pattern, attention.bias
-    grids = set() if pattern is None else {(grid.rows, grid.columns, grid.start) for grid in pattern._grids()}
+    grids = set() if pattern is None else {(grid.rows, grid.columns, grid.start) for grid in pattern._list_grids()}
     shape = getattr(bias, "grid", None)
     return grids if shape is None else {*grids, (*shape, getattr(bias, "start", 0))}
 

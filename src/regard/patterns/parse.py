@@ -1,4 +1,4 @@
-"""Reading a pattern back from the expression it prints as, without running any code."""
+"""Parser of pattern expressions; no code is executed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from regard.errors import PatternError
 from regard.patterns.base import Pattern
 
 
-def read(expression: str, names: Mapping[str, type[Pattern]]) -> Pattern:
+def parse_pattern(expression: str, names: Mapping[str, type[Pattern]]) -> Pattern:
     """The pattern that prints as `expression`: constructors with literal arguments, joined by `&`, `|`, `~`."""
     try:
-        return _pattern(ast.parse(expression.strip(), mode="eval").body, names)
+        return _build_pattern(ast.parse(expression.strip(), mode="eval").body, names)
     except (SyntaxError, ValueError, TypeError, RecursionError) as problem:
         if isinstance(problem, PatternError):
             raise
@@ -24,13 +24,13 @@ def read(expression: str, names: Mapping[str, type[Pattern]]) -> Pattern:
         ) from None
 
 
-def _pattern(node: ast.expr, names: Mapping[str, type[Pattern]]) -> Pattern:
+def _build_pattern(node: ast.expr, names: Mapping[str, type[Pattern]]) -> Pattern:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        return _pattern(node.left, names) & _pattern(node.right, names)
+        return _build_pattern(node.left, names) & _build_pattern(node.right, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _pattern(node.left, names) | _pattern(node.right, names)
+        return _build_pattern(node.left, names) | _build_pattern(node.right, names)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return ~_pattern(node.operand, names)
+        return ~_build_pattern(node.operand, names)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
         arguments = [ast.literal_eval(argument) for argument in node.args]
         keywords = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg}

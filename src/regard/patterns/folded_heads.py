@@ -1,4 +1,4 @@
-"""Heads as batch rows: plans and kernels tell batch rows apart, not heads."""
+"""Heads folded into batch rows: plans and kernels distinguish batch rows, not heads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.patterns.base import Pattern
-from regard.patterns.box import Array, Box, Lengths
-from regard.patterns.order import Order
+from regard.patterns.box import Array, Lengths, TokenBox
+from regard.patterns.token_order import TokenOrder
 
 
 @dataclass(frozen=True, repr=False)
-class HeadRows(Pattern):
+class FoldedHeads(Pattern):
     """A pattern whose row `batch row * heads + head` is what one head of one batch row sees.
 
     `batch_rows` is `None` where all batch rows see the same pairs, so that there is one row for each head.
@@ -29,32 +29,32 @@ class HeadRows(Pattern):
     def rows(self) -> int:
         return (self.batch_rows or 1) * self.per_row
 
-    def _row(self, row):
-        """The row that the pattern itself is asked for; works on arrays and tensors."""
+    def _inner_row(self, row):
+        """The row of the inner pattern, for arrays and tensors."""
         batch_row, head = row // self.per_row, row % self.per_row
         if self.pattern.heads is None:
             return batch_row
         return head if self.pattern.rows is None else batch_row * self.per_row + head
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        return self.pattern._allows(i, j, self._row(row), lengths)
+        return self.pattern._allows(i, j, self._inner_row(row), lengths)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        return self.pattern._relation(query, key, self._row(row), lengths)
-
-    @property
-    def _opaque(self) -> bool:
-        return self.pattern._opaque
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        return self.pattern._box_coverage(query, key, self._inner_row(row), lengths)
 
     @property
-    def _needs_keys(self) -> bool:
-        return self.pattern._needs_keys
+    def _is_opaque(self) -> bool:
+        return self.pattern._is_opaque
 
-    def _order(self) -> Order:
-        return self.pattern._order()
+    @property
+    def _needs_key_length(self) -> bool:
+        return self.pattern._needs_key_length
 
-    def _check(self, lengths: Lengths) -> None:
-        self.pattern._check(lengths)
+    def _find_dense_order(self) -> TokenOrder:
+        return self.pattern._find_dense_order()
+
+    def _check_lengths(self, lengths: Lengths) -> None:
+        self.pattern._check_lengths(lengths)
 
     @property
     def is_key_padding(self) -> bool:

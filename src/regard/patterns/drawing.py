@@ -26,8 +26,8 @@ FINEST = 3.0  # pixels; smaller cells are drawn without lines between them
 class Drawing:
     """A drawn mask: rows are queries, columns are keys, filled means *may attend*.
 
-    `title` and `caption` stand above the picture; `mark` is a `(row, column)` to point out. Any boolean
-    matrix can be drawn. What one query sees of an image:
+    `title` and `caption` are printed above the picture; `mark` is a `(row, column)` to highlight. Any boolean
+    matrix can be drawn, here the keys of one query on an image:
 
         >>> from regard.patterns import Drawing
         >>> Drawing(Neighborhood((4, 6), 1).matrix(24)[13].reshape(4, 6), mark=(2, 1))
@@ -69,16 +69,16 @@ def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, 
     top = MARGIN
     for start in range(0, len(drawings), columns):
         row = drawings[start : start + columns]
-        titles = [_lines(drawing.title, int(size / (TITLE_SIZE * TITLE_WIDTH))) for drawing in row]
-        captions = [_lines(drawing.caption, int(size / (CAPTION_SIZE * CAPTION_WIDTH))) for drawing in row]
+        titles = [_wrap_text(drawing.title, int(size / (TITLE_SIZE * TITLE_WIDTH))) for drawing in row]
+        captions = [_wrap_text(drawing.caption, int(size / (CAPTION_SIZE * CAPTION_WIDTH))) for drawing in row]
         header = LEADING * max(len(title) + len(caption) for title, caption in zip(titles, captions, strict=True))
         for place, (drawing, title, caption) in enumerate(zip(row, titles, captions, strict=True)):
             left = MARGIN + place * (size + GAP)
-            # Words stand on the picture: where a neighbour needs more lines, the free space is above.
+            # Text is aligned to the picture below it: where a neighbour has more lines, the free space is above.
             free = header - LEADING * (len(title) + len(caption))
-            parts += _header(title, caption, left, top + free + LEADING - 4)
-            parts += _panel(drawing, left, top + header + 2, size)
-        top += header + max(_height(drawing, size) for drawing in row) + GAP
+            parts += _draw_header(title, caption, left, top + free + LEADING - 4)
+            parts += _draw_panel(drawing, left, top + header + 2, size)
+        top += header + max(_panel_height(drawing, size) for drawing in row) + GAP
     if note:
         parts.append(_text(note, MARGIN, top + 4, CAPTION_SIZE, CAPTION, SANS))
         top += LEADING
@@ -92,33 +92,33 @@ def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> 
     return element("text", text, **place, font_family=font, font_size=f"{size:g}", fill=color)
 
 
-def _header(title: list[str], caption: list[str], x: float, y: float) -> list[Markup]:
+def _draw_header(title: list[str], caption: list[str], x: float, y: float) -> list[Markup]:
     written = [_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
     y += LEADING * len(title)
     return written + [_text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)]
 
 
-def _cell(drawing: Drawing, size: float) -> float:
+def _cell_size(drawing: Drawing, size: float) -> float:
     return size / max(*drawing.mask.shape, 1)
 
 
-def _height(drawing: Drawing, size: float) -> float:
-    return drawing.mask.shape[0] * _cell(drawing, size)
+def _panel_height(drawing: Drawing, size: float) -> float:
+    return drawing.mask.shape[0] * _cell_size(drawing, size)
 
 
-def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[Markup]:
+def _draw_panel(drawing: Drawing, x: float, y: float, size: float) -> list[Markup]:
     queries, keys = drawing.mask.shape
-    cell = _cell(drawing, size)
+    cell = _cell_size(drawing, size)
     width, height = keys * cell, queries * cell
     runs = [
-        _rectangle(x + start * cell, y + row * cell, (stop - start) * cell, cell)
+        _rectangle_path(x + start * cell, y + row * cell, (stop - start) * cell, cell)
         for row, seen in enumerate(drawing.mask.tolist())
-        for start, stop in _runs(seen)
+        for start, stop in _find_runs(seen)
     ]
-    parts = [_path(_rectangle(x, y, width, height), MASK_HIDDEN), _path("".join(runs), MASK_VISIBLE)]
+    parts = [_fill_path(_rectangle_path(x, y, width, height), MASK_HIDDEN), _fill_path("".join(runs), MASK_VISIBLE)]
     if drawing.mark is not None:
         row, column = drawing.mark
-        parts.append(_path(_rectangle(x + column * cell, y + row * cell, cell, cell), MARK))
+        parts.append(_fill_path(_rectangle_path(x + column * cell, y + row * cell, cell, cell), MARK))
     if cell >= FINEST:
         across = "".join(f"M{x:g} {y + row * cell:.2f}h{width:g}" for row in range(1, queries))
         down = "".join(f"M{x + column * cell:.2f} {y:g}v{height:g}" for column in range(1, keys))
@@ -127,15 +127,15 @@ def _panel(drawing: Drawing, x: float, y: float, size: float) -> list[Markup]:
     return parts
 
 
-def _rectangle(x: float, y: float, width: float, height: float) -> str:
+def _rectangle_path(x: float, y: float, width: float, height: float) -> str:
     return f"M{x:.2f} {y:.2f}h{width:.2f}v{height:.2f}h{-width:.2f}z"
 
 
-def _path(outline: str, color: str) -> Markup:
+def _fill_path(outline: str, color: str) -> Markup:
     return element("path", d=outline, fill=color)
 
 
-def _runs(seen: list[bool]) -> Iterable[tuple[int, int]]:
+def _find_runs(seen: list[bool]) -> Iterable[tuple[int, int]]:
     """Start and stop of every run of `True`."""
     start = None
     for place, value in enumerate([*seen, False]):
@@ -146,7 +146,7 @@ def _runs(seen: list[bool]) -> Iterable[tuple[int, int]]:
             start = None
 
 
-def _lines(text: str, width: int, most: int = 3) -> list[str]:
+def _wrap_text(text: str, width: int, most: int = 3) -> list[str]:
     """A text on at most `most` lines, broken before an operator or after a comma where there is one."""
     lines: list[str] = []
     while len(text) > width and len(lines) < most - 1:
