@@ -24,7 +24,7 @@ from torch import Tensor, nn
 CONTAINERS = (dict, list, set, deque)
 FOLLOWED = (type, types.FunctionType, functools._lru_cache_wrapper)
 PLAIN = (int, float, str, tuple, type(None), Tensor)
-# Packages whose own bookkeeping is no business of a law, and entries beyond which a store is taken for one of those.
+# Packages whose internal state is not isolated, and the number of entries beyond which a container is not either.
 THIRD_PARTY = {"torch", "regard", "transformers", "timm", "numpy", "einops", "x_transformers", *sys.stdlib_module_names}
 LARGEST = 2000
 MISSING = object()

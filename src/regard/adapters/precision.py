@@ -22,7 +22,7 @@ class Float64Arguments(TorchFunctionMode):
     """Every torch function sees its single-precision arguments in double precision.
 
     This reruns a plain function in float64 although it closes over float32 numbers. What is written in place keeps its
-    precision, since someone else may hold it.
+    precision, since other code may hold a reference to it.
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -183,7 +183,7 @@ def name_of(target: Any) -> str:
 
 
 def adapters() -> list[Callable[[Any, str | None, str, dict[str, Any]], Adapter | None]]:
-    """Those who recognise the modules of a library, each without importing it."""
+    """The functions that recognise the modules of a library, each without importing it."""
     from regard.adapters import huggingface, regard_layers, timm_torchvision, torch_nn, x_transformers
 
     libraries = (regard_layers, torch_nn, huggingface, timm_torchvision, x_transformers)

@@ -239,7 +239,7 @@ def _tell(report: Report, words: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress | None]:
-    """A bar on the error stream while there is somebody to see it; it leaves nothing behind."""
+    """A transient progress bar on the error stream, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

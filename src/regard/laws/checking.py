@@ -114,7 +114,7 @@ def probe(
     name: str | None = None,
     **options: Any,
 ) -> Report:
-    """Which laws hold, without accusing anyone: claims nothing, tries all, and measures what can be measured."""
+    """Which laws hold: tries all without requiring any, and measures what can be measured."""
     with _silence_warnings(target):
         subject = adapt(target, kind, name, **options)
         chosen = find_laws(laws or [law.slug for law in LAWS])
@@ -233,7 +233,7 @@ def _find_verdict(
         verdict = examine(law, _copy_if_small(part), seed, fast=fast, tick=tick, **how)
         refuses_masks = "mask" in law.needs and "mask" in part.missing and verdict.cases == 0
         if explicit and law.slug in MUST_RUN and (0 < verdict.cases == verdict.refused or refuses_masks):
-            verdict.outcome = "broken"  # who claims such a law must at least run
+            verdict.outcome = "broken"  # a subject that claims such a law must at least run
         if worst is None or _RANK[verdict.outcome] > _RANK[worst.outcome]:
             worst = verdict
         elif verdict.outcome == worst.outcome:

@@ -1,4 +1,4 @@
-"""Which laws a subject claims when nobody says."""
+"""Which laws a subject claims when none are given."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class CheckedGradient:
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
-    """The gradient of a leaf, zeros if it has none; one step to those who record torch functions."""
+    """The gradient of a leaf, zeros if it has none; one step for torch function modes that record."""
     if has_torch_function_unary(leaf):
         return handle_torch_function(gradient_of, (leaf,), leaf)
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -19,7 +19,7 @@ Case = Mapping[str, int | str | bool | float]
 
 @dataclass
 class Observation:
-    """Two tensors that the law says are equal, and how to speak of them.
+    """Two tensors that the law says are equal, and how a report describes them.
 
     Attributes:
         expected: what the law promises, `(batch, token, ...)` where the output has tokens.
@@ -66,7 +66,7 @@ class Law:
     """One law. A subclass states it, says where to look, and yields what must be equal there.
 
     Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
-    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are not its business.
+    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are done by `laws/search.py`.
     """
 
     id: ClassVar[str]

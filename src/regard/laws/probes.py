@@ -1,4 +1,4 @@
-"""What a subject shows of itself, measured where nobody has declared it.
+"""Properties of a subject that are measured where they are not declared.
 
 A law that asks for more than every subject owes looks here first: whether the order of tokens matters, whether later
 tokens are hidden from earlier ones, whether positions are counted from the left edge.

@@ -81,7 +81,7 @@ def examine(
 
     `budget` is the work that may be spent, that of a fast or full search if None; `work` is that of one run of the
     subject, measured if None. `seconds` ends the search early, and then the law is undecided. `explicit`: the law was
-    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: nobody claims the law, so
+    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: the claim was inferred, so
     a subject that breaks it in every ordinary case, as another kind of attention would, does not claim it.
     """
     began = time.perf_counter()

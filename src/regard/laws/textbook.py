@@ -55,7 +55,7 @@ def _match_formula(subject: OperatorAdapter) -> Textbook | None:
     try:
         small = subject.tensors(rng, 2, 6, 6)
         found = subject.attend(*small)
-    except Exception:  # whoever refuses this has to be met elsewhere
+    except Exception:  # other laws report a subject that refuses this
         return None
     for causal in (False, True):
         for scale in dict.fromkeys((subject.conventions.scale, None)):
@@ -71,7 +71,7 @@ def _find_alignment(subject: OperatorAdapter, formula: Textbook) -> str | None:
     tensors = subject.tensors(Rng(0, "aligned"), 2, 3, 7)
     try:
         found = subject.attend(*tensors)
-    except Exception:  # unequal lengths are not for everyone
+    except Exception:  # it takes equal lengths only
         return None
     for align in ("end", "start"):
         if is_close(Textbook(True, formula.scale, align, False)(*tensors), found):
@@ -80,7 +80,7 @@ def _find_alignment(subject: OperatorAdapter, formula: Textbook) -> str | None:
 
 
 def _obeys_masks(subject: OperatorAdapter, rng: Rng) -> bool:
-    """Whether the operator is deaf to keys that a mask hides, and hears the others."""
+    """Whether the output is independent of keys that a mask hides, and depends on the others."""
     if "mask" not in subject.abilities:
         return False
     query, key, value = subject.tensors(rng, 2, 6, 6)

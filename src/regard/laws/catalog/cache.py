@@ -78,7 +78,7 @@ class CacheLaw(Law):
             for row in range(batch):
                 mask[row, : (tokens - 1) * (row + 1) // (batch + 1)] = False
             if not _ignores_hidden_tokens(subject, x, mask, rng):
-                return  # it does not hide what is padded on the left even in one run; that is another law's business
+                return  # it does not hide what is padded on the left even in one run; `padding` covers that
         if case["used"]:
             decode_in_pieces(caching, subject.draw(batch, tokens, rng), pieces)
         whole = subject.run(x, mask)
@@ -106,7 +106,7 @@ def find_cached(subject: Adapter) -> Cached:
 
 
 class KeysAndValues:
-    """An operator is decoded with by whoever keeps the keys and values: new queries, all keys so far."""
+    """The KV cache of an operator: new queries attend to all keys and values so far."""
 
     def __init__(self, subject: OperatorAdapter) -> None:
         self.subject = subject
@@ -182,7 +182,7 @@ def measure_coarseness(subject: Adapter, caching: Cached) -> float:
 
 
 def _ignores_hidden_tokens(subject: Adapter, x: Tensor, mask: Tensor, rng: Rng) -> bool:
-    """Whether one run with this mask is deaf to what it hides."""
+    """Whether the output of one run does not depend on what the mask hides."""
     other = x.clone()
     other[~mask] = subject.draw(x.shape[0], x.shape[1], rng)[~mask]
     one, two = subject.run(x, mask)[mask], subject.run(other, mask)[mask]

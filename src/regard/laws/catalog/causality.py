@@ -35,7 +35,7 @@ class CausalityLaw(Law):
         masks = ["none"]
         if "mask" in subject.abilities:
             masks += ["ones", "right", *(["pairs"] if isinstance(subject, OperatorAdapter) else [])]
-            # Hidden first tokens see nothing, and what they yield is not everybody's to pass on.
+            # Hidden first tokens see nothing; what they yield may reach later layers, by convention.
             masks += ["left", "random"] if subject.conventions.left is not False else []
         contents = ["large", "blank", "repeated", *(["huge values"] if isinstance(subject, OperatorAdapter) else [])]
         (short,) = subject.lengths(7)
@@ -66,11 +66,11 @@ class CausalityLaw(Law):
         ):
             for kept in {1, short // 2, short - 1} - {0, short}:
                 yield case(short, kept, 1 + number % 2, content, mask)
-        for way in variant_names(subject):
+        for variant in variant_names(subject):
             for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
                 for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
                     for mask in masks[:2]:
-                        yield case(tokens, kept, mask=mask) | {"way": way}
+                        yield case(tokens, kept, mask=mask) | {"way": variant}
         # Every place of short sequences, then places around the edges of blocks.
         for tokens in subject.lengths(17) if fast else subject.lengths(2, 17, 29):
             for kept in range(1, tokens):
@@ -94,8 +94,8 @@ class CausalityLaw(Law):
             x[:, kept:] = x[:, kept - 1 : kept] if case["content"] == "repeated" else make_blank(subject, x)
         real, run = _make_masked_run(subject, str(case["mask"]), batch, tokens, rng)
         if "way" in case:
-            way = run_variant(subject, str(case["way"]))
-            run = lambda x: way(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
+            variant = run_variant(subject, str(case["way"]))
+            run = lambda x: variant(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
         other = x.clone()
         other[:, kept:] = subject.scaled(x, 30.0 if case["content"] == "large" else 1.0, rng)[:, kept:]
         before, after = run(x), run(other)

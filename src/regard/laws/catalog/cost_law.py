@@ -146,7 +146,7 @@ class Counter(HigherOrderDispatchMode):
     Attributes:
         products: those of matrix products, convolutions and attention.
         outer: those of elementwise products that are larger than either factor: how products are written without them.
-        unknown: an operation of someone's own that declares no count.
+        unknown: a custom operation that declares no count.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ COUNTS: dict[Any, Callable[..., int]] = {
 }
 # Operations of torch itself, all of whose products are counted.
 PLAIN = ("aten", "prims", "prim", "profiler")
-# Whole layers in one operation, whose products nobody sees.
+# Whole layers in one operation, whose products cannot be counted.
 HIDING = (aten._native_multi_head_attention, aten._transformer_encoder_layer_fwd, aten._cdist_forward)
 
 

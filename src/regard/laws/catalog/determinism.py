@@ -206,7 +206,7 @@ def raise_dropout(subject: Adapter) -> Adapter:
 
 @contextmanager
 def _filled_memory() -> Iterator[None]:
-    """While this lasts, memory that nobody has written yet holds what is no number."""
+    """Within this context, uninitialised memory holds NaN."""
     before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     try:

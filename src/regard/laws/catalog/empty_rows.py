@@ -1,4 +1,4 @@
-"""L6: who sees nothing still gets an answer, and a documented one."""
+"""L6: a query that sees no key still has a documented output."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _aligns_at_end(subject: OperatorAdapter) -> bool:
         key, value = key.clone(), value.clone()
         key[:, :, -1], value[:, :, -1] = -key[:, :, -1], value[:, :, -1] + 3
         after = subject.attend(query, key, value)
-    except Exception:  # it takes equal lengths only, and then nobody comes before the first key
+    except Exception:  # it takes equal lengths only, and then no query comes before the first key
         return False
     return agree_up_to_rounding(subject, before[:, :, 3], after[:, :, 3]) and not agree_up_to_rounding(
         subject, before[:, :, 4], after[:, :, 4]
@@ -229,7 +229,7 @@ def _observe_left_padding(subject: OperatorAdapter, case: Case, rng: Rng) -> Ite
 
 @torch.no_grad()
 def _observe_paths(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    """Every other way to compute the same has the same word for it."""
+    """Every other code path gives the same output."""
     batch, tokens = int(case["batch"]), int(case["tokens"])
     x = subject.draw(batch, tokens, rng)
     mask = torch.ones(batch, tokens, dtype=torch.bool)
@@ -237,10 +237,10 @@ def _observe_paths(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
     expected = subject.run(x, mask)
     empty = (~mask)[..., None].expand(-1, -1, subject.heads)
     yield from _observe_empty_rows(subject, expected, subject.parted(x)[2], empty, "everything hidden from one row")
-    for name, way in subject.variants().items():
+    for name, variant in subject.variants().items():
         try:
-            actual = way(x, mask)
-        except Exception:  # a way that does not take this mask says nothing
+            actual = variant(x, mask)
+        except Exception:  # a path that does not take this mask is not compared
             continue
         changed = f"everything hidden from one row, {name}"
         yield expect_equal(
@@ -279,7 +279,7 @@ def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> It
 
 
 def _observe_layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    """Of a layer, only that the output is a number: what is added to it is its own business."""
+    """Of a layer, only that the output is finite: residuals and biases may be added to it."""
     batch, tokens, side = int(case["batch"]), int(case["tokens"]), str(case["side"])
     x = subject.draw(batch, tokens, rng)
     if side == "left":
@@ -293,10 +293,10 @@ def _observe_layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observati
         output = subject.run(x, mask)
         if subject.conventions.empty != "nan":
             yield expect_finite(output, changed=changed, touched=~mask)
-            for name, way in subject.variants().items():
+            for name, variant in subject.variants().items():
                 try:
-                    other = way(x, mask)
-                except Exception:  # a way that does not take this mask says nothing
+                    other = variant(x, mask)
+                except Exception:  # a path that does not take this mask is not compared
                     continue
                 yield expect_finite(other, changed=f"{changed}, {name}", touched=~mask)
         if side == "row" and batch > 1:

@@ -118,16 +118,16 @@ class HeadGroupsLaw(Law):
             repeated = subject.attend(query, *wide, mask=mask)
             changed = f"{kv_heads} key heads, each repeated {group} times{under}"
             yield expect_equal(repeated.transpose(1, 2), output.transpose(1, 2), changed=changed, reduction=terms)
-        # Another key head is nobody's business but its group's.
+        # Changing one key head must not change the outputs of other groups.
         chosen = rng.integer(0, kv_heads)
         _, fresh, other = subject.tensors(rng, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         moved = [part.clone() for part in (key, value)]
         moved[0][:, chosen], moved[1][:, chosen] = fresh[:, chosen], other[:, chosen]
         after = subject.attend(query, *moved, mask=mask)
-        strangers = [head for head in range(heads) if head // group != chosen]
+        other_groups = [head for head in range(heads) if head // group != chosen]
         yield expect_equal(
-            output[:, strangers].transpose(1, 2),
-            after[:, strangers].transpose(1, 2),
+            output[:, other_groups].transpose(1, 2),
+            after[:, other_groups].transpose(1, 2),
             changed=f"key and value of head {chosen}{under}",
             reduction=terms,
             scale=float(output.abs().nan_to_num(0, 0, 0).max()),

@@ -158,7 +158,7 @@ def _broadcast_mask(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _find_real_outputs(subject: Adapter, mask: Tensor) -> Tensor | None:
-    """The outputs of which the law speaks: those of real tokens; of rows with any, where outputs have no tokens."""
+    """The outputs that the law compares: those of real tokens; of rows with any, where outputs have no tokens."""
     if "aligned" in subject.abilities:
         return mask
     return None if mask.any(1).all() else mask.any(1)
@@ -282,7 +282,7 @@ def _observe_gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observ
     about = {"reduction": x.shape[1] + subject.channels, "scale": find_magnitude(quiet)}
     yield expect_equal(quiet, output, where=where, changed="a call with gradients, against one without", **about)
     if not output.requires_grad or not output.isfinite().all():
-        return  # what is no number at a place nobody reads is the business of another law
+        return  # NaN at padded positions is covered by `masked-values`
     chosen = output if where is None else output[where]
     weight = rng.normal(*chosen.shape, dtype=output.dtype)
     (gradient,) = torch.autograd.grad((chosen * weight).sum(), x, allow_unused=True)
@@ -311,7 +311,7 @@ def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
         agree_up_to_rounding(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order]))
         for order in make_generating_permutations(keys)
     )
-    # Queries before the first key see nothing, if the subject is causal; what they yield is another law's business.
+    # Queries before the first key see nothing, if the subject is causal; what they yield is covered by `empty-rows`.
     first = max(queries - keys, 0)
     for asked in sorted({first, (first + queries) // 2, queries - 1}):
         one = slice(asked, asked + 1)

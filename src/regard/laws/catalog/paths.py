@@ -52,19 +52,19 @@ class PathsLaw(Law):
         masks = ("none", "right") if "mask" in subject.abilities else ("none",)
         sizes = [(2, 5), (3, 66)] if fast else [(2, 5), (1, 17), (3, 66), (1, 1), (2, 131)]
         sizes = list(dict.fromkeys((batch, subject.lengths(tokens)[0]) for batch, tokens in sizes))
-        variants = [way for way in _find_variants(subject) if way != "compiled"]
-        # Ways with code of their own read masks in ways of their own.
+        variants = [variant for variant in _find_variants(subject) if variant != "compiled"]
+        # Variants with code of their own read masks in their own way.
         own = {*subject.variants(), "training without dropout", "torch's plain kernel"}
         poisoned = list(subject.variants()) if {"float", "aligned"} <= subject.abilities else []
         yield from self._make_variant_cases(subject, masks, fast)
         for number, (batch, tokens) in enumerate(sizes):
             if number == 1 and isinstance(subject, OperatorAdapter) and find_textbook_formula(subject) is not None:
                 yield from _make_formula_cases(subject, fast)
-            for way in variants:
-                for mask in (*masks, *(("left", "holes") if way in own and len(masks) > 1 else ())):
-                    yield {"way": way, "batch": batch, "tokens": tokens, "mask": mask}
-            for way in poisoned if tokens > 1 else ():
-                yield {"way": way, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
+            for variant in variants:
+                for mask in (*masks, *(("left", "holes") if variant in own and len(masks) > 1 else ())):
+                    yield {"way": variant, "batch": batch, "tokens": tokens, "mask": mask}
+            for variant in poisoned if tokens > 1 else ():
+                yield {"way": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
             if isinstance(subject, OperatorAdapter) and 1 < tokens < 100:
                 yield from _make_operator_cases(subject, batch, tokens, fast)
             elif "mask" in subject.abilities and 1 < tokens < 100:
@@ -84,11 +84,11 @@ class PathsLaw(Law):
         if _is_small(subject.target) or not fast:
             for mask in ("holes",) if len(masks) > 1 and short > 2 else ("none",):
                 yield {"way": "compiled", "batch": 2, "tokens": short, "mask": mask}
-        # Ways with code of their own have their own branches for long inputs.
+        # Variants with code of their own have their own branches for long inputs.
         own = [*subject.variants(), "with gradients", "torch's plain kernel"]
         for tokens in long:
-            for way in own if tokens == long[0] else own[:1]:
-                yield {"way": way, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
+            for variant in own if tokens == long[0] else own[:1]:
+                yield {"way": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
 
     def possible(self, case: Case) -> bool:
         return int(case["tokens"]) > 1 or case["mask"] == "none"
@@ -130,7 +130,7 @@ class PathsLaw(Law):
                 yield expect_equal(plain, other, **how)
 
 
-# Ways of every subject
+# Variants of every subject
 
 
 def _make_token_mask(kind: str, batch: int, tokens: int) -> Tensor:
@@ -143,10 +143,10 @@ def _make_token_mask(kind: str, batch: int, tokens: int) -> Tensor:
     return mask
 
 
-def _observe_nan(subject: Adapter, way: Variant, x: Tensor, rng: Rng, name: str) -> Iterator[Observation]:
-    """Who sees a token that is no number says so on every way, or on none.
+def _observe_nan(subject: Adapter, variant: Variant, x: Tensor, rng: Rng, name: str) -> Iterator[Observation]:
+    """A NaN that reaches the output on one code path must reach it on all.
 
-    Those who do not see it, and the token itself, are left out: zero times what is no number is a matter of taste.
+    Outputs that do not depend on the token, and its own, are left out: zero times NaN is a matter of convention.
     """
     place, other = x.shape[1] // 2, x.clone()
     other[:, place] = subject.draw(x.shape[0], x.shape[1], rng)[:, place]
@@ -156,15 +156,15 @@ def _observe_nan(subject: Adapter, way: Variant, x: Tensor, rng: Rng, name: str)
     other[:, place] = torch.nan
     yield expect_equal(
         subject.run(other).isnan().double(),
-        way(other, None).isnan().double(),
+        variant(other, None).isnan().double(),
         where=seen,
-        changed=f"input[:, {place}] is no number, computed another way: {name}",
-        effect="is a number on one way and none on the other",
+        changed=f"input[:, {place}] is NaN, computed another way: {name}",
+        effect="is NaN on one path and a number on the other",
     )
 
 
 def _find_variants(subject: Adapter) -> dict[str, Callable[[Tensor, Tensor | None], Tensor | None]]:
-    """Other ways to compute the same, by name; one that finds that it cannot answers None."""
+    """Other code paths that compute the same, by name; one that cannot run here returns None."""
     variants: dict[str, Callable[[Tensor, Tensor | None], Tensor | None]] = {}
     variants.update(subject.variants())
     for name in STRIDES if not isinstance(subject, OperatorAdapter) else ():
@@ -246,7 +246,7 @@ def _run_in_training_mode(subject: Adapter, x: Tensor, mask: Tensor | None) -> T
     one, two = other.run(x, mask), other.run(x, mask)
     torch.set_rng_state(state)
     if one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num()):
-        return None  # something random is left that nobody can switch off from outside
+        return None  # something random is left that cannot be switched off from outside
     return one if one.shape == subject.run(x, mask).shape else None
 
 
@@ -300,7 +300,7 @@ def _observe_additive_mask(
     yield expect_equal(masked, output, **{**how, "effect": "is as if there were no mask: the additive one was ignored"})
 
 
-# Ways of operators
+# Variants of operators
 
 
 def _make_operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast: bool) -> Iterator[Case]:
@@ -373,15 +373,17 @@ def _make_formula_case(queries: int, keys: int, mask: str) -> dict:
 
 
 def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    batch, queries, keys, way = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
-    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {way}"}
+    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
+    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {variant}"}
     kind = str(case["mask"])
-    if way.startswith("the formula"):
-        yield from _observe_formula(subject, batch, queries, keys, kind, way.removeprefix("the formula: "), rng, how)
+    if variant.startswith("the formula"):
+        yield from _observe_formula(
+            subject, batch, queries, keys, kind, variant.removeprefix("the formula: "), rng, how
+        )
         return
     tensors = subject.tensors(rng, batch, queries, keys)
     mask = None if kind == "none" else draw_pair_mask(kind, batch, subject.heads, queries, keys, rng)
-    if way.startswith("mask of"):
+    if variant.startswith("mask of"):
         assert mask is not None
         mask = {
             "(1, 1, Q, K)": mask[:1, :1],
@@ -389,20 +391,20 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
             "(B, 1, 1, K)": _make_key_mask(mask),
             "(B, 1, Q, K)": mask[:, :1],
             "(1, H, Q, K)": mask[:1],
-        }[way.removeprefix("mask of ")]
+        }[variant.removeprefix("mask of ")]
         plain = subject.attend(*tensors, mask.expand(batch, subject.heads, queries, keys).contiguous())
         yield expect_equal(subject.rows(plain), subject.rows(subject.attend(*tensors, mask)), **how)
-    elif way == "strided mask":
+    elif variant == "strided mask":
         assert mask is not None
         view = mask.mT.contiguous().mT
         plain = subject.attend(*tensors, mask)
         yield expect_equal(subject.rows(plain), subject.rows(subject.attend(*tensors, view)), **how)
-    elif way == "additive mask":
+    elif variant == "additive mask":
         if mask is not None and (adding := _with_additive_mask(subject)) is not None:
             plain, hidden = subject.rows(subject.attend(*tensors)), subject.rows(subject.attend(*tensors, mask))
             yield from _observe_additive_mask(plain, hidden, subject.rows(adding.attend(*tensors, mask)), how)
     else:
-        plain, views = zip(*(_lay_out_in_memory(tensor, way) for tensor in tensors), strict=True)
+        plain, views = zip(*(_lay_out_in_memory(tensor, variant) for tensor in tensors), strict=True)
         expected = subject.attend(plain[0], plain[1], plain[2], mask)
         yield expect_equal(
             subject.rows(expected), subject.rows(subject.attend(views[0], views[1], views[2], mask)), **how
@@ -417,18 +419,18 @@ def _make_key_mask(mask: Tensor) -> Tensor:
     return columns
 
 
-def _lay_out_in_memory(tensor: Tensor, way: str) -> tuple[Tensor, Tensor]:
+def _lay_out_in_memory(tensor: Tensor, variant: str) -> tuple[Tensor, Tensor]:
     """A tensor of an operator, contiguous, and the same numbers as other code would hand them over."""
-    if way == "tokens first":
+    if variant == "tokens first":
         return tensor, tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    if way == "one projection":  # a slice of queries, keys and values that were computed together
+    if variant == "one projection":  # a slice of queries, keys and values that were computed together
         return tensor, torch.stack([-tensor, tensor, 2 * tensor], 3).transpose(1, 2).contiguous().transpose(1, 2)[
             :, :, :, 1
         ]
-    if way == "expanded heads":
+    if variant == "expanded heads":
         view = tensor[:, :1].expand_as(tensor)
         return view.contiguous(), view
-    if way == "expanded rows":
+    if variant == "expanded rows":
         view = tensor[:1].expand_as(tensor)
         return view.contiguous(), view
     wider = torch.full((*tensor.shape[:2], tensor.shape[2] + 3, tensor.shape[3] + 2), 1e3, dtype=tensor.dtype)

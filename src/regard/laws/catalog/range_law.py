@@ -194,13 +194,13 @@ class RangeLaw(Law):
         """The same vector added to every key."""
         batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         query, key, value = subject.tensors(rng, batch, int(case.get("queries", tokens)), tokens)
-        way = rng.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
-        way = way / way.norm()
-        query = query + 2 * way  # every query has a share in it
-        reach = float((query @ way.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
+        direction = rng.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
+        direction = direction / direction.norm()
+        query = query + 2 * direction  # every query has a share in it
+        reach = float((query @ direction.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
         before = subject.attend(query, key, value)
         largest = float(value.abs().max())
-        slight = subject.attend(query, key + way, value)
+        slight = subject.attend(query, key + direction, value)
         if (
             not before.isfinite().all()
             or float((slight - before).abs().max()) > 4096 * _find_finest_eps(subject) * largest
@@ -210,7 +210,7 @@ class RangeLaw(Law):
             return  # a sink does not move with the keys
         coarser = _find_coarsest_eps(subject) / subject.eps
         for sign in (1.0, -1.0):
-            after = subject.attend(query, key + sign * size / reach * way, value)
+            after = subject.attend(query, key + sign * size / reach * direction, value)
             words: dict[str, Any] = {"changed": f"every key: all scores shifted by {sign * size:.0e}"}
             yield expect_finite(_put_tokens_first(after), **words)
             # A score of that size is rounded to so many digits, and its rounding multiplies the weight.
@@ -310,7 +310,7 @@ class RangeLaw(Law):
             words = {"changed": f"the input: {float(case['size']):.0e} times as large"}
             yield from expect_like_float64(double.run, (x,), output, _find_coarsest_eps(subject), rng, words)
 
-    # What nobody may see
+    # Masked tokens and the future
 
     def _observe_unseen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """A token that is hidden, or comes later, is made large: who did not see it does not see it now."""
@@ -352,7 +352,7 @@ class RangeLaw(Law):
         batch, tokens, size, kind = int(case["batch"]), int(case["tokens"]), float(case["size"]), str(case["kind"])
         view = subject.at(precision)
         if kind == "half, overflow":
-            # Products beyond float16 are the business of those who compute in it: by their own choice, not by ours.
+            # Products beyond float16 are tested only in targets that compute in float16 by their own choice.
             double = subject.at(torch.float64)
             if not (subject.native == precision or (double is not None and double.eps == torch.finfo(precision).eps)):
                 return
@@ -423,7 +423,7 @@ def _has_bilinear_scores(subject: OperatorAdapter) -> bool:
 
 
 def _limit_score_size(subject: Adapter, size: float) -> float:
-    """As large as a score may be; who rounds to float16 on the way has no larger numbers."""
+    """As large as a score may be; a target that rounds to float16 on the way has no larger numbers."""
     double = subject.at(torch.float64)
     coarse = double is not None and double.eps == torch.finfo(torch.float16).eps
     return min(size, 5e3) if coarse or subject.dtype == torch.float16 else size
@@ -432,8 +432,8 @@ def _limit_score_size(subject: Adapter, size: float) -> float:
 def _draw_aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rng) -> tuple[Tensor, Tensor]:
     """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly up to it, or all near -size."""
     dim, keys = query.shape[-1], key.shape[2]
-    way = rng.normal(1, 1, 1, dim)
-    way = way / way.norm()
+    direction = rng.normal(1, 1, 1, dim)
+    direction = direction / direction.norm()
     root = math.sqrt(size * math.sqrt(dim))
     if negative:
         towards = -torch.ones(1, 1, keys, 1)
@@ -441,8 +441,8 @@ def _draw_aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rn
     else:
         towards = (torch.linspace(-1, 1, keys) if keys > 1 else torch.ones(1)).roll(keys // 3).view(1, 1, keys, 1)
         bare, rest = key / root, 0.0
-    large = root * way * torch.ones(*query.shape[:3], 1) + rest * query.double()
-    return large.to(query.dtype), (root * towards * way + bare.double()).to(key.dtype)
+    large = root * direction * torch.ones(*query.shape[:3], 1) + rest * query.double()
+    return large.to(query.dtype), (root * towards * direction + bare.double()).to(key.dtype)
 
 
 def _grow_input(subject: Adapter, x: Tensor, size: float) -> Tensor:

@@ -96,7 +96,7 @@ class RelativePositionLaw(Law):
         if subject.conventions.align == "start":
             ends.reverse()
         if not {"alignment", "cache"} & set(subject.context):
-            # Nobody promised where unequal lengths meet: either end will do.
+            # How unequal lengths are aligned was not declared: either end will do.
             ends.sort(key=lambda end: float((end - found).abs().nan_to_num(0, 0, 0).max()))
         (expected, known), (actual, seen) = find_logit_steps(ends[0]), find_logit_steps(found)
         both = known & seen

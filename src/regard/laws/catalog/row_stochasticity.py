@@ -251,7 +251,7 @@ def find_visible_lengths(subject: Adapter) -> list[int]:
                     break
                 found.append(tokens)
         return found
-    except Exception:  # a stranger may refuse to be watched in any way
+    except Exception:  # a third-party module may fail in any way while it is traced
         return []
 
 

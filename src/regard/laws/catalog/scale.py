@@ -113,7 +113,7 @@ class ScaleLaw(Law):
         found = [(*self._read_scores(scale, *one), one) for one in read if bool(one[3].any())]
         if not found or not bool(read[0][3].any()):
             return
-        # Nobody promised where unequal lengths meet: either end will do.
+        # How unequal lengths are aligned was not declared: either end will do.
         expected, actual, (query, key, score, clear) = min(found, key=lambda one: float((one[0] - one[1]).abs().max()))
         products = (query * key).sum(-1)
         share = (score * products)[clear].sum() / (products[clear] ** 2).sum()
@@ -197,7 +197,7 @@ def _take_logs(weights: Tensor) -> Tensor:
 def _draw_query_and_key(
     subject: OperatorAdapter, rng: Rng, batch: int, queries: int, keys: int, dim: int, **sizes: int
 ) -> tuple[Tensor, Tensor]:
-    """Query and key. Groups of heads have the same keys: which of them a head uses is another law's business."""
+    """Query and key. Groups of heads have the same keys: which of them a head uses is covered by `head-groups`."""
     own = {"heads": subject.heads, "kv_heads": subject.kv_heads, **sizes}
     query, key, _ = subject.tensors(rng, batch, queries, keys, dim=dim, **own)
     return query, key if key.shape[1] == query.shape[1] else key[:, :1].expand_as(key).clone()

@@ -90,7 +90,7 @@ class StatelessnessLaw(Law):
                 yield {"batch": 2, "tokens": tokens, "between": "other masks of pairs", "mask": mask}
         if subject.caching is not None:
             yield {"batch": 2, "tokens": tokens, "between": "conversations", "mask": "none"}
-        # One token is what a step of decoding looks like, to those who guess.
+        # One token may be mistaken for a decode step.
         yield {"batch": 2, "tokens": subject.lengths(1)[0], "between": "longer", "mask": "none"}
         for kind in kinds:
             for mask in masks if kind not in ("other", "longer", "shorter") else ():
@@ -127,7 +127,7 @@ class StatelessnessLaw(Law):
                 subject, x, mask, rng, how
             )
             return
-        # An instance that nobody has asked answers first; then the one in use, before and after something else.
+        # An unused instance runs first; then the one in use, before and after another call.
         unused = subject.copy_unused().run(x.clone(), _clone_mask(mask))
         given = x.clone()
         tensors = {"input": given} if mask is None else {"input": given, "mask": mask}

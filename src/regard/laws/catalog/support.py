@@ -205,7 +205,7 @@ def make_allowed_pairs(pattern: Pattern, queries: int, keys: int, subject: Adapt
 def find_band(found: Tensor, queries: int, keys: int, subject: Adapter) -> tuple[Tensor, Tensor]:
     """What is seen of the past, the same distances for each query and its own place among them; and the past.
 
-    Who claims to be causal and says no more may have a window, but not a hole in its own place.
+    A target that claims causality and declares no pattern may have a window, but not a hole at its own position.
     """
     past = make_allowed_pairs(Causal(), queries, keys, subject)[0]
     offset = 0 if subject.conventions.align == "start" else keys - queries
@@ -304,7 +304,7 @@ def _measure_pairs(subject: Adapter) -> tuple[Tensor, list[int]]:
 
 
 def _name_pattern(pairs: Tensor, places: list[int]) -> str:
-    """A name for the measured pairs, read off one key in the middle: who sees it."""
+    """A name for the measured pairs, read off the queries that see one key in the middle."""
     tokens = pairs.shape[0]
     middle = places[len(places) // 2]
     seers = pairs[:, len(places) // 2].nonzero().flatten() - middle

@@ -156,7 +156,7 @@ def _measure_error(
 def _compare_with_rounding(error: Tensor, spread: Tensor) -> float:
     """The error, in units of what one rounding does, both as root mean squares."""
     if not error.isfinite().all() or not spread.isfinite().all():
-        return 0.0  # of what is not finite, range speaks
+        return 0.0  # outputs that are not finite are covered by `range`
     return float(error.square().mean().sqrt() / (spread.square().mean().sqrt() + 1e-30))
 
 
