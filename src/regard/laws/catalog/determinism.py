@@ -30,7 +30,7 @@ class DeterminismLaw(Law):
     id = "L12"
     slug = "determinism"
     title = "Determinism"
-    headline = "two equal calls in evaluation mode gave two answers."
+    headline = "two equal calls in evaluation mode gave different outputs."
     statement = "In eval mode equal calls give bit-identical outputs, whatever the dropout rate of training."
     equation = "f(x) = f(x), bit by bit"
     catches = (

@@ -34,7 +34,7 @@ class PathsLaw(Law):
     id = "L11"
     slug = "paths"
     title = "Path equivalence"
-    headline = "two ways to compute the same gave two answers."
+    headline = "two code paths gave different outputs."
     statement = (
         "Fused or eager, with or without returned weights, in training mode without dropout or in eval mode, from "
         "contiguous or strided memory, with a broadcast or an expanded mask, compiled or not: the outputs are the "
