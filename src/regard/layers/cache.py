@@ -415,7 +415,8 @@ class ModelCache:
         return self.layers[0].lengths if self.layers else None
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
-        return self.layers[0].positions(count, lengths) if self.layers else torch.arange(count)
+        """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
+        return (self.layers[0] if self.layers else KVCache()).positions(count, lengths)
 
     def reorder(self, index: Tensor) -> None:
         """Continue other rows: row `b` becomes what row `index[b]` was."""

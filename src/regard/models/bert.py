@@ -34,10 +34,10 @@ from regard.models.converters.bert import HuggingFaceBert
 from regard.models.converters.distilbert import DistilBert
 from regard.models.converters.roberta import Roberta
 from regard.models.converters.rules import Either
+from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
 from regard.models.validation import (
-    check_lengths,
     check_pattern,
     check_positions,
     check_segments,
@@ -45,7 +45,7 @@ from regard.models.validation import (
     check_tensor,
     check_tokens,
 )
-from regard.patterns import Padding, Pattern
+from regard.patterns import Pattern
 
 # layers, dim of the published models; a head has 64 channels
 SIZES = {
@@ -177,18 +177,20 @@ class Bert(Pretrained):
         segments: Tensor | None = None,
         *,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> BertOutput:
-        """Read texts `(batch, token)`, padded on the right to equal length; `lengths` says how long each one is.
+        """Encode texts `(batch, token)`.
 
         segments: 0 for the tokens of the first sentence, 1 for those of the second; all 0 if not given.
+        lengths: number of real tokens of each row, for texts padded on the right.
+        attention_mask: the same as Hugging Face gives it, `(batch, token)`, 1 for real tokens; padded on either side.
+            As there, it does not move positions: they count columns, so that padding on the left shifts them.
         pattern: hides more, or something else than padding.
         """
         check_pattern(pattern)
-        if lengths is not None:
-            check_tensor("tokens", tokens, "torch.tensor([[101, 7592, 102]])")
-            check_lengths(lengths, tokens)
-            padding = Padding(lengths)
+        check_tensor("tokens", tokens, "torch.tensor([[101, 7592, 102]])")
+        if (padding := find_padding(tokens, lengths, attention_mask, side="right")) is not None:
             pattern = padding if pattern is None else pattern & padding
         hidden = self.hidden(tokens, segments, pattern=pattern)
         pooled = None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.biases import Alibi
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 from regard.layers.block import BlockList, TransformerBlock
-from regard.layers.cache import ModelCache, padded_positions
+from regard.layers.cache import ModelCache
 from regard.layers.feedforward import NORMS, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -38,10 +38,10 @@ from regard.models.converters.mistral import Mistral
 from regard.models.converters.qwen2 import Qwen2
 from regard.models.converters.rules import Either
 from regard.models.generation import Generation, generate
+from regard.models.padding import check_cached_mask, find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
     check_cache,
-    check_lengths,
     check_pattern,
     check_positions,
     check_sizes,
@@ -253,18 +253,36 @@ class GPT(Pretrained):
         pattern: Pattern | None = None,
         cache: ModelCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits of the next token at every place, `(batch, token, vocabulary)`; of the last place only if `last_only`.
+        """Logits of the next token, `(batch, token, vocab_size)`; hidden states where `logits=False`.
 
-        A model without an output matrix (`logits=False`) returns what `hidden` does, `(batch, token, dim)`.
-        `lengths`: how many tokens of each row are real, counted from the right: unequal texts are padded on the left.
-        `cache`: from `new_cache`; `tokens` are then those after the cached ones. `pattern` may hide more, as `Segments`
-        do for texts packed into one row; their `positions`, `(token,)` or `(batch, token)`, then begin again with each
-        text.
+        tokens: `(batch, token)`; with a cache, those after the cached ones.
+        pattern: hides more, as `Segments` do for texts packed into one row.
+        cache: from `new_cache`.
+        lengths: number of real tokens of each row, for texts padded on the left.
+        attention_mask: the same as Hugging Face gives it, `(batch, token)`, 1 for real tokens; padded on either side.
+            With a cache only the first call may be padded, on the left.
+        positions: `(token,)` or `(batch, token)`; by default they count the real tokens of each row.
+        last_only: logits of the last token alone.
         """
-        x = self.hidden(tokens, pattern=pattern, cache=cache, lengths=lengths, positions=positions)
+        if last_only and isinstance(attention_mask, Tensor) and not bool(attention_mask[..., -1].all()):
+            raise InputError(
+                "The last token of a row is padding.",
+                asked="last_only=True with an attention_mask whose last column has zeros",
+                because="last_only returns the logits of the last column",
+                instead='texts padded on the left (padding_side="left" of the tokenizer), or last_only=False',
+            )
+        x = self.hidden(
+            tokens,
+            pattern=pattern,
+            cache=cache,
+            lengths=lengths,
+            attention_mask=attention_mask,
+            positions=positions,
+        )
         x = x[:, -1:] if last_only else x
         return x if self.output is None else self.output(x)
 
@@ -275,17 +293,31 @@ class GPT(Pretrained):
         pattern: Pattern | None = None,
         cache: ModelCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, normalised: `(batch, token, dim)`."""
+        """Hidden states after the last norm, `(batch, token, dim)`; arguments as in `forward`."""
         check_cache(cache)
         check_pattern(pattern)
         check_tokens(tokens, self.vocab_size, self.context_length, 0 if cache is None else cache.length)
         check_positions(positions, tokens)
-        if lengths is not None:
-            check_lengths(lengths, tokens)
+        if attention_mask is not None and lengths is None and cache is not None and cache.length:
+            check_cached_mask(attention_mask, tokens, cache)
+        elif (padding := find_padding(tokens, lengths, attention_mask, side="left")) is not None:
+            if padding.side == "right":
+                if cache is not None:
+                    raise InputError(
+                        "A cache cannot be filled from texts padded on the right.",
+                        asked=f"attention_mask {tuple(tokens.shape)}, padded on the right, with a cache",
+                        because="later tokens would follow padding; the last token of every row is in the last column",
+                        instead='texts padded on the left (padding_side="left" of the tokenizer)',
+                    )
+                pattern = padding if pattern is None else pattern & padding
+            elif lengths is None:
+                lengths = padding.counts
         if positions is None:
-            positions = _find_positions(tokens, cache, lengths)
+            past = ModelCache([]) if cache is None else cache
+            positions = past.positions(tokens.shape[1], lengths).to(tokens.device)
         x = self.embedding(tokens)
         if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
@@ -362,12 +394,3 @@ def _build_positions(config: GPTConfig) -> nn.Module | None:
     if config.position == "learned":
         return LearnedPositions(config.context_length, config.dim)
     return SinusoidalPositions(config.dim) if config.position == "sinusoidal" else None
-
-
-def _find_positions(tokens: Tensor, cache: ModelCache | None, lengths: Sequence[int] | Tensor | None) -> Tensor:
-    """Each token's position in its own text, `(token,)` or `(batch, token)`."""
-    count = tokens.shape[1]
-    if cache is not None:
-        return cache.positions(count, lengths).to(tokens.device)
-    places = torch.arange(count) if lengths is None else padded_positions(count, lengths)
-    return places.to(tokens.device)

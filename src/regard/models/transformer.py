@@ -31,6 +31,7 @@ from regard.models.attention_layers import Attentions, build_layer, check_attent
 from regard.models.config import Config
 from regard.models.converters.torch_transformer import TorchTransformer, described
 from regard.models.generation import Generation, generate
+from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
     check_cache,
@@ -191,19 +192,27 @@ class Transformer(Pretrained):
         *,
         source_lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next token at every place of the target, `(batch, token, vocabulary)`.
+        """Logits of the next token at every position of the target, `(batch, token, vocab_size)`.
 
-        Texts are padded on the right; lengths say how long each one is. The target begins with the start token.
+        target: begins with the start token.
+        source_lengths, target_lengths: number of real tokens of each row, for texts padded on the right.
+        attention_mask, decoder_attention_mask: the same for source and target as Hugging Face gives them, `(batch,
+            token)`, 1 for real tokens; padded on either side. Positions count the real tokens of each row.
         """
-        for lengths, tokens in ((source_lengths, source), (target_lengths, target)):
+        for tokens in (source, target):
             check_tensor("tokens", tokens, "torch.tensor([[464, 3290]])")
-            if lengths is not None:
-                check_lengths(lengths, tokens)
-        hidden = None if source_lengths is None else Padding(source_lengths)
-        pattern = None if target_lengths is None else Padding(target_lengths)
-        encoded = self.encode(source, pattern=hidden)
-        return self.output(self.decode(target, encoded, pattern=pattern, encoder_pattern=hidden))
+        names = (("source_lengths", "attention_mask"), ("target_lengths", "decoder_attention_mask"))
+        source_padding = find_padding(source, source_lengths, attention_mask, side="right", names=names[0])
+        padding = find_padding(target, target_lengths, decoder_attention_mask, side="right", names=names[1])
+        encoded, source_padding = self._encode_padded(source, source_padding)
+        if padding is not None and padding.side == "left":
+            hidden = self.decode(target, encoded, encoder_pattern=source_padding, lengths=padding.counts)
+        else:
+            hidden = self.decode(target, encoded, pattern=padding, encoder_pattern=source_padding)
+        return self.output(hidden)
 
     def encode(self, source: Tensor, *, pattern: Pattern | None = None, positions: Tensor | None = None) -> Tensor:
         """What the encoder knows of every source token, `(batch, token, dim)`."""
@@ -216,6 +225,19 @@ class Transformer(Pretrained):
             x = block(x, pattern=pattern)
         return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    def _encode_padded(self, source: Tensor, padding: Padding | None) -> tuple[Tensor, Padding | None]:
+        """The source's hidden states, and the padding that cross-attention has to hide.
+
+        Positions count real tokens. An attention that depends on absolute positions needs the padding on the right.
+        """
+        if padding is None or padding.side == "right":
+            return self.encode(source, pattern=padding), padding
+        lengths = torch.tensor(padding.counts)
+        if all(block.attention.is_shift_invariant for block in self.encoder):
+            positions = padded_positions(source.shape[1], lengths).to(source.device)
+            return self.encode(source, pattern=padding, positions=positions), padding
+        return self.encode(_pad_right(source, lengths), pattern=Padding(lengths)), Padding(lengths)
+
     def decode(
         self,
         target: Tensor,
@@ -224,19 +246,22 @@ class Transformer(Pretrained):
         pattern: Pattern | None = None,
         encoder_pattern: Pattern | None = None,
         cache: ModelCache | None = None,
+        lengths: Lengths | None = None,
     ) -> Tensor:
         """Hidden states of every target token, `(batch, token, dim)`.
 
         `encoder_hidden_states` come from `encode`, and `encoder_pattern` hides their padding. With a cache, `target`
-        are the next tokens, and the hidden states of the encoder are needed only for the first of them.
+        are the next tokens, and the hidden states of the encoder are needed only for the first of them. `lengths`:
+        number of real tokens of each row, for targets padded on the left.
         """
         check_cache(cache)
         check_pattern(pattern)
         check_pattern(encoder_pattern)
-        past = 0 if cache is None else cache.length
-        check_tokens(target, self.vocab_size, self.context_length, past)
-        positions = torch.arange(target.shape[1]) if cache is None else cache.positions(target.shape[1])
-        positions = positions.to(target.device)
+        check_tokens(target, self.vocab_size, self.context_length, 0 if cache is None else cache.length)
+        if lengths is not None:
+            check_lengths(lengths, target)
+        past = ModelCache([]) if cache is None else cache
+        positions = past.positions(target.shape[1], lengths).to(target.device)
         y = self._embed_tokens(target, self.target_embedding, self.target_positions, positions)
         for index, block in enumerate(self.decoder):
             y = block(
@@ -246,6 +271,7 @@ class Transformer(Pretrained):
                 context_pattern=encoder_pattern,
                 cache=None if cache is None else cache.layers[index],
                 cross_cache=None if cache is None else cache.cross_layers[index],
+                lengths=lengths,
             )
         return y if self.decoder_norm is None else self.decoder_norm(y)
 
@@ -264,13 +290,7 @@ class Transformer(Pretrained):
 
     def prefill(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, ModelCache]:
         """Prefill with sources padded on the left: logits of the first target tokens, and the cache."""
-        padding, places = None, None
-        if lengths is not None and not all(block.attention.is_shift_invariant for block in self.encoder):
-            padding, prompts = Padding(lengths), _pad_right(prompts, lengths)
-        elif lengths is not None:
-            padding = Padding(lengths, side="left")
-            places = padded_positions(prompts.shape[1], lengths).to(prompts.device)
-        encoded = self.encode(prompts, pattern=padding, positions=places)
+        encoded, padding = self._encode_padded(prompts, None if lengths is None else Padding(lengths, side="left"))
         cache = self.new_cache(capacity + 1)
         cache.encoder_padding = padding
         begin = prompts.new_full((len(prompts), 1), self.config.start)

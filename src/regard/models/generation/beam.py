@@ -49,6 +49,7 @@ def beam_search(
     length_penalty: float | LengthPenalty = 0.6,
     stop_tokens: StopTokens = (),
     best: int = 1,
+    attention_mask: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable continuations, weighed by length, as far as `num_beams` texts side by side can find them.
 
@@ -71,6 +72,8 @@ def beam_search(
     Is All You Need (2017), section 6.1, with 4 beams and alpha 0.6. Ours has no coverage penalty. With
     `PowerPenalty` the result is that of Hugging Face's `generate(num_beams=..., early_stopping="never")`; their
     default, `early_stopping=False`, may stop before the best text is found.
+
+    A tensor of padded prompts comes with its `attention_mask`, `(batch, token)`, 1 for real tokens.
 
     Returns, for each prompt, the `best` first hypotheses, the best one first (fewer if there are fewer texts).
 
@@ -95,7 +98,7 @@ def beam_search(
         )
     return search(
         model,
-        parse_prompts(model, prompts, max_new_tokens),
+        parse_prompts(model, prompts, max_new_tokens, attention_mask),
         max_new_tokens,
         num_beams,
         length_penalty,

@@ -56,6 +56,7 @@ def generate(
     length_penalty: float | LengthPenalty = 0.6,
     stop_tokens: StopTokens = (),
     seed: int | None = None,
+    attention_mask: Tensor | None = None,
     on_token: Callable[[int, int], object] | None = None,
 ) -> Generation:
     """Continues each prompt by up to `max_new_tokens` tokens.
@@ -64,8 +65,9 @@ def generate(
         y_n ~ p^(1/T), cut to top_k and top_p        temperature T > 0, see `Sampler`
         Y = argmax log p(Y | prompt) / lp(|Y|)   num_beams > 1, see `beam_search`
 
-    Prompts may have unequal lengths; one prompt may be a plain list or a tensor of one axis. A text ends after a
-    token of `stop_tokens`, which it keeps; the model then no longer computes its row.
+    Prompts may have unequal lengths; one prompt may be a plain list or a tensor of one axis. A tensor of padded
+    prompts comes with its `attention_mask`, `(batch, token)`, 1 for real tokens, as Hugging Face's tokenizers give
+    it. A text ends after a token of `stop_tokens`, which it keeps; the model then no longer computes its row.
 
     With a `seed` the same call writes the same tokens, and what a row draws does not depend on the other rows of
     the batch; without one, the seed comes from torch's own generator. `on_token(row, token)` is called with every
@@ -84,14 +86,16 @@ def generate(
     if num_beams > 1:
         _check_beam_arguments(num_beams, temperature, top_k, top_p, on_token)
         max_new_tokens = check_integer("max_new_tokens", max_new_tokens, least=1)
-        read = parse_prompts(model, prompts, max_new_tokens)
+        read = parse_prompts(model, prompts, max_new_tokens, attention_mask)
         found = search(model, read, max_new_tokens, num_beams, length_penalty, stop_tokens)
         texts = [hypotheses[0] for hypotheses in found]
         tokens, finished = [text.tokens for text in texts], [text.finished for text in texts]
         return Generation(
             tokens, _join_prompts(model, read, tokens), [text.log_probability for text in texts], finished
         )
-    read, steps = _check_and_start(model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed)
+    read, steps = _check_and_start(
+        model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed, attention_mask
+    )
     tokens = [[] for _ in read.lists]
     scores = [0.0 for _ in read.lists]
     finished = [False for _ in read.lists]
@@ -115,6 +119,7 @@ def stream(
     top_p: float | None = None,
     stop_tokens: StopTokens = (),
     seed: int | None = None,
+    attention_mask: Tensor | None = None,
 ) -> Iterator[tuple[int, int]]:
     """The tokens of `generate` while they are made: pairs of row and token, the stop token of a row included.
 
@@ -125,7 +130,9 @@ def stream(
     >>> list(stream(Markov(p.log()), [[0], [1, 2]], max_new_tokens=3, stop_tokens=0))
     [(0, 1), (1, 0), (0, 1), (0, 1)]
     """
-    _, steps = _check_and_start(model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed)
+    _, steps = _check_and_start(
+        model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed, attention_mask
+    )
     return _yield_tokens(steps)
 
 
@@ -147,6 +154,7 @@ def _check_and_start(
     top_p: float | None,
     stop_tokens: StopTokens,
     seed: int | None,
+    attention_mask: Tensor | None,
 ) -> tuple[Prompts, Iterator[_GenerationStep]]:
     """Everything checked before the first token is asked for."""
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, least=1)
@@ -160,7 +168,7 @@ def _check_and_start(
         )
     if seed is not None:
         seed = check_integer("seed", seed, least=0)
-    read = parse_prompts(model, prompts, max_new_tokens)
+    read = parse_prompts(model, prompts, max_new_tokens, attention_mask)
     return read, _generate_steps(model, read, sampler, max_new_tokens, parse_stop_tokens(model, stop_tokens), seed)
 
 

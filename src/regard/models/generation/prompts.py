@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.models.generation.protocol import GenerativeModel, find_device
+from regard.models.padding import find_padding
 from regard.models.validation import check_tensor, to_list, to_token_ids
 
 __all__ = ["Prompts", "StopTokens", "check_integer", "parse_prompts", "parse_stop_tokens"]
@@ -35,10 +36,18 @@ class Prompts:
 
 
 def parse_prompts(
-    model: GenerativeModel, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new_tokens: int
+    model: GenerativeModel,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None = None,
 ) -> Prompts:
-    """The prompts, known to fit the model together with `max_new_tokens` tokens more."""
+    """The prompts, known to fit the model together with `max_new_tokens` tokens more.
+
+    attention_mask: `(batch, token)` of prompts that are padded on either side; the padding is dropped.
+    """
     lists = _to_token_lists(prompts)
+    if attention_mask is not None:
+        lists = _drop_padding(lists, attention_mask)
     if not lists:
         raise InputError(
             "There is no prompt.",
@@ -124,6 +133,21 @@ def _to_token_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -
             because="a model reads numbers, not text",
             instead="prompts=[[15496, 995], [40]], as a tokenizer gives them",
         ) from None
+
+
+def _drop_padding(lists: list[list[int]], attention_mask: Tensor) -> list[list[int]]:
+    if len(set(map(len, lists))) > 1:
+        raise InputError(
+            "Prompts of unequal length have no padding.",
+            asked=f"attention_mask with prompts of {_format_first(sorted(set(map(len, lists))))} tokens",
+            because="an attention_mask belongs to a tensor of prompts, padded to one length",
+            instead="the tensor of prompts as the tokenizer gives it, or lists without a mask",
+        )
+    padding = find_padding(torch.tensor(lists), None, attention_mask, side="left")
+    if padding is None:
+        return lists
+    first = padding.side == "right"
+    return [row[:count] if first else row[len(row) - count :] for row, count in zip(lists, padding.counts, strict=True)]
 
 
 def _check_context_length(model: GenerativeModel, longest: int, max_new_tokens: int) -> None:
