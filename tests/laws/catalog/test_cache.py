@@ -10,7 +10,7 @@ from third_party_attention import causal, naive
 from regard.adapters import adapt
 from regard.adapters.rng import Rng
 from regard.laws import check
-from regard.laws.catalog.cache import split_into
+from regard.laws.cached_runs import split_into
 
 
 @pytest.mark.parametrize("name", RIGHT)

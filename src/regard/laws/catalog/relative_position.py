@@ -11,10 +11,9 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.padding import table_coarseness
-from regard.laws.catalog.row_stochasticity import find_visible_lengths
-from regard.laws.catalog.scale import is_kernelised, read_own_scores
 from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.probes import find_visible_lengths, table_coarseness
+from regard.laws.score_reading import is_kernelised, read_own_scores
 
 # Places that an ordinary input moves by.
 FEW = 7
