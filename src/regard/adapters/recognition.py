@@ -103,7 +103,7 @@ def _copy_for_check(module: nn.Module) -> nn.Module:
     devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]}
     try:
         if "meta" in devices:
-            raise TypeError("its tensors are on the device meta, which holds no numbers")
+            raise TypeError("its tensors are on the device meta, which holds no data")
         return deepcopy(module).cpu().eval()
     except Exception as failure:
         raise InputError(

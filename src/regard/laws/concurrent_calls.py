@@ -1,4 +1,4 @@
-"""Calls at the same time, calls in the midst of another call, and calls that draw random numbers."""
+"""Concurrent calls, calls during another call, and calls that draw random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens a trial hides, and which keys from which queries."""
+"""Masks of tokens, of keys and of pairs that the cases of laws use."""
 
 from __future__ import annotations
 

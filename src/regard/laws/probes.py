@@ -32,7 +32,7 @@ def agree_up_to_rounding(subject: Adapter, expected: Tensor, actual: Tensor, whe
 
 
 def find_magnitude(output: Tensor) -> float:
-    """The largest number of an output, for bounds of rounding; what is no number does not count."""
+    """The largest number of an output, for bounds of rounding; non-finite ones do not count."""
     numbers = output.detach()
     numbers = numbers[numbers.isfinite()]
     return (float(numbers.abs().max()) if numbers.numel() else 0.0) or 1.0

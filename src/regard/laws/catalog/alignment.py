@@ -1,4 +1,4 @@
-"""L2: the last queries alone are the last rows of all."""
+"""L2: the outputs of the last queries alone are the last rows of all outputs."""
 
 from __future__ import annotations
 

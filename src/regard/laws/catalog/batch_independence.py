@@ -1,4 +1,4 @@
-"""L10: a row of a batch knows nothing of the others."""
+"""L10: the output of a batch row does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _observe_call_in_between(subject: Adapter, x: Tensor, mask: Tensor | None, r
 
 
 def _observe_concurrent_calls(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
-    """Two callers at the same time: in the midst of one call the other is made, and both as it happens."""
+    """Concurrent calls: one during the other at chosen places, and both freely."""
     subject, other = subject.copy_unused(), draw_other_content(subject, x, rng)
     for alone, found, effect in run_interrupted(subject, x, mask, [other]):
         seen = _expect_same_rows(subject, alone, found, mask, "a call from another thread at the same time")

@@ -1,4 +1,4 @@
-"""L3: a text read in pieces gives the same as a text read at once."""
+"""L3: decoding in chunks with a KV cache gives the outputs of one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L18: rows of a cache may be reordered and its end may be forgotten, and it is the cache of that text."""
+"""L18: a reordered or cropped cache is the cache of the reordered or cropped sequence."""
 
 from __future__ import annotations
 

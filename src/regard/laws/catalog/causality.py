@@ -1,4 +1,4 @@
-"""L1: what comes later changes nothing that came before."""
+"""L1: later tokens do not change earlier outputs."""
 
 from __future__ import annotations
 

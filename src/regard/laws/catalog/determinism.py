@@ -1,4 +1,4 @@
-"""L12: in evaluation mode the same question has one answer."""
+"""L12: in eval mode equal calls give equal outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.masks import PAIRS, list_row_hiding_masks, make_token_mask, prepare_masked_call
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
-# The probability that every dropout of a copy is given, so that one which forgets the mode cannot hide.
+# The probability that every dropout of a copy is given, so that dropout which ignores eval mode shows.
 RAISED = 0.5
 REPEATS = 4
 

@@ -1,4 +1,4 @@
-"""L21: weights answer a change of their logits as a softmax does."""
+"""L21: the Jacobian of the weights is that of a softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L5: what is hidden may be anything, even what is no number."""
+"""L5: masked keys and values may be NaN, infinite or huge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L4: what is hidden by a mask might as well not be there."""
+"""L4: masked tokens do not change the outputs of real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L11: every way to compute the same gives the same."""
+"""L11: all code paths give the same output."""
 
 from __future__ import annotations
 

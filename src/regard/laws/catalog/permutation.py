@@ -1,4 +1,4 @@
-"""L9: without positions, the order of tokens is the order of outputs and nothing else."""
+"""L9: without positions, permuting the tokens permutes the outputs."""
 
 from __future__ import annotations
 

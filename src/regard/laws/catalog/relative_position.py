@@ -1,4 +1,4 @@
-"""L15: with the same content everywhere, weights know the distance of two tokens and nothing else of their places."""
+"""L15: for equal content, scores depend on the distance of two tokens alone."""
 
 from __future__ import annotations
 

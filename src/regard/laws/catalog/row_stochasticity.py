@@ -1,4 +1,4 @@
-"""L7: the weights of a query are shares: none is negative, and together they are one."""
+"""L7: the weights of a query are non-negative and sum to one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RowStochasticityLaw(Law):
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         query, key, _ = subject.tensors(rng, batch, queries, keys)
         weights = free = subject.matrix(query, key)
-        # Queries before the first key may see nothing; elsewhere what is no number is a fault.
+        # Queries before the first key may see nothing; elsewhere NaN is a fault.
         seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
         if queries <= keys:
             seen = seen | _find_dead_heads(seen, keys)
@@ -163,7 +163,7 @@ class RowStochasticityLaw(Law):
 
 
 def _find_dead_heads(seen: Tensor, keys: int) -> Tensor:
-    """Heads that look at nothing at all: a query may see nothing, and features may happen to be orthogonal; not all."""
+    """Heads whose weights are all zero: a query may see nothing, and features may happen to be orthogonal; not all."""
     many = seen.shape[0] * seen.shape[2] * keys >= 25
     return ~seen.any(-1, keepdim=True).any(0, keepdim=True) & many
 

@@ -1,4 +1,4 @@
-"""L14: scores are the products of queries and keys, times scale."""
+"""L14: scores are scale times the products of queries and keys."""
 
 from __future__ import annotations
 

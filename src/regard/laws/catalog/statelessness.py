@@ -1,4 +1,4 @@
-"""L22: an answer does not depend on what was asked before, or is being asked at the same time."""
+"""L22: the output does not depend on earlier or concurrent calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L8: a query has weights exactly where its pattern and its mask let it look."""
+"""L8: weights are positive exactly where pattern and mask allow."""
 
 from __future__ import annotations
 
