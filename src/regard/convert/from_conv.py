@@ -143,7 +143,7 @@ def _explain_unsupported(conv: nn.Module) -> str:
     if not conv.weight.dtype.is_floating_point:
         return f"weights of attention are real numbers, and these are {conv.weight.dtype}"
     if conv.padding_mode not in EDGES:
-        return f"nobody knows what lies beyond the edges in mode {conv.padding_mode!r}"
+        return f"padding mode {conv.padding_mode!r} is unknown"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Where the heads of a layer look, when they look by position."""
+"""Head profiles: the attention weights of positional heads by relative position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class HeadProfile:
-    r"""Where the heads of a layer look: by relative position `delta` = key minus query, (row, column).
+    r"""The attention of positional heads by relative position `delta` = key minus query, (row, column).
 
         weights[h, delta] = exp(scores[h, delta]) / sum over all delta of exp(scores[h, delta])
 
@@ -67,7 +67,7 @@ class HeadProfile:
             )
         for field in fields(self):
             if (value := getattr(self, field.name)) is not None:
-                object.__setattr__(self, field.name, value.detach().clone())  # frozen for everybody else
+                object.__setattr__(self, field.name, value.detach().clone())  # frozen outside of this method
 
     def __repr__(self) -> str:
         return f"HeadProfile(heads={self.heads}, grid={self.grid})"

@@ -51,7 +51,8 @@ class SpatialAttention(nn.Module):
         lattice: stride, trim and edges.
         groups: blocks of channels that do not see one another; zeros between them are neither stored nor multiplied.
         head_dim: channels of a head's values in each group. `None` keeps `W^(h)` as one matrix.
-        bias: whether something is added at last.
+        bias: whether a bias is added.
+        dtype, device: of the parameters.
 
         >>> from regard.layers import SpatialAttention
         >>> layer = SpatialAttention(3, 5, steps=[(0, -1), (0, 0), (0, 1)])

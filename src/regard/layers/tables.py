@@ -1,4 +1,4 @@
-"""Heads with a free score for every step of a small window: fewer of them make a convolution."""
+"""Positional attention with a learned score for every offset of a small window."""
 
 from __future__ import annotations
 
@@ -32,10 +32,16 @@ class TableAttention(nn.Module):
         >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.looks.shape
         (torch.Size([2, 5, 7, 11]), torch.Size([2, 3]))
 
-    Attributes:
-        scores: `(head, step)`.
-        weight: `(out, in / groups, head)`, the matrices `W^(h)`.
-        bias: `(out,)`, or `None`.
+    Args:
+        in_channels, out_channels: channels of the image and of the output.
+        heads: number of heads.
+        steps: offsets of the window, `(row, column)` each, or `(position,)`.
+        lattice: stride, trim and edges.
+        groups: blocks of channels that do not see one another.
+        bias: whether a bias is added.
+        dtype, device: of the parameters.
+
+    Parameters: `scores (head, step)`, `weight (out, in / groups, head)`, the matrices `W^(h)`, and `bias (out,)`.
     """
 
     def __init__(

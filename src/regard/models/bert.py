@@ -1,4 +1,4 @@
-"""BERT: an encoder that reads a text from both sides, with its two heads for pre-training; RoBERTa and DistilBERT.
+"""BERT: a bidirectional encoder with its two heads for pre-training; RoBERTa and DistilBERT.
 
     x = norm(embed(tokens) + position + segment)
     x = norm(x + attention(x)),  x = norm(x + feed_forward(x))          in every layer
@@ -30,10 +30,10 @@ from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
 from regard.models.attention_layers import build_layer, check_attentions
 from regard.models.config import Config, find_published
+from regard.models.converters.base import ConverterGroup
 from regard.models.converters.bert import HuggingFaceBert
 from regard.models.converters.distilbert import DistilBert
 from regard.models.converters.roberta import Roberta
-from regard.models.converters.rules import Either
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
@@ -121,7 +121,7 @@ class BertConfig(Config):
 
 
 class BertOutput(NamedTuple):
-    """What a BERT knows; `None` where it has no such part.
+    """Outputs of a BERT; `None` where it has no such part.
 
     Attributes:
         hidden: of every token, `(batch, token, dim)`.
@@ -149,7 +149,7 @@ class Bert(Pretrained):
 
     Config: ClassVar = BertConfig
     converters: ClassVar = {
-        "huggingface": Either(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
+        "huggingface": ConverterGroup(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
     }
 
     def __init__(self, config: BertConfig) -> None:
@@ -206,7 +206,7 @@ class Bert(Pretrained):
         positions: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, `(batch, token, dim)`.
+        """Hidden states of the last layer, `(batch, token, dim)`.
 
         positions: `(token,)` or `(batch, token)`, counted from 0, of tokens that are all real; counted here if `None`.
         """
@@ -312,7 +312,7 @@ class Bert(Pretrained):
 
 
 class MaskedTokens(nn.Module):
-    """What stands at a masked place: `norm(activation_fn(x W + b)) E^T + c`, with the embedding `E` itself."""
+    """The masked-token head: `norm(activation(x W + b)) E^T + c`, with the embedding `E` itself."""
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()

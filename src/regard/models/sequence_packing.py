@@ -1,4 +1,4 @@
-"""Texts of unequal length laid end to end, so that nothing is computed for padding."""
+"""Sequence packing: texts of unequal length share a row, so that nothing is computed for padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image classifier that learned to convolve: heads of attention that look by position alone.
+"""An image classifier whose heads attend by position alone and learn to convolve.
 
 Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR 2020).
 """
@@ -30,9 +30,15 @@ POSITIONS = ("quadratic", "gaussian", "learned", "content")
 class SpatialConfig(Config):
     """What a `SpatialTransformer` is built from; the defaults are the paper's, for CIFAR-10.
 
-    `position` says how a head finds where to look: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and
-    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content). `heads` is one
-    number for all layers, or one for each, as after dropping heads.
+    Attributes:
+        position: the scores of a head: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and a full
+            covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content).
+        image, channels, patch: rows and columns of an image, its channels, and the side of a patch, in pixels.
+        dim, layers, hidden_dim: hidden size, blocks, channels of the feed-forward part.
+        heads: one number for all layers, or one for each, as after pruning heads.
+        classes: number of logits.
+        dropout, attention_dropout: while training, on residuals and on attention weights.
+        norm_eps: of the norms.
 
         >>> from regard.models.spatial import SpatialConfig
         >>> SpatialConfig(image=(32, 48)).grid

@@ -1,4 +1,4 @@
-"""What models check before they are built, and before they read tokens."""
+"""Checks of configurations and of the inputs of models."""
 
 from __future__ import annotations
 

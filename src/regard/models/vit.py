@@ -1,4 +1,4 @@
-"""ViT: an image is a text of patches.
+"""ViT: a transformer encoder over the patches of an image.
 
     x = [class; patches W + b] + position
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
@@ -145,7 +145,7 @@ class ViT(Pretrained):
         return pooled if self.head is None else self.head(pooled)
 
     def tokens(self, images: Tensor, *, resize: bool = False) -> Tensor:
-        """What the last layer knows of the class token and of every patch, `(batch, 1 + patch, dim)`."""
+        """Hidden states of the class token and of every patch, `(batch, 1 + patch, dim)`."""
         check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         if images.ndim == 4 and tuple(images.shape[2:]) != self.config.image and not resize:
             raise InputError(

@@ -20,7 +20,7 @@ except ImportError:  # not on every system; there each save still works under na
     fcntl = None
 
 # A file is made in a hidden folder beside its place, and then moved: only a rename within one file system is atomic.
-# The name is nobody else's, so that what a killed save left there can be removed without harm.
+# No other program uses the name, so that what a killed save left there can be removed.
 WORK = ".regard-save-"
 # Where nothing can be locked, a folder that was made so long ago belongs to no save that still runs.
 STALE_SECONDS = 24 * 3600
@@ -37,7 +37,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def new_workplace(folder: Path) -> Path:
-    """Such a folder, for who removes it himself."""
+    """Such a folder, which the caller removes."""
     work = folder / f"{WORK}{secrets.token_hex(4)}"
     work.mkdir()
     return work

@@ -155,7 +155,7 @@ def _truncate(value: object) -> str:
 
 
 def _round_to_float32(value: float) -> float:
-    """The number somebody wrote before it was rounded to float32: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal number that rounds to this float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

@@ -179,10 +179,10 @@ def _unpickling_error(path: Path, failure: pickle.UnpicklingError) -> Checkpoint
     if wanted is None and "Unsupported" not in str(failure):
         return _damage_error(path, ValueError("no pickle that torch writes"))
     return CheckpointError(
-        f"{path.name} asks for code to be run, which is never done.",
+        f"{path.name} contains code, which is never run.",
         asked=str(path),
         found=f"a pickle that calls {wanted[1]}" if wanted else "a pickle with more in it than tensors need",
-        because="only tensors are read from such a file, and whoever made it chose the code",
+        because="only tensors are read from such a file; a pickle may call any function",
         instead="a safetensors version of this checkpoint",
     )
 
