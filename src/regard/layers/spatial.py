@@ -150,8 +150,7 @@ class SpatialAttention(nn.Module):
         return torch.einsum("godh,ghdi->hgoi", output, self.value).flatten(1, 2)
 
     def forward(self, image: Tensor) -> Tensor:
-        self._check_image(image)
-        batch = image if image.ndim == self.axes + 2 else image[None]
+        batch = make_batch(image, self.axes, self.in_channels)
         seen = self._attend_pixels(batch)
         if self.head_dim is None:
             weight = self.weight
@@ -163,8 +162,7 @@ class SpatialAttention(nn.Module):
 
     def head_contributions(self, image: Tensor) -> Tensor:
         """What each head adds to the output, `(head, *output)`: they sum to it, but for the bias."""
-        self._check_image(image)
-        batch = image if image.ndim == self.axes + 2 else image[None]
+        batch = make_batch(image, self.axes, self.in_channels)
         seen = self._attend_pixels(batch).unflatten(1, (self.groups, -1))
         matrices = self.matrices().unflatten(1, (self.groups, -1))
         parts = torch.einsum("hgoi,bgih...->hbgo...", matrices, seen).flatten(2, 3)
@@ -200,9 +198,11 @@ class SpatialAttention(nn.Module):
         distance = (down - centre[:, :1]).square()[:, :, None] + (across - centre[:, 1:]).square()[:, None]
         if self.exact:
             scores = torch.zeros_like(distance).masked_fill(distance > 0, -math.inf)
-            return HeadProfile(scores, centre, None, self._full_matrices().detach())
+            return HeadProfile(scores, centre, None, join_groups(self.matrices().detach(), self.groups))
         precision = 2 * alpha[:, None, None] * torch.eye(2).to(alpha)
-        return HeadProfile(-alpha[:, None, None] * distance, centre, precision, self._full_matrices().detach())
+        return HeadProfile(
+            -alpha[:, None, None] * distance, centre, precision, join_groups(self.matrices().detach(), self.groups)
+        )
 
     @torch.no_grad()
     def with_alpha(self, alpha: float | Tensor) -> SpatialAttention:
@@ -284,21 +284,11 @@ class SpatialAttention(nn.Module):
     def _dtype(self) -> torch.dtype:
         return (self.weight if self.head_dim is None else self.output).dtype
 
-    def _full_matrices(self) -> Tensor:
-        """`W^(h)` with the zeros between groups, `(head, out, in)`."""
-        blocks = self.matrices().unflatten(1, (self.groups, -1)).unbind(1)
-        return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
-
     @staticmethod
     def _update_steps(module: nn.Module, _) -> None:
         assert isinstance(module, SpatialAttention)
         if not module.step.is_meta:
             module._steps = _round_steps(module.step.detach())
-
-    def _check_image(self, image: Tensor) -> None:
-        channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
-        if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
-            raise _image_error(f"a tensor {tuple(image.shape)}", self.axes, self.in_channels)
 
     def extra_repr(self) -> str:
         alpha = "inf" if self.exact else f"{[round(number, 4) for number in self.alpha.tolist()]}"
@@ -311,6 +301,19 @@ class SpatialAttention(nn.Module):
 def _round_steps(steps: Tensor) -> tuple[tuple[int, ...], ...]:
     """Steps as Python's numbers, so that picking pixels never asks a device where they are."""
     return tuple(tuple(step) for step in steps.round().long().tolist())
+
+
+def make_batch(image: Tensor, axes: int, channels: int) -> Tensor:
+    """Images with a batch axis; refuses those of another shape."""
+    if image.ndim - axes not in (1, 2) or image.shape[-axes - 1] != channels:
+        raise _image_error(f"a tensor {tuple(image.shape)}", axes, channels)
+    return image if image.ndim == axes + 2 else image[None]
+
+
+def join_groups(matrices: Tensor, groups: int) -> Tensor:
+    """Matrices `(head, out, in / groups)` with the zeros between groups, `(head, out, in)`."""
+    blocks = matrices.unflatten(1, (groups, -1))
+    return torch.stack([torch.block_diag(*parts) for parts in blocks])
 
 
 def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -> Tensor:

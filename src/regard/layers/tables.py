@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, InputError
+from regard.errors import ConfigError
 from regard.layers.lattice import Lattice
 from regard.layers.profiles import HeadProfile
-from regard.layers.spatial import join_heads
+from regard.layers.spatial import join_groups, join_heads, make_batch
 
 
 class TableAttention(nn.Module):
@@ -97,16 +97,7 @@ class TableAttention(nn.Module):
         return self.scores.softmax(-1)
 
     def forward(self, image: Tensor) -> Tensor:
-        channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
-        if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
-            raise InputError(
-                "This is not an image for these heads.",
-                asked=f"(batch, {self.in_channels}, {'row, column' if self.axes == 2 else 'position'})",
-                found=f"a tensor {tuple(image.shape)}",
-                because="heads step along rows and columns, or along a line, and channels come first",
-                instead="image.movedim(-1, 1), if channels come last",
-            )
-        batch = image if image.ndim == self.axes + 2 else image[None]
+        batch = make_batch(image, self.axes, self.in_channels)
         window = self.lattice.read(batch, self.steps)  # (batch, channel, step, *query)
         seen = (self.looks @ window.flatten(3)).unflatten(-1, window.shape[3:])
         output = join_heads(seen, self.weight, self.groups, self.bias)
@@ -123,8 +114,7 @@ class TableAttention(nn.Module):
         far = steps.abs().amax(0)
         scores = self.scores.detach().new_full((self.heads, *(2 * far + 1).tolist()), -math.inf)
         scores[:, steps[:, 0] + far[0], steps[:, 1] + far[1]] = self.scores.detach()
-        blocks = self.weight.detach().permute(2, 0, 1).unflatten(1, (self.groups, -1))
-        return HeadProfile(scores, values=torch.stack([torch.block_diag(*parts) for parts in blocks]))
+        return HeadProfile(scores, values=join_groups(self.weight.detach().permute(2, 0, 1), self.groups))
 
     def extra_repr(self) -> str:
         grouped = f", groups={self.groups}" if self.groups > 1 else ""

@@ -34,6 +34,7 @@ from regard.models.converters.base import ConverterGroup
 from regard.models.converters.bert import HuggingFaceBert
 from regard.models.converters.distilbert import DistilBert
 from regard.models.converters.roberta import Roberta
+from regard.models.initialization import init_weights, normal
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
@@ -164,7 +165,7 @@ class Bert(Pretrained):
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
-        self._init_weights()
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
 
     @property
     def first_position(self) -> int:
@@ -298,17 +299,6 @@ class Bert(Pretrained):
                 instead='pooling="mean" or "first"',
             )
         return torch.tanh(self.pooler(first))
-
-    @torch.no_grad()
-    def _init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 class MaskedTokens(nn.Module):

@@ -38,6 +38,7 @@ from regard.models.converters.llama import Llama
 from regard.models.converters.mistral import Mistral
 from regard.models.converters.qwen2 import Qwen2
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights, normal
 from regard.models.padding import check_cached_mask, find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -376,15 +377,8 @@ class GPT(Pretrained):
 
     @torch.no_grad()
     def _init_weights(self) -> None:
-        """Normal with deviation 0.02; what is added to the residual is smaller, so that depth does not make it grow."""
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        """What is added to the residual is smaller, so that depth does not make it grow."""
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
         for block in self.blocks:
             for last in (block.attention.output, block.feed_forward.outer):
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.layers) ** 0.5)

@@ -31,6 +31,7 @@ from regard.models.attention_layers import Attentions, build_layer, check_attent
 from regard.models.config import Config
 from regard.models.converters.torch_transformer import TorchTransformer, read_arguments
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -334,11 +335,7 @@ class Transformer(Pretrained):
     @torch.no_grad()
     def _init_weights(self) -> None:
         """Xavier's uniform for matrices, `1/sqrt(dim)` for the embedding, which comes in times `sqrt(dim)`."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self, nn.init.xavier_uniform_)
         for embedding in (self.embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=self.config.dim**-0.5)
 

@@ -26,6 +26,7 @@ from regard.layers.positions import GridPositions
 from regard.models.attention_layers import build_layer, check_attentions, find_grids
 from regard.models.config import Config
 from regard.models.converters.vit import HuggingFaceViT, TimmViT
+from regard.models.initialization import init_weights, truncated_normal
 from regard.models.pretrained import Pretrained
 from regard.models.validation import check_sizes, check_tensor
 
@@ -172,11 +173,7 @@ class ViT(Pretrained):
 
     @torch.no_grad()
     def _init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self, truncated_normal)
         nn.init.normal_(self.class_token, std=0.02)
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
