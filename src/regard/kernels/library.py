@@ -84,7 +84,7 @@ def missing() -> str | None:
 
 
 def use(name: str) -> None:
-    """Take the kernels of this name from now on: `avx512`, `avx2`, `plain`, or `scalar` (the slow twins)."""
+    """Take the kernels of this name from now on: `avx512`, `avx2`, `plain`, or `scalar` (plain loops, for tests)."""
     assert native is not None, _missing
     global _lanes
     if native.regard_use(name.encode()):
@@ -103,7 +103,7 @@ def lanes(dtype: torch.dtype) -> int:
     return _lanes // 2 if dtype == torch.float64 else _lanes
 
 
-_one_thread = False  # since the OpenMP runtime has lost its threads
+_one_thread = False  # in a forked child, whose OpenMP runtime has no threads
 
 
 def num_threads() -> int:

@@ -64,7 +64,7 @@ def _run(kernel: Callable, fields: struct.Struct, x: Tensor, weight: Tensor, bia
     x, weight = last_axis_dense(x), last_axis_dense(weight)
     bias = bias if bias is None else bias.contiguous()
     output = empty_output(*shape[:-1], weight.shape[0], dtype=x.dtype)
-    answer = kernel(
+    status = kernel(
         fields.pack(
             DTYPE_CODES[x.dtype],
             num_threads(),
@@ -80,7 +80,7 @@ def _run(kernel: Callable, fields: struct.Struct, x: Tensor, weight: Tensor, bia
             *more,
         )
     )
-    if answer != FINE:
+    if status != FINE:
         raise MemoryError("there is no memory to pack the weights of a linear layer in")
     return output
 
