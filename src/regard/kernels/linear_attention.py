@@ -104,7 +104,7 @@ def _run(query, key, value, state, norm, phi: Phi) -> tuple[tuple[Tensor, ...], 
     fields = LINEAR_ATTENTION.pack(
         *_describe_inputs(query, key, value, state, norm, phi), *addresses, 0, 0, 0, 0, 0, 0, 0, 0
     )
-    return results, _is_finite(native.regard_linear(fields))
+    return results, _is_finite(native.regard_linear_attention(fields))
 
 
 def _forward(query, key, value, state, norm, map, query_scale, key_scale) -> tuple[Tensor, ...]:
@@ -129,7 +129,7 @@ def _backward(
     addresses += [*(grad.data_ptr() for grad in grads[:3]), _address(grad_outputs[1]), _address(grad_outputs[2])]
     addresses += [0, 0] if state is None else [grad.data_ptr() for grad in grads[3:]]
     if _is_finite(
-        native.regard_linear_backward(
+        native.regard_linear_attention_backward(
             LINEAR_ATTENTION.pack(*_describe_inputs(rows[0], rows[1], rows[2], past[0], past[1], phi), *addresses)
         )
     ):
