@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic, tensors
+from regard.models.io import atomic, tensors
 from regard.train.optimizing import memory_of, restore_memory
 from regard.train.recipe import Recipe, read_recipe
 
@@ -125,7 +125,7 @@ def read(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    state, notes = tensors.read_noted(path)
+    state, notes = tensors.read_with_metadata(path)
     try:
         position = Position(**json.loads(notes["position"]))
         whole = (position.epoch, position.step, position.images)
