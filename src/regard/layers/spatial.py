@@ -1,4 +1,4 @@
-"""Heads that look a fixed step away from their own pixel: the attention that a convolution is."""
+"""Positional attention whose heads attend at a fixed offset from the query: the attention that a convolution is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SpatialAttention(nn.Module):
 
     `q` is the pixel of a query, `k` that of a key, both (row, column), or one number along a line; `step_h` is where
     head `h` looks, from the query; `W^(h) = W_h^o W_h^v` its values and its part of the output matrix. As `alpha`
-    grows, a head whose step is a whole number looks at one pixel, and the layer is a convolution whose taps are the
+    grows, a head whose step is a whole number attends to one pixel, and the layer is a convolution whose taps are the
     `W^(h)`. `alpha=inf`, the default, is this limit itself: pixels are picked, nothing is multiplied by a weight, and
     the steps are fixed. With a finite `alpha` steps and widths are learned, `alpha = reference spread^2` as in
     `Quadratic`; the gradient of a step vanishes in the hard limit, so train soft, near 1/2.
@@ -35,8 +35,8 @@ class SpatialAttention(nn.Module):
     scores `-alpha` at best and loses. Without it, the nearest pixel wins: `edges="replicate"`.
 
     Images `(batch, channel, row, column)` or `(batch, channel, position)` of any size; the batch may be left out. All
-    pairs are never formed: a soft look is one over rows times one over columns, with the null key too, whose share
-    follows from the two sums.
+    pairs are never formed: soft weights are a softmax over rows times one over columns, with the null key too, whose
+    share follows from the two sums.
 
     Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR
     2020), theorem 1 and lemma 1. Where we differ: steps are key minus query, as in the paper's equation (9); in its
@@ -46,7 +46,7 @@ class SpatialAttention(nn.Module):
     Args:
         in_channels: channels of the image.
         out_channels: channels that leave.
-        steps: where each head looks: `(head, axis)`, or whole numbers for heads along a line.
+        steps: the offset of each head from the query: `(head, axis)`, or whole numbers for heads along a line.
         alpha: steepness of all heads, or one for each; all infinite or all finite.
         lattice: stride, trim and edges.
         groups: blocks of channels that do not see one another; zeros between them are neither stored nor multiplied.
@@ -58,7 +58,7 @@ class SpatialAttention(nn.Module):
         >>> layer = SpatialAttention(3, 5, steps=[(0, -1), (0, 0), (0, 1)])
         >>> layer(torch.randn(2, 3, 7, 11)).shape
         torch.Size([2, 5, 7, 11])
-        >>> layer.weights((1, 3))[2]  # the head that looks to the right; the last column is the null key
+        >>> layer.weights((1, 3))[2]  # the head that attends to the right; the last column is the null key
         tensor([[0., 1., 0., 0.],
                 [0., 0., 1., 0.],
                 [0., 0., 0., 1.]])
@@ -139,7 +139,7 @@ class SpatialAttention(nn.Module):
 
     @property
     def steps(self) -> tuple[tuple[int, ...], ...]:
-        """Where each head of an exact layer looks; of a soft one, where it looked first, in whole pixels."""
+        """The offset of each head of an exact layer; of a soft one its initial offset, in whole pixels."""
         return self._steps
 
     def matrices(self) -> Tensor:
@@ -184,9 +184,9 @@ class SpatialAttention(nn.Module):
         return torch.cat((square * lead.sigmoid(), (-lead).sigmoid()), -1)
 
     def head_profile(self, grid: tuple[int, int] | None = None) -> HeadProfile:
-        """Where each head looks, from the query; a line is a single row, and the null key is not a place.
+        """The attention of each head by relative position; a line is a single row, and the null key is not a place.
 
-        `grid` is how far the answer reaches; unless given, as far as a head looks with a weight of at least 1e-9.
+        `grid` is how far the answer reaches; unless given, as far as weights are at least 1e-9.
         """
         step, alpha = self.step.detach(), self.alpha.detach()
         centre = nn.functional.pad(step, (2 - self.axes, 0)).to(self._dtype)
@@ -208,7 +208,7 @@ class SpatialAttention(nn.Module):
     def with_alpha(self, alpha: float | Tensor) -> SpatialAttention:
         """The same heads with another steepness: soft ones to train on, or `math.inf` for the hard limit.
 
-        Steps must be whole numbers to become hard: half-way between two pixels there is no single one to look at.
+        Steps must be whole numbers to become hard: half-way between two pixels there is no single nearest one.
         """
         arguments = {"lattice": self.lattice, "groups": self.groups, "head_dim": self.head_dim}
         made = SpatialAttention(
@@ -275,7 +275,7 @@ class SpatialAttention(nn.Module):
         return self.lattice.soft_weights(places + step[:, axis, None], self.alpha.to(step), length)
 
     def _find_reach_beyond_edge(self, size: tuple[int, ...], axis: int) -> int:
-        """How far beyond the edge the farthest look goes."""
+        """How many pixels beyond the edge the farthest offset reaches."""
         last = (self.lattice.queries(size)[axis] - 1) * self.lattice.strides(self.axes)[axis]
         along = [step[axis] for step in self._steps]
         return max(-min(along), max(along) + last - size[axis] + 1, 0)
@@ -363,11 +363,11 @@ def _check_arguments(
             "there is at least one head, and each has one step along a line, or one along rows and one along columns"
         )
     elif not bool((alpha >= 0).all()):
-        because = "with a negative steepness a head would look least at its centre"
+        because = "with a negative steepness a head would attend least to its centre"
     elif bool(alpha.isinf().any()) and not bool(alpha.isinf().all()):
         because = "hard heads pick pixels and soft ones mix them; a layer does one or the other"
     elif bool(alpha.isinf().all()) and not torch.equal(steps, steps.round()):
-        because = "a hard look between pixels has no single one to pick: its neighbours tie"
+        because = "a hard head between pixels has no single nearest one: its neighbours tie"
     elif not dtype.is_floating_point:
         because = f"weights are real numbers, and {dtype} holds others"
     if because:

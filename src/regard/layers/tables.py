@@ -29,7 +29,7 @@ class TableAttention(nn.Module):
 
         >>> from regard.layers.tables import TableAttention
         >>> layer = TableAttention(3, 5, heads=2, steps=[(0, -1), (0, 0), (0, 1)])
-        >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.looks.shape
+        >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.offset_weights.shape
         (torch.Size([2, 5, 7, 11]), torch.Size([2, 3]))
 
     Args:
@@ -92,23 +92,23 @@ class TableAttention(nn.Module):
         return len(self.steps[0])
 
     @property
-    def looks(self) -> Tensor:
+    def offset_weights(self) -> Tensor:
         """The weights of every head, `(head, step)`."""
         return self.scores.softmax(-1)
 
     def forward(self, image: Tensor) -> Tensor:
         batch = make_batch(image, self.axes, self.in_channels)
         window = self.lattice.read(batch, self.steps)  # (batch, channel, step, *query)
-        seen = (self.looks @ window.flatten(3)).unflatten(-1, window.shape[3:])
+        seen = (self.offset_weights @ window.flatten(3)).unflatten(-1, window.shape[3:])
         output = join_heads(seen, self.weight, self.groups, self.bias)
         return output if image.ndim == batch.ndim else output[0]
 
     def kernel(self) -> Tensor:
         """What the heads are together, tap by tap: `sum_h W^(h) a[h, t]`, `(out, in / groups, step)`."""
-        return self.weight @ self.looks
+        return self.weight @ self.offset_weights
 
     def head_profile(self) -> HeadProfile:
-        """Where each head looks, from the query; a line is a single row."""
+        """The attention of each head by relative position; a line is a single row."""
         steps = torch.tensor(self.steps, device=self.scores.device)
         steps = nn.functional.pad(steps, (2 - self.axes, 0))
         far = steps.abs().amax(0)

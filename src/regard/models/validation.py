@@ -217,7 +217,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, pa
 
 
 def _has_data(tokens: Tensor) -> bool:
-    """Whether there is something to look at: tensors that only have shapes are for counting what a model costs."""
+    """False for meta and fake tensors, which have shapes and no values."""
     return tokens.device.type != "meta" and not isinstance(tokens, FakeTensor)
 
 
