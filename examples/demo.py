@@ -29,12 +29,12 @@ import torch
 from demo_parts import convolution, costs, laws, story
 
 from regard import RegardError
-from regard.train import Images, Part, Run, SpatialRecipe, ViTRecipe, checkpoint, train
+from regard.train import Images, ImageSplit, Run, SpatialRecipe, ViTRecipe, checkpoint, train
 from regard.train.data import digits
 from regard.visualize import Picture, animate_heads, draw_head_paths, draw_kernels, show
 
 # Every pixel is a token, and heads learn where to look ten times faster than the rest learns: they travel.
-SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden_dim=64, look_rate=10.0)
+SPATIAL = SpatialRecipe(epochs=30, patch=1, dim=32, hidden_dim=64, position_rate=10.0)
 VIT = ViTRecipe(epochs=40)
 QUICK = {"epochs": 3, "layers": 2}
 FILM = 40  # states of the GIF
@@ -88,7 +88,7 @@ def forget(folder: Path) -> None:
     """Remove what an earlier run has trained, and nothing else."""
     for recipe in (SPATIAL, VIT):
         if (folder / recipe.kind / "recipe.json").is_file():
-            with checkpoint.alone(folder / recipe.kind):  # not under somebody who trains there
+            with checkpoint.lock_folder(folder / recipe.kind):  # not under somebody who trains there
                 shutil.rmtree(folder / recipe.kind)
     (folder / "cnn.safetensors").unlink(missing_ok=True)
 
@@ -185,7 +185,7 @@ def few() -> Images:
     """Some of the digits: enough to see the page."""
     whole = digits()
     parts = [
-        Part(part.pixels[:count], part.labels[:count], part.white)
+        ImageSplit(part.pixels[:count], part.labels[:count], part.white)
         for part, count in ((whole.train, 320), (whole.test, 96))
     ]
     return Images("some digits", *parts, names=whole.names)

@@ -85,7 +85,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
 
     for number in (2, 5, 9):  # within the first and second epochs, and within the third
         monkeypatch.setattr(loops.Training, "_step", stop_at(number))
-        with pytest.raises(Interrupted, match=f"kept in {folder}"):
+        with pytest.raises(Interrupted, match=f"saved in {folder}"):
             train(RECIPES[name], folder, data=few)
     monkeypatch.setattr(loops.Training, "_step", stop_at(10**9))
     assert_same(whole, train(RECIPES[name], folder, data=few))
@@ -163,7 +163,7 @@ def _first_epochs(recipe, count):
             training._epoch(lambda *_: None, lambda: False)
             position = training.position
             found.append(loops.Epoch(position.epoch + 1, position.loss / position.images, 0.0, 0.0, 0.0))
-            training.position = loops.checkpoint.Position(position.epoch + 1)
+            training.position = loops.checkpoint.ResumePoint(position.epoch + 1)
     return found
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_is_refused_in_words(few, tmp_path):
     with refused(CheckpointError, "checkpoint.safetensors cannot be read"):
         train(recipe, tmp_path, data=few)
     path.unlink()
-    with refused(CheckpointError, "has not begun"):
+    with refused(CheckpointError, "has no checkpoint"):
         read_run(tmp_path, data=few)
 
 
@@ -213,14 +213,14 @@ def test_training_may_begin_with_a_model(few, tmp_path):
     assert all(torch.equal(v, second.model.state_dict()[k]) for k, v in first.model.state_dict().items())
     with refused(CheckpointError, "start="):
         train(slow, tmp_path, data=few)
-    with refused(InputError, "builds another"):
+    with refused(InputError, "does not fit the recipe"):
         train(RECIPES["gaussian"], data=few, start=first.model)
 
 
 def test_a_batch_that_no_epoch_has_and_a_rate_that_bursts_are_refused(few):
-    with refused(InputError, "97 images"):
+    with refused(InputError, "97 training images"):
         train(dataclasses.replace(SMALL, batch=98), data=few)
-    with refused(InputError, "smaller rate"):
+    with refused(InputError, "learning rate below"):
         train(dataclasses.replace(SMALL, optimizer="sgd", clip=None, rate=1e30), data=few)
 
 

@@ -196,7 +196,7 @@ def test_a_model_of_hugging_face_can_be_shown():
 
 
 def test_what_does_not_attend_is_refused():
-    with pytest.raises(RegardError, match="known to attend"):
+    with pytest.raises(RegardError, match="No attention layer"):
         attention_maps(nn.Sequential(nn.Linear(3, 3)), torch.randn(1, 5, 3))
 
 

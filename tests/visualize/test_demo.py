@@ -42,7 +42,7 @@ def learned(folder) -> int:
 
 def is_free(folder) -> bool:
     try:
-        with checkpoint.alone(folder):
+        with checkpoint.lock_folder(folder):
             return True
     except CheckpointError:
         return False
@@ -57,7 +57,7 @@ def test_the_other_process_keeps_what_it_has_when_this_one_is_interrupted(demo, 
         with demo.beside("vit", folder):
             wait_until(lambda: learned(folder / "vit") >= 0)
             assert not is_free(folder / "vit")
-            with pytest.raises(CheckpointError, match="Somebody trains"):
+            with pytest.raises(CheckpointError, match="in use by another"):
                 demo.forget(folder)
             raise KeyboardInterrupt
 

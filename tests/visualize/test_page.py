@@ -191,7 +191,7 @@ def test_a_page_that_would_be_too_heavy_is_refused():
     model = SpatialTransformer(
         SpatialConfig(image=(24, 36), channels=1, patch=1, dim=4, layers=1, heads=3, hidden_dim=5)
     )
-    with pytest.raises(RegardError, match="too heavy"):
+    with pytest.raises(RegardError, match="too large"):
         make_explorer(
             [ExplorerModel("one", model, torch.rand(1, 1, 24, 36), ["a"])], torch.rand(1, 1, 24, 36), ["x"], ""
         )
