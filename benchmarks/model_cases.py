@@ -73,7 +73,7 @@ def gpt2() -> ModelCase:
     transformers = library("transformers")
     torch.manual_seed(0)
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    ours = GPT.from_foreign(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
+    ours = GPT.from_checkpoint(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
     use_huge_pages(ours)
     prompt = torch.randint(0, 50257, (1, 128), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(prompt)
@@ -119,7 +119,7 @@ def minilm() -> ModelCase:
         torch.manual_seed(0)
         sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
         peer = transformers.BertModel(transformers.BertConfig(**sizes), attn_implementation="sdpa").eval()
-        ours = Bert.from_foreign(peer.config.to_dict(), peer.state_dict())
+        ours = Bert.from_checkpoint(peer.config.to_dict(), peer.state_dict())
     else:
         peer = transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
         ours = Bert.from_pretrained(folder)
@@ -217,8 +217,8 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
 CASES: dict[str, Callable[[], ModelCase]] = {
     "GPT-2": gpt2,
     "MiniLM": minilm,
-    "ViT-S/16 forward": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, False),
-    "ViT-S/16 training": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, True),
-    "DaViT-tiny forward": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, False),
-    "DaViT-tiny training": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, True),
+    "ViT-S/16 forward": lambda: _vision("ViT-S/16", ViT.from_checkpoint, "vit_small_patch16_224", 4.5989, False),
+    "ViT-S/16 training": lambda: _vision("ViT-S/16", ViT.from_checkpoint, "vit_small_patch16_224", 4.5989, True),
+    "DaViT-tiny forward": lambda: _vision("DaViT-tiny", DaViT.from_checkpoint, "davit_tiny", 4.5218, False),
+    "DaViT-tiny training": lambda: _vision("DaViT-tiny", DaViT.from_checkpoint, "davit_tiny", 4.5218, True),
 }

@@ -12,7 +12,7 @@ from regard.adapters import adapt
 from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
 from regard.adapters.rng import Rng
 from regard.errors import InputError
-from regard.layers import Block, FeedForward, IncrementalAttention, MultiHeadAttention
+from regard.layers import FeedForward, IncrementalAttention, MultiHeadAttention, TransformerBlock
 from regard.models import GPT, Bert, BertConfig, GPTConfig
 
 
@@ -92,10 +92,12 @@ def test_a_cache_pads_its_first_piece_on_the_left():
 
 def test_a_block_with_another_text_is_causal_and_has_no_cache():
     causal = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal()))
-    alone = adapt(Block(causal, FeedForward(12, 20)))
+    alone = adapt(TransformerBlock(causal, FeedForward(12, 20)))
     assert {"causality", "cache"} <= set(alone.claims)
     assert "cache" in alone.abilities
-    assert "cache" not in adapt(Block(causal, FeedForward(12, 20), cross=MultiHeadAttention(12, 3))).abilities
+    assert (
+        "cache" not in adapt(TransformerBlock(causal, FeedForward(12, 20), cross=MultiHeadAttention(12, 3))).abilities
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right", "between"])

@@ -52,7 +52,7 @@ def test_positions_matter_in_these_tests():
 
 # A square mask fits all queries at once; tests/patterns/test_mask.py decodes with its rows.
 DECODED = [p for p in PATTERNS if repr(p) != f"Mask(shape=({TOKENS}, {TOKENS}))"]
-WITH_PAST = [p for p in (p if p.has_past else Causal() & p for p in DECODED) if p.has_past]
+WITH_PAST = [p for p in (p if p.supports_kv_cache else Causal() & p for p in DECODED) if p.supports_kv_cache]
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard import Alibi, Attention, Blocks, Causal, First, GridWindow, RowColumn, Window
 from regard.errors import CacheError, InputError
-from regard.layers import CrossCache, KVCache, MultiHeadAttention, Rotary, Sizes, StateCache
+from regard.layers import AttentionSizes, CrossCache, KVCache, MultiHeadAttention, Rotary, StateCache
 
 
 def layer(**words):
@@ -82,7 +82,7 @@ def test_a_rotation_turns_as_many_channels_as_the_rotary():
 
 
 def test_a_gradient_of_the_query_alone_is_not_lost():
-    made = MultiHeadAttention(Sizes(12, 4), attention=Attention(pattern=Causal()))
+    made = MultiHeadAttention(AttentionSizes(12, 4), attention=Attention(pattern=Causal()))
     made.requires_grad_(False)
     x = torch.randn(1, 1, 12, requires_grad=True)
     with pytest.raises(CacheError, match="gradient"):

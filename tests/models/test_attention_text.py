@@ -32,7 +32,7 @@ from regard import (
 )
 from regard.errors import CheckpointError, ConfigError, InputError, RegardError
 from regard.models import GPT, BertConfig, GPTConfig, Transformer, TransformerConfig
-from regard.models.attention_text import compare_key, read_attention, write_attention
+from regard.models.attention_text import comparison_key, read_attention, write_attention
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +140,8 @@ def test_text_gives_the_description_back(described: Attention):
     text = write_attention(described)
     again = read_attention(text)
     assert write_attention(again) == text
-    assert compare_key(again) == compare_key(described)
-    assert hash(compare_key(again)) == hash(compare_key(described))
+    assert comparison_key(again) == comparison_key(described)
+    assert hash(comparison_key(again)) == hash(comparison_key(described))
 
 
 MALICIOUS = (

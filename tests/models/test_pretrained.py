@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError, ConfigError
 from regard.models import GPT, GPTConfig
 from regard.models.config import Config
-from regard.models.files import read_safetensors, write_safetensors
-from regard.models.files.tensors import INDEX, SINGLE
-from regard.models.foreign.rules import Converter, Either, State
+from regard.models.converters.rules import Converter, Either, State
+from regard.models.io import read_safetensors, write_safetensors
+from regard.models.io.tensors import INDEX, SINGLE
 from regard.models.pretrained import Pretrained
 
 
@@ -237,9 +237,9 @@ def test_nothing_is_initialised_in_vain(tmp_path: Path):
 
 def test_a_state_in_memory_is_read_and_copied():
     model = ladder()
-    config, state = model.to_foreign("reddal")
+    config, state = model.to_checkpoint("reddal")
     kept = {name: tensor.clone() for name, tensor in state.items()}
-    found = Ladder.from_foreign(config, kept, "reddal", dtype=torch.float64)
+    found = Ladder.from_checkpoint(config, kept, "reddal", dtype=torch.float64)
     for tensor in kept.values():
         tensor.zero_()
     assert kept.keys() == state.keys()
@@ -329,7 +329,7 @@ def test_a_model_is_loaded_in_floating_point_numbers_only(tmp_path: Path, dtype:
     with pytest.raises(CheckpointError, match="layers compute in float16"):
         Ladder.from_pretrained(tmp_path, dtype=dtype)
     with pytest.raises(CheckpointError, match="layers compute in float16"):
-        Ladder.from_foreign(*ladder().to_foreign("reddal"), "reddal", dtype=dtype)
+        Ladder.from_checkpoint(*ladder().to_checkpoint("reddal"), "reddal", dtype=dtype)
 
 
 def test_many_faults_are_counted(tmp_path: Path):

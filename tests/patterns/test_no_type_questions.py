@@ -12,7 +12,7 @@ from regard import patterns
 from regard.patterns import EVERY, Pattern
 
 PACKAGE = Path(next(iter(regard.__path__)))
-KINDS = {kind.__name__ for kind in (*EVERY, patterns.And, patterns.Or, patterns.Not)} | {"GridPattern", "HeadRows"}
+KINDS = {kind.__name__ for kind in (*EVERY, patterns.And, patterns.Or, patterns.Not)} | {"GridPattern", "FoldedHeads"}
 
 
 def imported_patterns(tree: ast.AST) -> set[str]:

@@ -100,9 +100,9 @@ def test_behind_causal_it_decodes_from_a_cache(pattern, bias):
 
 
 def test_without_a_past_there_is_no_cache():
-    assert not Logarithmic().has_past  # it sees later keys
-    assert not (Causal() & Recent(5)).has_past  # it reads the number of keys, which was found by a trial
-    assert (Causal() & Logarithmic()).has_past
+    assert not Logarithmic().supports_kv_cache  # it sees later keys
+    assert not (Causal() & Recent(5)).supports_kv_cache  # it reads the number of keys, which was found by a trial
+    assert (Causal() & Logarithmic()).supports_kv_cache
 
 
 def test_cautious_answers_are_right():

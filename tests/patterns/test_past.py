@@ -78,7 +78,7 @@ def is_toeplitz(mask):
 
 @pytest.mark.parametrize("pattern", EVERYTHING, ids=repr)
 def test_what_has_a_past_is_lower_triangular_and_the_corner_of_what_comes_later(pattern):
-    assert not pattern.has_past or keeps_its_past(pattern)
+    assert not pattern.supports_kv_cache or keeps_its_past(pattern)
 
 
 @pytest.mark.parametrize("pattern", EVERYTHING, ids=repr)
@@ -93,9 +93,9 @@ def test_what_is_shiftable_is_constant_along_its_diagonals(pattern):
 
 
 def test_a_past_is_found_wherever_there_is_one_but_for_a_few_accidents():
-    found = [pattern for pattern in EVERYTHING if pattern.has_past]
-    missed = [pattern for pattern in EVERYTHING if keeps_its_past(pattern) and not pattern.has_past]
-    assert [pattern for pattern in PATTERNS if pattern.has_past] == [
+    found = [pattern for pattern in EVERYTHING if pattern.supports_kv_cache]
+    missed = [pattern for pattern in EVERYTHING if keeps_its_past(pattern) and not pattern.supports_kv_cache]
+    assert [pattern for pattern in PATTERNS if pattern.supports_kv_cache] == [
         Causal(),
         Window(0, 0),
         Causal() & Window(4, 0),
@@ -105,24 +105,24 @@ def test_a_past_is_found_wherever_there_is_one_but_for_a_few_accidents():
         ~(Full() | Causal()),
     ]
     assert missed == [Blocks(1)]  # an accident of its size
-    lost = [leaf for leaf in LEAVES if not (Causal() & leaf).has_past]
+    lost = [leaf for leaf in LEAVES if not (Causal() & leaf).supports_kv_cache]
     assert lost == [Random(2, 5), Random(2, 1, block=4)]
     assert len(found) > 50
 
 
 def test_a_random_draw_has_a_past_only_when_its_tokens_are_fixed():
-    assert (Causal() & Random(1, 2, block=3, tokens=60)).has_past
+    assert (Causal() & Random(1, 2, block=3, tokens=60)).supports_kv_cache
     for free in (Random(2, 5), Random(2, 1, block=4)):
-        assert not (Causal() & free).has_past
+        assert not (Causal() & free).supports_kv_cache
         assert not keeps_its_past(Causal() & free)
 
 
 def test_an_or_needs_both_sides_and_a_not_looks_inside():
-    assert (Window(2, 0) | Window(3, 0, step=4)).has_past
-    assert not (Window(2, 0) | Window(3, 1)).has_past
-    assert not (~Causal()).has_past
-    assert (~(~Causal() | Strided(2))).has_past
-    assert not (~(~Causal() & Strided(2))).has_past
+    assert (Window(2, 0) | Window(3, 0, step=4)).supports_kv_cache
+    assert not (Window(2, 0) | Window(3, 1)).supports_kv_cache
+    assert not (~Causal()).supports_kv_cache
+    assert (~(~Causal() | Strided(2))).supports_kv_cache
+    assert not (~(~Causal() & Strided(2))).supports_kv_cache
 
 
 def _near(i, j):

@@ -12,7 +12,7 @@ import torch
 from agreement import refused
 
 from regard.errors import CheckpointError, ConfigError, InputError
-from regard.models.files import tensors
+from regard.models.io import tensors
 from regard.train import Images, ImageSplit, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
 
 TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden_dim=4)
@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(copy, few
 
 @pytest.mark.parametrize("wrong", [{"epoch": -1}, {"epoch": "one"}, {"step": 0.5}, {"images": None}])
 def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | wrong
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
     with refused(CheckpointError, "not a checkpoint of a run"):
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
 
 
 def test_a_checkpoint_within_an_epoch_without_its_chance_is_refused(copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | {"epoch": 1, "step": 1}
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
     with refused(CheckpointError, "is incomplete", "chance"):

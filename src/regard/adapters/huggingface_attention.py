@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention_readers import AttentionRows
-from regard.adapters.module_modes import eval_mode
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 
 RECORDER = "regard_recorder"  # our name in the library's table of attentions
 CHUNK = 256  # queries whose rows are computed at once

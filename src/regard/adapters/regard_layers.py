@@ -22,14 +22,14 @@ from regard.attention import Attention, attend
 from regard.biases import Bias
 from regard.errors import BackendError, InputError
 from regard.layers import (
-    Block,
     ChannelAttention,
     GridAttention,
     IncrementalAttention,
     MultiHeadAttention,
+    TransformerBlock,
     WindowAttention,
 )
-from regard.layers.block import Stack
+from regard.layers.block import BlockList
 from regard.layers.cache_requirements import is_shift_invariant
 from regard.patterns import Full, GridWindow, Mask, Pattern
 
@@ -51,7 +51,7 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
             return _incremental(target, name, options)
     if isinstance(target, MultiHeadAttention):
         return _attention(target, name, options)
-    if isinstance(target, Block | Stack):
+    if isinstance(target, TransformerBlock | BlockList):
         return _blocks(target, name, options)
     if isinstance(target, GridAttention | WindowAttention):
         return _grid(target, name, options)
@@ -196,7 +196,7 @@ def _claims(attention: Attention, any_length: bool) -> list[str]:
             claims += ["scale", "jacobian"] if pattern is None else ["jacobian"]
     elif attention.feature_map is None:
         claims.remove("gradients")  # a hard choice has none
-    if pattern is not None and pattern.has_past:
+    if pattern is not None and pattern.supports_kv_cache:
         claims.append("causality")
     if pattern is None and bias is None:
         claims.append("permutation")
@@ -315,7 +315,9 @@ def _blocks(target: Any, name: str, options: dict[str, Any]) -> Adapter:
     if "cache" in claims and all(block.cross is None for block in blocks_of(target)):
         adapter.caching = RegardCache(adapter)
         adapter.abilities.add("cache")
-    adapter.declared = "Regard's block" if isinstance(target, Block) else f"{len(attentions)} of Regard's blocks"
+    adapter.declared = (
+        "Regard's block" if isinstance(target, TransformerBlock) else f"{len(attentions)} of Regard's blocks"
+    )
     return adapter
 
 
@@ -339,8 +341,8 @@ def _grid(target: Any, name: str, options: dict[str, Any]) -> Adapter:
     return adapter
 
 
-def blocks_of(target: Any) -> list[Block]:
-    return [target] if isinstance(target, Block) else list(target)
+def blocks_of(target: Any) -> list[TransformerBlock]:
+    return [target] if isinstance(target, TransformerBlock) else list(target)
 
 
 def _conventions(attentions: list[MultiHeadAttention], options: dict[str, Any]) -> Conventions:
@@ -354,7 +356,7 @@ def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
     patterns = [each.attention.pattern for each in attentions]
     if any(each.attention.feature_map is not None for each in attentions):
         claims.remove("support")  # features may have weights of zero anywhere
-    if all(pattern is not None and pattern.has_past for pattern in patterns):
+    if all(pattern is not None and pattern.supports_kv_cache for pattern in patterns):
         claims += ["causality", "cache", "cache-algebra"]
     plain = all(each.attention.bias is None and each.rotary is None for each in attentions)
     if plain and all(pattern is None for pattern in patterns):
@@ -416,7 +418,7 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
             inputs.args += (activations(sizes.context, symbol=symbol),)
             if sizes.values != sizes.context:
                 inputs.args += (activations(sizes.values, symbol=symbol),)
-    elif isinstance(module, Block):
+    elif isinstance(module, TransformerBlock):
         inputs.args = (activations(module.attention.sizes.input),)
         if module.cross is not None:
             inputs.kwargs["context"] = activations(module.cross.sizes.context, symbol="T")

@@ -1,4 +1,4 @@
-"""Regard's own models: texts with their padding and memory, both sides of a translation, and images."""
+"""Regard's own models: texts with their padding and cache, both sides of a translation, and images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.adapters.model import ImageModelAdapter, ModelAdapter
 from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
 from regard.errors import CacheError
-from regard.layers.cache import Memory
+from regard.layers.cache import ModelCache
 from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT
 
 OTHER = 7  # tokens of the text on the other side
@@ -169,7 +169,7 @@ class EncoderSide(TextModel):
         pattern = pattern_of_mask(mask[:, None], *x.shape)
         context = target.encode(x, pattern=pattern, positions=positions(mask))
         hidden = pattern_of_mask(mask[:, None], x.shape[0], OTHER)
-        return target.output(target.decode(written, context, context_pattern=hidden))
+        return target.output(target.decode(written, context, encoder_pattern=hidden))
 
 
 class VisionModel(ImageModelAdapter):
@@ -180,17 +180,17 @@ class VisionModel(ImageModelAdapter):
 
 
 class GPTCache(RegardCache):
-    """The memory of a GPT."""
+    """The cache of a GPT."""
 
-    def start(self, batch: int, tokens: int) -> Memory:
-        return self.adapter.target.new_memory()
+    def start(self, batch: int, tokens: int) -> ModelCache:
+        return self.adapter.target.new_cache()
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.adapter.target(x, memory=state, **self.padding(x, mask)), state
+        return self.adapter.target(x, cache=state, **self.padding(x, mask)), state
 
 
 class TransformerCache(GPTCache):
-    """The memory of a translator, who read the other text at the first step."""
+    """The cache of a translator, who read the other text at the first step."""
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         target = self.adapter.target
@@ -202,7 +202,7 @@ class TransformerCache(GPTCache):
                 because="every translation begins with its first token",
                 instead="padding of the text that it reads",
             )
-        return target.output(target.decode(x, context, memory=state)), state
+        return target.output(target.decode(x, context, cache=state)), state
 
 
 def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:

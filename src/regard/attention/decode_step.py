@@ -95,7 +95,7 @@ def _find_intervals(
     if pattern.rows not in (None, batch):
         return None
     first, last = keys - queries, keys
-    if queries == 1 and pattern.fixed_length is None and pattern.is_shift_invariant() and pattern.has_past:
+    if queries == 1 and pattern.fixed_length is None and pattern.is_shift_invariant() and pattern.supports_kv_cache:
         # What a query sees does not depend on later keys: one cached answer serves the next steps too.
         first -= first % STEPS_AT_ONCE
         last = first + STEPS_AT_ONCE

@@ -11,7 +11,7 @@ from regard.backends.reference import position_scores
 
 
 def fold_heads(request: Request) -> Request:
-    """The same attention with row `batch row * heads + head` for each head, where the pattern tells heads apart.
+    """The same attention with row `batch row * heads + head` for each head, where the pattern differs between heads.
 
     Keys and values that heads share are repeated for each of them, and a bias becomes a tensor of scores; the mask of
     such a pattern is as large.
@@ -34,6 +34,6 @@ def fold_heads(request: Request) -> Request:
         query=by_head(request.query, 1),
         key=by_head(request.key, request.group),
         value=by_head(request.value, request.group),
-        pattern=pattern._by_head,
+        pattern=pattern._with_folded_heads,
         bias=bias,
     )

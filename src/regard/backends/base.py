@@ -77,7 +77,7 @@ class Request:
     def by_row(self, tensor: Tensor) -> Tensor:
         """A tensor whose first axis counts the rows of the pattern, repeated for the batch where that is longer.
 
-        Where the pattern tells heads apart but no batch rows, heads came in as rows, and each batch row has them all.
+        A pattern that differs between heads only has its heads folded into rows, and each batch row has all of them.
         """
         rows = tensor.shape[0]
         return tensor if rows in (1, self.batch) else tensor.repeat(self.batch // rows, *(1,) * (tensor.ndim - 1))

@@ -19,7 +19,7 @@ from regard.caching import lru_cache_bytes
 from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
-from regard.planner import Part, plan
+from regard.planner import PlanPart, plan
 from regard.planner.ragged import stack_by_shape
 
 BLOCK = 64
@@ -158,7 +158,7 @@ def _plan_means(pattern: Pattern, lengths: Lengths) -> tuple[_Step, ...]:
     return tuple(steps)
 
 
-def _list_tiles(part: Part, lengths: Lengths, rows: int) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
+def _list_tiles(part: PlanPart, lengths: Lengths, rows: int) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
     """Shape of each tile; its queries, the tree's nodes they read, and how many keys each node holds for each query."""
     offsets = _level_offsets(rows * lengths.keys)
     for tile in range(part.tiles):
@@ -185,7 +185,9 @@ def _level_offsets(keys: int) -> list[int]:
     return offsets
 
 
-def _find_nodes(part: Part, tile: int, before: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_nodes(
+    part: PlanPart, tile: int, before: int, offsets: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tree nodes that make up the whole runs, how many keys each holds, and the places of the ragged keys.
 
     `before` keys of other batch rows come first.

@@ -48,7 +48,7 @@ class LinearAttention(Backend):
     def refuse(self, request: Request) -> str | None:
         if request.feature_map is None:
             return "linear attention needs a feature map in place of exp, and none was given"
-        for pattern in request.pattern._factors():
+        for pattern in request.pattern._split_intersection():
             if not pattern.is_causal and not pattern.is_key_padding:
                 return (
                     "linear attention shares its sums over keys between queries, which Full, Causal, Padding "
@@ -59,7 +59,7 @@ class LinearAttention(Backend):
     def run(self, request: Request) -> Tensor:
         dtype = accumulation_dtype(request)
         query, key, value = (tensor.to(dtype) for tensor in (request.query, request.key, request.value))
-        patterns = request.pattern._factors()
+        patterns = request.pattern._split_intersection()
         causal = any(pattern.is_causal for pattern in patterns)
         paddings = [pattern for pattern in patterns if pattern.is_key_padding and not pattern.is_full]
         if causal and not paddings and (output := _run_fused(query, key, value, request)) is not None:

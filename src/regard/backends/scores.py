@@ -29,7 +29,7 @@ class Task:
     group: int  # query heads per key head
     keeps_lse: bool = True  # whether a backward pass will need the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
-    bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern tells apart
+    bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern distinguishes
 
     @property
     def reads_content(self) -> bool:

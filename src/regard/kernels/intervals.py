@@ -36,7 +36,7 @@ def intervals(pattern: Pattern, lengths: Lengths) -> tuple[Tensor, Tensor] | Non
 def _intervals(pattern: Pattern, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
     pattern.lengths(*lengths)  # refuses lengths that do not fit
     # By a formula for the patterns of decoders, whose lengths change at every step; else few queries are looked at.
-    found = pattern._interval(lengths)
+    found = pattern._find_key_intervals(lengths)
     if found is None and not pattern._is_scattered:
         found = _read_square(evaluate(pattern, lengths))
     if found is None:

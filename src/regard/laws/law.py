@@ -80,7 +80,10 @@ class Law:
     needs: ClassVar[tuple[str, ...]] = ()
     # Which parameters of a case may shrink, and to what.
     smallest: ClassVar[Mapping[str, int]] = {"batch": 1, "tokens": 1}
-    # The fewest cases that must really run before the law is said to hold: not refused, not discarded.
+    # The parameters that tell one kind of case from another: the side of the padding, the place of a cut.
+    kinds: ClassVar[tuple[str, ...]] = ()
+    # The fewest kinds of case that must really run before the law is said to hold, and the fewest cases: not refused,
+    # not discarded.
     minimum: ClassVar[int] = 4
     # Laws about a subject that changes from call to call are not excused by a subject that does.
     about_repetition: ClassVar[bool] = False
@@ -103,6 +106,10 @@ class Law:
         out to say nothing; a case that yields nothing is none.
         """
         raise NotImplementedError
+
+    def kind_of(self, case: Case) -> tuple[int | str | bool | float | None, ...]:
+        """What tells this case from those of other kinds."""
+        return tuple(case.get(name) for name in self.kinds)
 
     def possible(self, case: Case) -> bool:
         """Whether the parameters of a (shrunk) case fit together."""

@@ -38,6 +38,8 @@ class Reference(Law):
     equation = "f(x, m) = g(x, m);  d f / d x = d g / d x"
     catches = "numbers that are wrong and keep every law: slopes of linear biases, rotary scaling, position buckets"
     smallest: ClassVar[Mapping[str, int]] = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1, "heads": 1, "hidden": 1}
+    kinds = ("compare", "mask", "tokens", "keys")
+    minimum = 5
 
     def __init__(self, subject: Adapter) -> None:
         self.subject = subject

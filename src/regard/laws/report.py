@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import LawViolation
-from regard.laws.causes import rank
+from regard.laws.causes import rank_causes
 from regard.laws.glossary import describe
 from regard.laws.unchecked import Unchecked
 from regard.laws.verdict import Counterexample, Verdict, Verdicts
@@ -76,7 +76,8 @@ class Report:
         """The claimed laws that do not hold, likeliest cause first, each with the one it probably follows from."""
         failed = [verdict for verdict in self.failed if verdict.claimed]
         undecided = {verdict.slug: "" for verdict in failed if verdict.outcome == "undecided"}
-        return rank(verdict.slug for verdict in failed if verdict.slug not in undecided) | undecided
+        found = {verdict.slug: verdict.counterexample for verdict in failed if verdict.slug not in undecided}
+        return rank_causes({slug: {} if each is None else each.case for slug, each in found.items()}) | undecided
 
     @property
     def violations(self) -> list[LawViolation]:

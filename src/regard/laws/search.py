@@ -105,12 +105,12 @@ def examine(
         return verdict
     budget = BUDGET[fast] if budget is None else budget
     work = measure_work(subject) if work is None else work
-    chosen = select_cases(offered, work, budget, law.minimum)
-    search = Search(verdict, law.minimum, len(offered), explicit)
+    chosen = select_cases(offered, work, budget, law.minimum, law.kind_of)
+    search = Search(verdict, law, offered, explicit)
     spared = [case for case in offered if not any(case is one for one in chosen)]
     for number, case in enumerate([*chosen, *spared]):
-        if number >= len(chosen) and verdict.tried >= law.minimum:
-            break  # the others only make up for cases that were refused or discarded
+        if number >= len(chosen) and not search.lacks(case):
+            continue  # the others only make up for cases that were refused or discarded
         if seconds is not None and time.perf_counter() - began >= seconds:
             search.stopped = f"stopped by seconds={seconds:g} after {verdict.tried} of {len(chosen)} cases"
             break
@@ -118,7 +118,7 @@ def examine(
         if tick is not None:
             tick(verdict.cases)
         decision = decide(law, subject, case, seed)
-        search.count(decision)
+        search.count(case, decision)
         if decision.failure is not None:
             if guessed and (refutation := refute_guess(law, subject, offered, seed)) is not None:
                 verdict.outcome = "not applicable"
@@ -147,35 +147,53 @@ class Search:
     """The count of one search, and what follows from it."""
 
     verdict: Verdict
-    minimum: int
-    offered: int
+    law: Law
+    offered: list[Case]
     explicit: bool
     stopped: str = ""
     refusal: str = ""
     discarded: str = ""
-    vacuous: int = 0
+    vacuous: list[Case] = field(default_factory=list)
+    tried_kinds: set[tuple] = field(default_factory=set)
 
-    def count(self, decision: Decision) -> None:
+    def count(self, case: Case, decision: Decision) -> None:
         """Take one more case into account."""
-        if decision.failure is not None:
-            self.verdict.tried += 1
-        elif decision.refusal is not None:
+        if decision.refusal is not None:
             self.verdict.refused += 1
             self.refusal = self.refusal or _describe(decision.refusal)
         elif decision.discarded:
             self.verdict.discarded += 1
             self.discarded = self.discarded or decision.discarded
         elif decision.vacuous:
-            self.vacuous += 1
+            self.vacuous.append(case)
         else:
             self.verdict.tried += 1
+            self.tried_kinds.add(self.law.kind_of(case))
+
+    def lacks(self, case: Case) -> bool:
+        """Whether a case that the budget does not pay for would still help to reach the minimum."""
+        if self.verdict.tried < self.law.minimum:
+            return True
+        return len(self.tried_kinds) < self.law.minimum and self.law.kind_of(case) not in self.tried_kinds
+
+    def find_shortage(self) -> str | None:
+        """What is missing to the minimum of cases and of kinds of cases, in words; None if enough ran."""
+        vacuous = {id(case) for case in self.vacuous}
+        telling = [case for case in self.offered if id(case) not in vacuous]
+        needed = min(self.law.minimum, len(telling))
+        if self.verdict.tried < needed:
+            return f"only {self.verdict.tried} of the {needed} cases that it takes could be tried"
+        needed = min(self.law.minimum, len({self.law.kind_of(case) for case in telling}))
+        if len(self.tried_kinds) < needed:
+            kinds = ", ".join(self.law.kinds)
+            return f"only {len(self.tried_kinds)} of the {needed} kinds of case ({kinds}) that it takes could be tried"
+        return None
 
     def conclude(self) -> None:
         """Say whether enough was tried for a law in which nothing was found."""
         verdict = self.verdict
         if verdict.outcome != "holds":
             return
-        needed = min(self.minimum, self.offered - self.vacuous)
         reasons = [self.stopped] if self.stopped else []
         if verdict.refused:
             which = "every case" if verdict.refused == verdict.cases else f"{verdict.refused} of {verdict.cases} cases"
@@ -184,15 +202,15 @@ class Search:
             reasons.append(f"{verdict.discarded} of {verdict.cases} cases were discarded: {self.discarded}")
         if self.stopped:
             verdict.outcome = "undecided"
-        elif self.offered == self.vacuous:
+        elif len(self.offered) == len(self.vacuous):
             verdict.outcome = "not applicable"
             reasons = ["none of its cases has anything to compare" if self.offered else "there is no case to look at"]
         elif verdict.tried == 0 and not verdict.discarded and not self.explicit:
             verdict.outcome = "not applicable"
-        elif verdict.tried < needed:
+        elif (shortage := self.find_shortage()) is not None:
             verdict.outcome = "undecided"
             if verdict.tried:
-                reasons.insert(0, f"only {verdict.tried} of the {needed} cases that it takes could be tried")
+                reasons.insert(0, shortage)
         verdict.reason = "; ".join(reasons)
 
 

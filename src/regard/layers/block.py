@@ -16,7 +16,7 @@ from regard.layers.rotary import Rotation
 from regard.patterns import Pattern
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Each part is added to what came in, normalised before or after.
 
         pre    x = x + part(norm(x))
@@ -27,8 +27,8 @@ class Block(nn.Module):
     Sources: Vaswani et al. (2017), section 3.1, normalise after; Xiong et al., On Layer Normalization in the
     Transformer Architecture (2020), before.
 
-        >>> from regard.layers import Block, FeedForward, MultiHeadAttention
-        >>> block = Block(MultiHeadAttention(12, 3), FeedForward(12, 24))
+        >>> from regard.layers import TransformerBlock, FeedForward, MultiHeadAttention
+        >>> block = TransformerBlock(MultiHeadAttention(12, 3), FeedForward(12, 24))
         >>> block(torch.randn(2, 5, 12)).shape
         torch.Size([2, 5, 12])
     """
@@ -134,8 +134,8 @@ def _check_parts(channels: int, cross: MultiHeadAttention | None, feed_forward: 
             )
 
 
-class Stack(nn.ModuleList):
-    """Stack, one after the other."""
+class BlockList(nn.ModuleList):
+    """BlockList, one after the other."""
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[TransformerBlock]:
         return super().__iter__()  # type: ignore[return-value]

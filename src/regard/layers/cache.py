@@ -86,7 +86,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Memory of the storage."""
+        """ModelCache of the storage."""
         return 0 if self._storage is None else sum(tensor.nbytes for tensor in self._storage)
 
     @property
@@ -114,20 +114,20 @@ class KVCache:
 
         `lengths` says how many of the first tokens of each row are real, counted from the right.
         """
-        self._check(key, value, lengths)
+        self._check_append(key, value, lengths)
         count = key.shape[-2]
         if lengths is not None:
-            self.lengths = _list_lengths(lengths)
+            self.lengths = _to_length_list(lengths)
             self._real = list(self.lengths)
         elif self.lengths is not None and self._real is not None:
             self.lengths = [length + count for length in self.lengths]
             self._real = [real + count for real in self._real]
         self.length = self.length + count if self.lengths is None else max(self.lengths)
         if self.window is not None:
-            seen = self._roll(key, value)
+            seen = self._append_window(key, value)
         else:
             self._reserve(key, value, self._held + count)
-            seen = self._write(key, value)
+            seen = self._write_columns(key, value)
         self._seen = seen[0].shape[-2]
         return seen
 
@@ -135,8 +135,8 @@ class KVCache:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
         if self._storage is None:
             return
-        rows = _list_rows(index)
-        _check_rows(rows, len(self._storage[0]))
+        rows = _to_row_list(index)
+        _check_row_numbers(rows, len(self._storage[0]))
         same = len(rows) == self.batch
         new = []
         for stored in self._storage:
@@ -164,7 +164,7 @@ class KVCache:
             if lengths > self.length:
                 wanted = [lengths] * batch
         else:
-            wanted = _list_lengths(lengths)
+            wanted = _to_length_list(lengths)
         self._check_crop(wanted, totals, reals)
         kept = [real - (total - keep) for keep, total, real in zip(wanted, totals, reals, strict=True)]
         held = max(kept)
@@ -185,16 +185,18 @@ class KVCache:
 
     # Storage
 
-    def _allocated(self) -> int:
+    def _count_columns(self) -> int:
         return 0 if self._storage is None else self._storage[0].shape[-2]
 
     def _reserve(self, key: Tensor, value: Tensor, wanted: int) -> None:
-        if self._storage is not None and wanted <= self._allocated():
+        if self._storage is not None and wanted <= self._count_columns():
             return
         if self.capacity is not None and self.window is None:
             room = self.capacity
         else:
-            room = max(wanted, 2 * self._allocated(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1)
+            room = max(
+                wanted, 2 * self._count_columns(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1
+            )
         made = []
         for index, tensor in enumerate((key, value)):
             with torch.inference_mode(False):  # what is stored may be continued in another mode
@@ -206,7 +208,7 @@ class KVCache:
             made.append(stored)
         self._storage = made[0], made[1]
 
-    def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _write_columns(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         assert self._storage is not None
         keys, values = self._storage
         start, count = self._held, key.shape[-2]
@@ -215,7 +217,7 @@ class KVCache:
         values.narrow(2, start, count).copy_(value)
         return keys.narrow(2, 0, stop), values.narrow(2, 0, stop)
 
-    def _roll(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _append_window(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append, dropping what no later query can see; a long chunk passes through without being stored whole."""
         assert self.window is not None
         count, window = key.shape[-2], self.window
@@ -228,20 +230,20 @@ class KVCache:
             self._held = 0
             self._reserve(key, value, window + 1)
             last = slice(count - window - 1, None)
-            self._write(key[:, :, last], value[:, :, last])
+            self._write_columns(key[:, :, last], value[:, :, last])
             return seen[0], seen[1]
-        if self._storage is not None and self._held + count > self._allocated():
+        if self._storage is not None and self._held + count > self._count_columns():
             for stored in self._storage:  # the window moves to the front, once in `window` tokens
                 stored[:, :, :past] = stored[:, :, self._held - past : self._held].clone()
             self._held = past
         self._reserve(key, value, self._held + count)
-        seen = self._write(key, value)
+        seen = self._write_columns(key, value)
         first = max(self._held - count - window, 0)  # the oldest of these queries sees no further
         return seen[0][:, :, first:], seen[1][:, :, first:]
 
     # Checks
 
-    def _check(self, key: Tensor, value: Tensor, lengths: Lengths | None) -> None:
+    def _check_append(self, key: Tensor, value: Tensor, lengths: Lengths | None) -> None:
         because = instead = ""
         if key.ndim != 4 or key.shape[:3] != value.shape[:3]:
             because, instead = "a token brings one key and one value for each head", "(batch, kv_head, token, dim)"
@@ -251,10 +253,10 @@ class KVCache:
         elif lengths is not None and self._held:
             because = "only the first tokens may be padded; later ones would leave holes between tokens"
             instead = "lengths with the first append, and then the same number of tokens for all rows"
-        elif lengths is not None and not _lengths_fit(_list_lengths(lengths), len(key), key.shape[2]):
+        elif lengths is not None and not _lengths_fit(_to_length_list(lengths), len(key), key.shape[2]):
             because = f"there are {len(key)} rows of {key.shape[2]} tokens"
             instead = "one length for each row, at most the number of tokens"
-        elif self._storage is not None and _differs(self._storage, key, value):
+        elif self._storage is not None and _has_other_shape(self._storage, key, value):
             stored = self._storage[0]
             because = f"it holds keys {tuple(stored.shape)} of {stored.dtype}"
             instead = "the same rows, heads, sizes and dtype at each step; a new cache for another batch"
@@ -265,7 +267,7 @@ class KVCache:
             raise CacheError(
                 "These tokens cannot be appended to the cache.",
                 asked=f"key {tuple(key.shape)}  value {tuple(value.shape)}"
-                + ("" if lengths is None else f"  lengths {_list_lengths(lengths)}"),
+                + ("" if lengths is None else f"  lengths {_to_length_list(lengths)}"),
                 because=because,
                 instead=instead,
             )
@@ -303,7 +305,7 @@ class CrossCache:
 
     def reorder(self, index: Tensor) -> None:
         if self.key is not None and self.value is not None:
-            _check_rows(_list_rows(index), len(self.key))
+            _check_row_numbers(_to_row_list(index), len(self.key))
             self.source = None
             self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
 
@@ -327,7 +329,7 @@ class StateCache:
 
     def check_fits(self, attention: Attention) -> None:
         """Refuse an attention whose past does not fit into a sum."""
-        if not _fits_in_sum(attention):
+        if not _is_causal_linear(attention):
             raise CacheError(
                 "Only causal linear attention fits into a sum.",
                 asked=f"a StateCache for {attention}",
@@ -348,27 +350,27 @@ class StateCache:
         count, feature_map, scale = key.shape[-2], attention.feature_map, attention.scale
         assert feature_map is not None
         if lengths is not None and (
-            self.state is not None or not _lengths_fit(_list_lengths(lengths), len(key), count)
+            self.state is not None or not _lengths_fit(_to_length_list(lengths), len(key), count)
         ):
             raise CacheError(
                 "Only the first tokens may be padded.",
-                asked=f"lengths {_list_lengths(lengths)} of {len(key)} rows of {count} tokens, after {self.length}",
+                asked=f"lengths {_to_length_list(lengths)} of {len(key)} rows of {count} tokens, after {self.length}",
                 because="later padding would leave holes between tokens"
                 if self.state is not None
                 else "every row has a length, and that is at most the number of tokens",
                 instead="lengths with the first tokens only, one for each row",
             )
-        if lengths is not None and min(_list_lengths(lengths)) < count:
+        if lengths is not None and min(_to_length_list(lengths)) < count:
             output = query.new_zeros(*query.shape[:-1], value.shape[-1])
             states = []
             for row, length in enumerate(
-                _list_lengths(lengths)
+                _to_length_list(lengths)
             ):  # each row by itself: a sum has no place to hide padding
                 real = slice(row, row + 1), slice(None), slice(count - length, None)
                 output[real], state = step(query[real], key[real], value[real], feature_map=feature_map, scale=scale)
                 states.append(state)
             self.state = LinearState(torch.cat([s.sums for s in states]), torch.cat([s.norm for s in states]))
-            self.lengths = _list_lengths(lengths)
+            self.lengths = _to_length_list(lengths)
         else:
             output, self.state = step(query, key, value, self.state, feature_map=feature_map, scale=scale)
             self.lengths = None if self.lengths is None else [length + count for length in self.lengths]
@@ -379,7 +381,7 @@ class StateCache:
         if self.state is None:
             return
         rows = index.tolist()
-        _check_rows(rows, len(self.state.norm))
+        _check_row_numbers(rows, len(self.state.norm))
         self.state = self.state.reorder(index)
         if self.lengths is not None:
             self.lengths = [self.lengths[row] for row in rows]
@@ -395,56 +397,57 @@ class StateCache:
             )
 
 
-class Memory:
+class ModelCache:
     """The caches of all layers of a model, which grow, turn and shrink together."""
 
-    def __init__(self, caches: Sequence[KVCache | StateCache], crosses: Sequence[CrossCache] = ()) -> None:
-        self.caches, self.crosses = list(caches), list(crosses)
-        self.context_pattern: Padding | None = None  # what the other text's padding hides, in an encoder-decoder
+    def __init__(self, layers: Sequence[KVCache | StateCache], cross_layers: Sequence[CrossCache] = ()) -> None:
+        self.layers, self.cross_layers = list(layers), list(cross_layers)
+        self.encoder_padding: Padding | None = None  # hides the padding of the source in an encoder-decoder
 
     @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return self.caches[0].length if self.caches else 0
+        return self.layers[0].length if self.layers else 0
 
     @property
     def lengths(self) -> list[int] | None:
         """Tokens of each row, where they differ."""
-        return self.caches[0].lengths if self.caches else None
+        return self.layers[0].lengths if self.layers else None
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
-        return self.caches[0].positions(count, lengths) if self.caches else torch.arange(count)
+        """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
+        return (self.layers[0] if self.layers else KVCache()).positions(count, lengths)
 
     def reorder(self, index: Tensor) -> None:
         """Continue other rows: row `b` becomes what row `index[b]` was."""
-        for cache in (*self.caches, *self.crosses):
+        for cache in (*self.layers, *self.cross_layers):
             cache.reorder(index)
-        if self.context_pattern is not None:
-            counts = self.context_pattern.counts
-            self.context_pattern = Padding([counts[row] for row in index.tolist()], self.context_pattern.side)
+        if self.encoder_padding is not None:
+            counts = self.encoder_padding.counts
+            self.encoder_padding = Padding([counts[row] for row in index.tolist()], self.encoder_padding.side)
 
     def crop(self, lengths: int | Lengths) -> None:
         """Forget all but the first tokens of each row."""
-        for cache in self.caches:
+        for cache in self.layers:
             cache.crop(lengths)
 
 
 def make_cache(attention: Attention, capacity: int | None = None) -> KVCache | StateCache:
     """The smallest cache that fits an attention: sums for causal linear attention, else keys and values."""
-    return StateCache() if _fits_in_sum(attention) else KVCache.for_attention(attention, capacity)
+    return StateCache() if _is_causal_linear(attention) else KVCache.for_attention(attention, capacity)
 
 
-def _fits_in_sum(attention: Attention) -> bool:
+def _is_causal_linear(attention: Attention) -> bool:
     return attention.feature_map is not None and attention.pattern is not None and attention.pattern.is_causal
 
 
 def padded_positions(count: int, lengths: Lengths) -> Tensor:
     """Each token's position in its own text, `(batch, token)`, for rows padded on the left; padding counts as first."""
-    first = torch.tensor([length - count for length in _list_lengths(lengths)], dtype=torch.long)[:, None]
+    first = torch.tensor([length - count for length in _to_length_list(lengths)], dtype=torch.long)[:, None]
     return (first + torch.arange(count)).clamp(min=0)
 
 
-def _list_rows(index: Tensor) -> list[int]:
+def _to_row_list(index: Tensor) -> list[int]:
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
         raise CacheError(
             "Rows are named by whole numbers.",
@@ -455,11 +458,11 @@ def _list_rows(index: Tensor) -> list[int]:
     return index.tolist()
 
 
-def _list_lengths(lengths: Lengths) -> list[int]:
+def _to_length_list(lengths: Lengths) -> list[int]:
     return lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
 
 
-def _check_rows(rows: list[int], batch: int) -> None:
+def _check_row_numbers(rows: list[int], batch: int) -> None:
     if not rows or min(rows) < 0 or max(rows) >= batch:
         raise CacheError(
             "There are no such rows.",
@@ -474,7 +477,7 @@ def _lengths_fit(lengths: list[int], rows: int, tokens: int) -> bool:
     return len(lengths) == rows and all(0 <= length <= tokens for length in lengths)
 
 
-def _differs(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
+def _has_other_shape(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
     return any(
         (*stored.shape[:2], stored.shape[3], stored.dtype) != (*new.shape[:2], new.shape[3], new.dtype)
         for stored, new in zip(storage, (key, value), strict=True)

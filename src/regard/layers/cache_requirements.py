@@ -22,7 +22,7 @@ def find_window(attention: Attention) -> int | None:
 
 
 def check_has_past(attention: Attention) -> None:
-    if attention.pattern is None or not attention.pattern.has_past:
+    if attention.pattern is None or not attention.pattern.supports_kv_cache:
         raise CacheError(
             "This attention has no past to keep.",
             asked=f"a cache for pattern {attention.pattern!r}",
@@ -34,7 +34,7 @@ def check_has_past(attention: Attention) -> None:
 def check_window(attention: Attention, window: int | None, cache: object) -> None:
     """Refuse a cache with which decoding would not give the outputs of the whole sequence."""
     pattern = attention.pattern
-    if pattern is None or not pattern.has_past:
+    if pattern is None or not pattern.supports_kv_cache:
         because = "old queries would have to see new keys, or other ones than before"
     elif window is None:
         return
@@ -70,7 +70,7 @@ def check_padded_rows(attention: Attention) -> None:
 def fits_padded_rows(attention: Attention) -> bool:
     """Whether rows may begin at any position: in a packed row, or in one that is padded on the left."""
     pattern = attention.pattern
-    return (pattern is None or pattern._fits_padded_rows) and is_shift_invariant(attention.bias)
+    return (pattern is None or pattern._supports_left_padding) and is_shift_invariant(attention.bias)
 
 
 def is_shift_invariant(bias: Bias | Tensor | None) -> bool:

@@ -66,21 +66,21 @@ class ChannelAttention(nn.Module):
         tokens = x.flatten(1, -2)
         parts = self.qkv(tokens).unflatten(-1, (3, self.groups, -1))
         size = self.dim // self.groups if self.scale == "dim" else max(tokens.shape[1], 1)
-        mix = _one_by_one if self.groups <= FEW_GROUPS else _together
+        mix = _mix_by_group if self.groups <= FEW_GROUPS else _mix_batched
         return self.proj(mix(parts, size**-0.5)).reshape(x.shape)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, groups={self.groups}, scale={self.scale!r}"
 
 
-def _together(parts: Tensor, beta: float) -> Tensor:
+def _mix_batched(parts: Tensor, beta: float) -> Tensor:
     """All groups of all images in one batch of products; `parts` is `(batch, token, 3, group, channel)`."""
     query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # batch, group, token, channel
     weight = ((query * beta).transpose(-1, -2) @ key).softmax(-1)
     return (value @ weight.transpose(-1, -2)).transpose(1, 2).flatten(2)
 
 
-def _one_by_one(parts: Tensor, beta: float) -> Tensor:
+def _mix_by_group(parts: Tensor, beta: float) -> Tensor:
     """The same, group after group: each is a strided matrix that a product reads without a copy."""
     groups = parts.shape[3]
     query = (parts[:, :, 0] * beta).unbind(2)  # (batch, token, channel) each

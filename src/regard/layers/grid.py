@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, attend
 from regard.errors import InputError
-from regard.layers.chosen import seen_from
 from regard.layers.multihead import MultiHeadAttention
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
+from regard.layers.row_subset import restrict_to_queries
 
 
 class GridAttention(nn.Module):
@@ -37,7 +37,7 @@ class GridAttention(nn.Module):
 
     def __init__(
         self,
-        sizes: int | Sizes,
+        sizes: int | AttentionSizes,
         heads: int | None = None,
         *,
         kv_heads: int | None = None,
@@ -52,12 +52,12 @@ class GridAttention(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         """The output of every place, `(batch, row, column, output)`."""
-        self._check(grid)
+        self._check_grid(grid)
         return self.attention(grid.flatten(1, 2)).unflatten(1, grid.shape[1:3])
 
     def weights(self, grid: Tensor) -> Tensor:
         """What every place looks at, `(batch, head, row, column, row', column')`; this builds the square."""
-        self._check(grid)
+        self._check_grid(grid)
         places = grid.shape[1:3]
         return self.attention.weights(grid.flatten(1, 2)).unflatten(-1, places).unflatten(-3, places)
 
@@ -68,17 +68,17 @@ class GridAttention(nn.Module):
         `columns=torch.arange(0, 6, 2)` evaluate every second place of a grid of 8 x 6: attention with a stride. Keys
         and values are those of the whole grid, and weights are not dropped.
         """
-        self._check(grid)
-        places = _places(grid, rows, columns)
+        self._check_grid(grid)
+        places = _find_token_indices(grid, rows, columns)
         tokens, layer = grid.flatten(1, 2), self.attention
         chosen = places.flatten()
         query = layer.projections.query(tokens[:, chosen])
         key, value = layer.projections.key_value(tokens)
-        mixed = attend(query, key, value, seen_from(layer.attention, chosen, query, key))
+        mixed = attend(query, key, value, restrict_to_queries(layer.attention, chosen, query, key))
         output = layer.output(mixed.transpose(1, 2).flatten(2))
         return output.reshape(len(grid), *places.shape, output.shape[-1])
 
-    def _check(self, grid: Tensor) -> None:
+    def _check_grid(self, grid: Tensor) -> None:
         width = self.attention.sizes.input
         if grid.ndim != 4 or grid.shape[-1] != width:
             raise InputError(
@@ -90,7 +90,7 @@ class GridAttention(nn.Module):
             )
 
 
-def _places(grid: Tensor, rows: int | Tensor, columns: int | Tensor) -> Tensor:
+def _find_token_indices(grid: Tensor, rows: int | Tensor, columns: int | Tensor) -> Tensor:
     """Where the asked places are when the grid is read row by row."""
     height, width = grid.shape[1:3]
     row, column = (torch.as_tensor(index, device=grid.device) for index in (rows, columns))

@@ -55,10 +55,10 @@ class Lattice:
             )
 
     def strides(self, axes: int) -> tuple[int, ...]:
-        return _each(self.stride, axes)
+        return _repeat_per_axis(self.stride, axes)
 
     def trims(self, axes: int) -> tuple[int, ...]:
-        return _each(self.trim, axes)
+        return _repeat_per_axis(self.trim, axes)
 
     def check_axes(self, axes: int) -> None:
         """Refuse heads that step along another number of axes."""
@@ -97,8 +97,8 @@ class Lattice:
             max(0, max(along) + length - pixels)
             for along, length, pixels in zip(zip(*steps, strict=True), lengths, size, strict=True)
         ]
-        whole = self._widened(image, before, after)
-        views = [whole[(..., *_window(step, before, lengths, strides))] for step in steps]
+        whole = self._pad_edges(image, before, after)
+        views = [whole[(..., *_make_slices(step, before, lengths, strides))] for step in steps]
         return torch.stack(views, dim=2) if len(views) > 1 else views[0].unsqueeze(2)
 
     def pixel(self, place: Tensor, size: int) -> Tensor:
@@ -139,7 +139,7 @@ class Lattice:
             weights = folded.index_add(-1, self.pixel(places, size), weights)
         return weights, totals
 
-    def _widened(self, image: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    def _pad_edges(self, image: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
         """The image with what lies beyond its edges, as far as it is looked at."""
         if not any(before) and not any(after):
             return image
@@ -165,7 +165,7 @@ class Lattice:
             )
 
 
-def _each(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+def _repeat_per_axis(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,) * axes
     if len(given) != axes:
@@ -178,7 +178,7 @@ def _each(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     return cast("tuple[int, ...]", tuple(given))
 
 
-def _window(
+def _make_slices(
     step: Sequence[int], before: Sequence[int], lengths: Sequence[int], strides: Sequence[int]
 ) -> tuple[slice, ...]:
     firsts = [delta + pad for delta, pad in zip(step, before, strict=True)]

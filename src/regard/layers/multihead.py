@@ -15,10 +15,10 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
-from regard.layers.chosen import seen_from
 from regard.layers.linear import Linear
-from regard.layers.projections import Projections, Sizes, bias_letters
+from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
+from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import Padding, Pattern
 
 
@@ -30,7 +30,7 @@ class MultiHeadAttention(nn.Module):
     Source: Vaswani et al., Attention Is All You Need (2017), section 3.2.2.
 
     Where we differ: the attention itself is any description: a pattern, a bias, a temperature, a feature map. All
-    sizes are free (`Sizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
+    sizes are free (`AttentionSizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
     Dropout of attention weights needs the weights: while training with `dropout > 0` the square is built.
 
         >>> from regard.layers import MultiHeadAttention
@@ -46,7 +46,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
-        sizes: int | Sizes,
+        sizes: int | AttentionSizes,
         heads: int | None = None,
         *,
         kv_heads: int | None = None,
@@ -56,14 +56,14 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sizes, Sizes):
-            sizes = Sizes(sizes, 1 if heads is None else heads, kv_heads)
+        if not isinstance(sizes, AttentionSizes):
+            sizes = AttentionSizes(sizes, 1 if heads is None else heads, kv_heads)
         elif heads is not None or kv_heads is not None:
             raise ConfigError(
                 "The heads were given twice.",
                 asked=f"MultiHeadAttention({sizes}, heads={heads}, kv_heads={kv_heads})",
-                because="Sizes has its own heads",
-                instead="MultiHeadAttention(Sizes(...)) or MultiHeadAttention(channels, heads)",
+                because="AttentionSizes has its own heads",
+                instead="MultiHeadAttention(AttentionSizes(...)) or MultiHeadAttention(channels, heads)",
             )
         if not 0 <= dropout <= 1 or (rotary is not None and rotary.dim > sizes.key):
             raise ConfigError(
@@ -120,11 +120,11 @@ class MultiHeadAttention(nn.Module):
         """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
         query, key = self._rotate(query, key, x, context, rotation, None, None)
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if queries is not None:
             places, first = _check_queries(queries, x), key.shape[-2] - x.shape[-2]
             query = query[..., places, :]
-            described = seen_from(described, places + first, query, key, first)
+            described = restrict_to_queries(described, places + first, query, key, first)
         return attention_weights(query, key, described)
 
     def head_contributions(
@@ -166,26 +166,26 @@ class MultiHeadAttention(nn.Module):
         """The heads' outputs `(*batch, head, token, value)`."""
         self._check_arguments(x, context, values, pattern, cache, lengths)
         if isinstance(cache, StateCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
             query, key, value = self.projections(x)
             query, key = self._rotate(query, key, x, None, rotation, cache, lengths)
             return cache.advance(query, key, value, attention=self.attention, lengths=lengths)
         drops = self.training and self.dropout > 0
         if isinstance(cache, KVCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
         query, key, value = self._project(x, context, values, rotation, cache, lengths)
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
         if padding is not None:
-            check_padded_rows(self._describe(pattern))
+            check_padded_rows(self._join_pattern(pattern))
         if isinstance(cache, KVCache) and pattern is None and not drops:
             output = decode_step(query, key, value, self.attention, cache.real)
             if output is not None:
                 return output
         if padding is not None:
             pattern = padding if pattern is None else pattern & padding
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if drops:
             dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
             group = query.shape[-3] // value.shape[-3]
@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
                 instead="a layer without rotary positions for the context",
             )
 
-    def _describe(self, pattern: Pattern | None) -> Attention:
+    def _join_pattern(self, pattern: Pattern | None) -> Attention:
         if pattern is None:
             return self.attention
         whole = pattern if self.attention.pattern is None else self.attention.pattern & pattern

@@ -75,11 +75,11 @@ class PatchEmbedding(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         self.check(image)
         if self.tiles and self.channels * self.patch**2 >= LARGE_PATCH:
-            return self._product(image)
+            return self._embed_by_matmul(image)
         tokens = conv2d(image, self.weight, self.bias, stride=self.stride, padding=self.padding)
         return tokens.permute(0, 2, 3, 1)
 
-    def _product(self, image: Tensor) -> Tensor:
+    def _embed_by_matmul(self, image: Tensor) -> Tensor:
         """The same as one matrix product; the pixels of a patch are laid out in the order that memory already has."""
         batch, channels, height, width = image.shape
         side = self.patch

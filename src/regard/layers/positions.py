@@ -74,14 +74,14 @@ class LearnedPositions(nn.Module):
         """The same curve with another number of places, by linear interpolation; the ends stay where they are."""
         other = LearnedPositions(count, self.weight.shape[1]).to(self.weight)
         with torch.no_grad():
-            other.weight.copy_(_stretched(self.weight, count))
+            other.weight.copy_(_interpolate(self.weight, count))
         return other
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
 
 
-def _stretched(weight: Tensor, count: int) -> Tensor:
+def _interpolate(weight: Tensor, count: int) -> Tensor:
     if count == len(weight):
         return weight
     return interpolate(weight.T[None], size=count, mode="linear", align_corners=True)[0].T

@@ -163,15 +163,15 @@ class HeadProfile:
 
         What the layer does to an endless image: a convolution with this kernel, entry `delta` for the pixel at `delta`.
         """
-        return torch.einsum("hrc,hoi->oirc", self.weights, self._known_values())
+        return torch.einsum("hrc,hoi->oirc", self.weights, self._require_values())
 
     @property
     def kernel_norm(self) -> Tensor:
         """The Frobenius norm of the kernel, without building it: `|K|^2 = sum_hg (a_h . a_g) (W_h . W_g)`."""
-        looks, values = self.weights.flatten(1), self._known_values().flatten(1)
+        looks, values = self.weights.flatten(1), self._require_values().flatten(1)
         return ((looks @ looks.T) * (values @ values.T)).sum().clamp(min=0).sqrt()
 
-    def _known_values(self) -> Tensor:
+    def _require_values(self) -> Tensor:
         if self.values is None:
             raise InputError(
                 "The effective kernel is not known.",
@@ -254,7 +254,7 @@ def head_profile(source: nn.Module) -> HeadProfile:
         answer: Any = source.head_profile
         return answer()
     if isinstance(source, Bias) and source.relative and getattr(source, "grid", None) is not None:
-        return _of_bias(source)
+        return _profile_of_bias(source)
     if isinstance(source, Bias) and not source.needs_content:
         because = "its scores do not follow from relative rows and columns"
     else:
@@ -312,7 +312,7 @@ def relative_scores(bias: Bias) -> Tensor:
 
 
 @torch.no_grad()
-def _of_bias(bias: Bias) -> HeadProfile:
+def _profile_of_bias(bias: Bias) -> HeadProfile:
     scores = relative_scores(bias)
     if isinstance(bias, Quadratic):
         return HeadProfile(scores, bias.centre, 2 * bias.alpha[:, None, None] * torch.eye(2).to(bias.alpha))

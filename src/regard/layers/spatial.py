@@ -85,11 +85,11 @@ class SpatialAttention(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         try:
             given = torch.as_tensor(steps, dtype=torch.float64, device="cpu")
-        except (TypeError, ValueError):  # rows of different lengths, or no numbers: `_check` says so
+        except (TypeError, ValueError):  # rows of different lengths, or no numbers: `_check_arguments` says so
             given = torch.empty(0, 0, dtype=torch.float64)
         given = given[:, None] if given.ndim == 1 else given
         alphas = torch.as_tensor(alpha, dtype=torch.float64, device="cpu").expand(len(given))
-        _check(in_channels, out_channels, groups, head_dim, dtype, given, alphas)
+        _check_arguments(in_channels, out_channels, groups, head_dim, dtype, given, alphas)
         self.in_channels, self.out_channels, self.groups, self.head_dim = in_channels, out_channels, groups, head_dim
         self.lattice = Lattice() if lattice is None else lattice
         self.exact = bool(alphas.isinf().all())
@@ -101,8 +101,8 @@ class SpatialAttention(nn.Module):
             self.spread = nn.Parameter(torch.ones(self.heads, **where))
             self.register_buffer("reference", alphas.to(**where).clone())
         self.lattice.check_axes(self.axes)
-        self._steps = _whole(given)
-        self.register_load_state_dict_post_hook(self._remember_steps)
+        self._steps = _round_steps(given)
+        self.register_load_state_dict_post_hook(self._update_steps)
         inside = in_channels // groups
         if head_dim is None:
             self.weight = nn.Parameter(torch.empty(out_channels, inside, self.heads, **where))
@@ -151,7 +151,7 @@ class SpatialAttention(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         self._check_image(image)
         batch = image if image.ndim == self.axes + 2 else image[None]
-        seen = self._seen(batch)
+        seen = self._attend_pixels(batch)
         if self.head_dim is None:
             weight = self.weight
         else:
@@ -164,7 +164,7 @@ class SpatialAttention(nn.Module):
         """What each head adds to the output, `(head, *output)`: they sum to it, but for the bias."""
         self._check_image(image)
         batch = image if image.ndim == self.axes + 2 else image[None]
-        seen = self._seen(batch).unflatten(1, (self.groups, -1))
+        seen = self._attend_pixels(batch).unflatten(1, (self.groups, -1))
         matrices = self.matrices().unflatten(1, (self.groups, -1))
         parts = torch.einsum("hgoi,bgih...->hbgo...", matrices, seen).flatten(2, 3)
         return parts if image.ndim == batch.ndim else parts[:, 0]
@@ -176,8 +176,8 @@ class SpatialAttention(nn.Module):
         """
         size = (size,) if isinstance(size, int) else tuple(size)
         if len(size) != self.axes:
-            raise _no_image(f"an image of {size}", self.axes, self.in_channels)
-        axes, lead = self._looks(size)
+            raise _image_error(f"an image of {size}", self.axes, self.in_channels)
+        axes, lead = self._compute_axis_weights(size)
         square = separable_weights(axes[0], axes[1]) if self.axes == 2 else axes[0]
         if lead is None:
             return square
@@ -227,11 +227,11 @@ class SpatialAttention(nn.Module):
 
     # What heads see
 
-    def _seen(self, image: Tensor) -> Tensor:
+    def _attend_pixels(self, image: Tensor) -> Tensor:
         """What the heads see, before their values: `A_h image`, `(batch, channel, head, *query)`."""
         if self.exact:
             return self.lattice.read(image, self._steps)
-        axes, lead = self._looks(tuple(image.shape[2:]))
+        axes, lead = self._compute_axis_weights(tuple(image.shape[2:]))
         axes = [axis.to(image.dtype) for axis in axes]
         pixels = image.movedim(1, -1)
         if self.axes == 1:
@@ -242,7 +242,7 @@ class SpatialAttention(nn.Module):
         seen = seen.movedim((-1, -2), (1, 2))
         return seen if lead is None else seen * lead.sigmoid().to(seen.dtype)
 
-    def _looks(self, size: tuple[int, ...]) -> tuple[list[Tensor], Tensor | None]:
+    def _compute_axis_weights(self, size: tuple[int, ...]) -> tuple[list[Tensor], Tensor | None]:
         """Weights along each axis, `(head, query, key)`, and the pixels' lead over the null key, `(head, *query)`.
 
         With the null key the weights of all pairs fall apart but for one factor for each query, what is left to pixels:
@@ -251,8 +251,10 @@ class SpatialAttention(nn.Module):
         """
         axes, total = [], torch.zeros((), device=self.step.device)
         for axis, length in enumerate(size):
-            self.lattice.check_mirror(self._beyond(size, axis), length)
-            weights, along = self._look(self.lattice.places(size, axis, self.step.device), axis, length)
+            self.lattice.check_mirror(self._find_reach_beyond_edge(size, axis), length)
+            weights, along = self._compute_weights_along(
+                self.lattice.places(size, axis, self.step.device), axis, length
+            )
             axes.append(weights)
             total = along if axis == 0 else total[:, :, None] + along[:, None]
         if self.lattice.edges != "zeros":
@@ -261,7 +263,7 @@ class SpatialAttention(nn.Module):
             return axes, total.where(total < 0, math.inf)
         return axes, total + self.alpha.to(total).view(-1, *[1] * self.axes) / 2
 
-    def _look(self, places: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
+    def _compute_weights_along(self, places: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
         """The weights of queries at these places of an axis, and the logarithms of what they were divided by."""
         if self.exact:
             pixel = self.lattice.pixel(places + self.step[:, axis, None], length)
@@ -271,7 +273,7 @@ class SpatialAttention(nn.Module):
         step = self.step.to(torch.promote_types(self._dtype, torch.float32))
         return self.lattice.soft_weights(places + step[:, axis, None], self.alpha.to(step), length)
 
-    def _beyond(self, size: tuple[int, ...], axis: int) -> int:
+    def _find_reach_beyond_edge(self, size: tuple[int, ...], axis: int) -> int:
         """How far beyond the edge the farthest look goes."""
         last = (self.lattice.queries(size)[axis] - 1) * self.lattice.strides(self.axes)[axis]
         along = [step[axis] for step in self._steps]
@@ -287,15 +289,15 @@ class SpatialAttention(nn.Module):
         return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
 
     @staticmethod
-    def _remember_steps(module: nn.Module, _) -> None:
+    def _update_steps(module: nn.Module, _) -> None:
         assert isinstance(module, SpatialAttention)
         if not module.step.is_meta:
-            module._steps = _whole(module.step.detach())
+            module._steps = _round_steps(module.step.detach())
 
     def _check_image(self, image: Tensor) -> None:
         channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
         if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
-            raise _no_image(f"a tensor {tuple(image.shape)}", self.axes, self.in_channels)
+            raise _image_error(f"a tensor {tuple(image.shape)}", self.axes, self.in_channels)
 
     def extra_repr(self) -> str:
         alpha = "inf" if self.exact else f"{[round(number, 4) for number in self.alpha.tolist()]}"
@@ -305,7 +307,7 @@ class SpatialAttention(nn.Module):
         return ", ".join(parts)
 
 
-def _whole(steps: Tensor) -> tuple[tuple[int, ...], ...]:
+def _round_steps(steps: Tensor) -> tuple[tuple[int, ...], ...]:
     """Steps as Python's numbers, so that picking pixels never asks a device where they are."""
     return tuple(tuple(step) for step in steps.round().long().tolist())
 
@@ -329,7 +331,7 @@ def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -
     return output.unflatten(-1, queries)
 
 
-def _no_image(found: str, axes: int, channels: int) -> InputError:
+def _image_error(found: str, axes: int, channels: int) -> InputError:
     places = "row, column" if axes == 2 else "position"
     return InputError(
         "This is not an image for these heads.",
@@ -340,7 +342,7 @@ def _no_image(found: str, axes: int, channels: int) -> InputError:
     )
 
 
-def _check(
+def _check_arguments(
     in_channels: int,
     out_channels: int,
     groups: int,

@@ -21,7 +21,7 @@ from regard.layers.patches import check_pixels
 from regard.layers.profiles import HeadProfile, head_profile, relative_scores
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 POSITIONS = ("quadratic", "gaussian", "learned", "content")
 
@@ -209,7 +209,7 @@ class SpatialHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         drop = self.training and self.attention_dropout > 0
-        axes = self._axes()
+        axes = self._compute_axis_weights()
         if drop:
             weight = self.weights(x).expand(len(x), -1, -1, -1)  # every image drops its own
             weight = functional.dropout(weight, self.attention_dropout)
@@ -221,19 +221,19 @@ class SpatialHeads(nn.Module):
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
             heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, scale=0, bias=self.position)
         else:
-            query, key = self._features(x)
+            query, key = self._compute_content_features(x)
             tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
             heads = attend(query, key, tokens, scale=1 / math.sqrt(self.dim))
         return self.value(heads.transpose(1, 2).reshape(*x.shape[:3], -1))
 
     def weights(self, x: Tensor) -> Tensor:
         """The square `(batch or 1, head, query, key)`: for study, and for dropout in training."""
-        if (axes := self._axes()) is not None:
+        if (axes := self._compute_axis_weights()) is not None:
             return separable_weights(*axes)[None]
         if isinstance(self.position, Gaussian):
             token = torch.arange(self.grid[0] * self.grid[1], device=x.device)
             return self.position.scores(token[:, None], token).softmax(-1)[None]
-        query, key = self._features(x)
+        query, key = self._compute_content_features(x)
         return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
 
     def head_profile(self) -> HeadProfile:
@@ -257,25 +257,25 @@ class SpatialHeads(nn.Module):
             return head_profile(self.position).weights  # which refuses what looks by content
         return scores.flatten(1).softmax(-1).view_as(scores)
 
-    def _axes(self) -> tuple[Tensor, Tensor] | None:
+    def _compute_axis_weights(self) -> tuple[Tensor, Tensor] | None:
         """Weights over rows and over columns, when the weights of all pairs are their products."""
         if isinstance(self.position, LearnedPosition):
             return axis_weights(*self.position.axis_scores())
         scores = axis_scores(self.position) if isinstance(self.position, Quadratic) else None
         return None if scores is None else axis_weights(*scores)
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_content_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys whose inner product is the score with content times `sqrt(D)`."""
         assert isinstance(self.position, ContentPosition)
         shape = (x.shape[0], *self.grid, self.heads, self.dim)
         query, key = self.query(x).view(shape), self.key(x).view(shape)
         row, column = self.position(query)
-        one_hot = self._one_hot(x).expand(*shape[:-1], -1)
+        one_hot = self._make_one_hot_positions(x).expand(*shape[:-1], -1)
         wide = torch.cat((query, row, column), -1), torch.cat((key, one_hot), -1)
         query, key = (features.flatten(1, 2).transpose(1, 2) for features in wide)
         return query, key
 
-    def _one_hot(self, x: Tensor) -> Tensor:
+    def _make_one_hot_positions(self, x: Tensor) -> Tensor:
         """Which row and which column a token lies in, `(row, column, 1, rows + columns)`."""
         rows, columns = (torch.eye(size, dtype=x.dtype, device=x.device) for size in self.grid)
         down = rows[:, None].expand(*self.grid, -1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.models.files import atomic, tensors
+from regard.models.io import atomic, tensors
 from regard.train.optimizer import load_optimizer_state, optimizer_state
 from regard.train.recipe import Recipe, read_recipe
 
@@ -125,7 +125,7 @@ def read(folder: Path) -> tuple[ResumePoint, dict[str, Tensor]] | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    state, notes = tensors.read_noted(path)
+    state, notes = tensors.read_with_metadata(path)
     try:
         position = ResumePoint(**json.loads(notes["position"]))
         counts = (position.epoch, position.step, position.images)

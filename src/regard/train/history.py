@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import CheckpointError
 from regard.layers.profiles import HeadProfile, head_profiles
-from regard.models.files import atomic, tensors
+from regard.models.io import atomic, tensors
 from regard.models.spatial import ContentPosition, SpatialHeads
 from regard.train.run import Epoch
 

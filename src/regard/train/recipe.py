@@ -12,8 +12,8 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialTransformer
+from regard.models.validation import check_sizes
 from regard.models.vit import ViT, ViTConfig
 from regard.train.data.augment import Augmentation
 from regard.train.data.images import Images

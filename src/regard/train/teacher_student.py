@@ -13,8 +13,8 @@ from torch.nn import functional
 from regard.errors import ConfigError
 from regard.layers.profiles import HeadProfile
 from regard.models.config import Config
-from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialHeads
+from regard.models.validation import check_sizes
 from regard.train.progress import progress_bar
 from regard.train.recipe import check_seed
 

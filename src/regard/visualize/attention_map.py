@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.huggingface_attention import is_huggingface
-from regard.adapters.module_modes import eval_mode
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.profiles import HeadProfile
 from regard.layers.spatial import SpatialAttention

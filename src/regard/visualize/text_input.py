@@ -23,7 +23,7 @@ def find_tokenizer(target: str) -> Any:
             instead="--ids 5,3,8, or the folder of a model with its tokenizer",
         )
     if path.suffix.lower() == ".gguf":
-        from regard.models.files.gguf import read_tokenizer
+        from regard.models.io.gguf import read_tokenizer
 
         return read_tokenizer(path)
     if path.suffix.lower() in (".data", ".bin") and not (path.parent / "tokenizer.json").is_file():
@@ -74,7 +74,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_llama2c(path: Path) -> Any:
-    from regard.models.files.llama2c import read_tokenizer
+    from regard.models.io.llama2c import read_tokenizer
 
     beside = path.with_name("tokenizer.bin")
     try:

@@ -17,7 +17,7 @@ from regard.cost_model.letters import letters
 from regard.cost_model.rules import rule_for
 from regard.errors import CostError
 from regard.layers import (
-    Block,
+    AttentionSizes,
     FeedForward,
     GridPositions,
     KVCache,
@@ -26,7 +26,7 @@ from regard.layers import (
     MultiHeadAttention,
     Rotary,
     SinusoidalPositions,
-    Sizes,
+    TransformerBlock,
 )
 from regard.layers.projections import Projections
 from regard.patterns import Causal, First, Full, Window
@@ -132,7 +132,7 @@ def some_attention(chance: random.Random) -> tuple[MultiHeadAttention, tuple[tor
     width = heads * chance.randint(1, 3)
     rotary = Rotary(2) if (key or width // heads) >= 2 and chance.random() < 0.4 else None
     other = rotary is None and chance.random() < 0.4
-    sizes = Sizes(
+    sizes = AttentionSizes(
         width,
         heads,
         kv_heads,
@@ -190,7 +190,7 @@ def test_sizes_that_follow_from_others_have_no_letter():
     assert (found.macs.formula - (4 * batch * count * width**2 + 2 * batch * count**2 * width)).expand() == 0
     assert found.parameters.formula.free_symbols == {width}
     assert found.pairs.formula == batch * heads * count**2
-    free = cost(MultiHeadAttention(Sizes(12, 4, 2, key=5, value=7, context=3, values=9, output=11)))
+    free = cost(MultiHeadAttention(AttentionSizes(12, 4, 2, key=5, value=7, context=3, values=9, output=11)))
     names = {str(letter) for letter in free.macs.formula.free_symbols | free.parameters.formula.free_symbols}
     assert names == set("BNMDHGdeXYO")
 
@@ -208,7 +208,7 @@ def test_queries_keys_and_values_are_made_at_once():
     steps = inner(width) + inner(width // heads) + softmax(count) + inner(count) + inner(width)
     assert cost(MultiHeadAttention(width, heads, bias=False), tokens=count).depth == steps
     # The longest of three different ones decides.
-    sizes = Sizes(6, 3, context=1000, values=2)
+    sizes = AttentionSizes(6, 3, context=1000, values=2)
     wide = cost(MultiHeadAttention(sizes, bias=False), tokens=count, keys=5)
     assert wide.by_part()["projections"].depth == inner(1000)
 
@@ -243,14 +243,14 @@ def test_one_more_token_costs_what_the_textbook_says():
 
 
 def test_the_context_of_a_step_is_projected_once():
-    sizes = Sizes(12, 3, context=7)
+    sizes = AttentionSizes(12, 3, context=7)
     step = cost(MultiHeadAttention(sizes), step="decode", keys=5, tokens=9)
     assert step.by_part()["projections"].macs == 12 * 12
     assert step.parameters == cost(MultiHeadAttention(sizes)).parameters
 
 
 def test_projections_alone():
-    layer = Projections(Sizes(12, 6, 2, key=5, value=3), "qv")
+    layer = Projections(AttentionSizes(12, 6, 2, key=5, value=3), "qv")
     found = cost(layer, trace=False, **SIZES)
     assert found.parameters == sum(parameter.numel() for parameter in layer.parameters())
     assert found.macs == 10 * 12 * (30 + 10 + 6)
@@ -259,18 +259,18 @@ def test_projections_alone():
 # Blocks
 
 
-def some_block(chance: random.Random) -> tuple[Block, torch.Tensor, dict, dict]:
+def some_block(chance: random.Random) -> tuple[TransformerBlock, torch.Tensor, dict, dict]:
     heads = chance.randint(1, 3)
     width = heads * 2 * chance.randint(1, 2)
     out = chance.choice([width, width, 5])
     attention = MultiHeadAttention(
-        Sizes(width, heads, output=out),
+        AttentionSizes(width, heads, output=out),
         attention=Attention(pattern=chance.choice([None, Causal()])),
         rotary=chance.choice([None, Rotary(2)]),
     )
     other = chance.random() < 0.5
-    cross = MultiHeadAttention(Sizes(out, chance.choice([1, 2]), key=3, context=7)) if other else None
-    block = Block(
+    cross = MultiHeadAttention(AttentionSizes(out, chance.choice([1, 2]), key=3, context=7)) if other else None
+    block = TransformerBlock(
         attention,
         FeedForward(out, chance.randint(1, 11), chance.choice(["relu", "gelu", "swiglu"])),
         cross=cross,
@@ -291,14 +291,14 @@ def test_blocks(seed):
 
 @pytest.mark.parametrize("step", ["training", "decode"])
 def test_parts_add_up(step):
-    cross = MultiHeadAttention(Sizes(6, 2, context=7))
-    block = Block(MultiHeadAttention(6, 3, rotary=Rotary(2)), FeedForward(6, 11), cross=cross)
+    cross = MultiHeadAttention(AttentionSizes(6, 2, context=7))
+    block = TransformerBlock(MultiHeadAttention(6, 3, rotary=Rotary(2)), FeedForward(6, 11), cross=cross)
     assert_adds_up(cost(block, step=step, context_tokens=3, **SIZES))
 
 
 def test_a_block_runs_its_parts_one_after_the_other():
     width, hidden, count = 64, 96, 17
-    block = Block(MultiHeadAttention(width, 4), FeedForward(width, hidden))
+    block = TransformerBlock(MultiHeadAttention(width, 4), FeedForward(width, hidden))
     attention = cost(block.attention, tokens=count).depth.value
     forward = cost(block.feed_forward, tokens=count).depth.value
     assert cost(block, tokens=count).depth == attention + forward + 2 * (norm(width) + 1)
@@ -320,6 +320,6 @@ class Whole(nn.Module):
 
 
 def test_what_has_strange_parts_has_no_rule():
-    assert rule_for(Block(MultiHeadAttention(6, 3), FeedForward(6, 4))) is not None
-    assert rule_for(Block(MultiHeadAttention(6, 3), FeedForward(6, 4), norm=Other)) is None
+    assert rule_for(TransformerBlock(MultiHeadAttention(6, 3), FeedForward(6, 4))) is not None
+    assert rule_for(TransformerBlock(MultiHeadAttention(6, 3), FeedForward(6, 4), norm=Other)) is None
     assert rule_for(Whole(nn.Linear(3, 4))) is None

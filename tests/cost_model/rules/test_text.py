@@ -69,11 +69,11 @@ def test_gpts(seed):
 def test_gpts_that_write(seed):
     chance = random.Random(seed)
     model, batch, past = some_gpt(chance).double(), chance.randint(1, 3), chance.choice([1, 4, 7])
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
-        model(words(batch, past), memory=memory)
+        model(words(batch, past), cache=cache)
     found = cost(model, step="decode", backend="reference", batch=batch, tokens=past)
-    assert found.macs == count(model, words(batch, 1), memory=memory).macs
+    assert found.macs == count(model, words(batch, 1), cache=cache).macs
     assert found.activation_bytes == 0
 
 
@@ -199,18 +199,18 @@ class Writing(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens, memory):
-        return self.model.extend(tokens, memory)
+    def forward(self, tokens, cache):
+        return self.model.decode_step(tokens, cache)
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_transformer_that_writes(order):
     model = Transformer(TransformerConfig(**SMALL, hidden_dim=5, order=order, dropout=0.0)).double()
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
-        model.decode(words(3, 4), model.encode(words(3, 7)), memory=memory)
+        model.decode(words(3, 4), model.encode(words(3, 7)), cache=cache)
     found = cost(model, step="decode", backend="reference", batch=3, tokens=4, context_tokens=7)
-    assert found.macs == count(Writing(model), words(3, 1), memory).macs
+    assert found.macs == count(Writing(model), words(3, 1), cache).macs
     assert found.by_part(1)["encoder"].macs == 0
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
 

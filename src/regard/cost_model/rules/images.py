@@ -30,7 +30,7 @@ from regard.cost_model.rules.windows import Windows
 from regard.cost_model.setting import Setting
 from regard.layers.linear import Linear
 from regard.models import davit
-from regard.models.davit import Block, DaViT, DaViTConfig, Head, Merge, Position, Stage, Stem
+from regard.models.davit import ConvolutionalPosition, DaViT, DaViTBlock, DaViTConfig, Head, PatchMerging, Stage, Stem
 from regard.models.vit import ViT
 
 Values = dict[sympy.Symbol, Any]
@@ -169,7 +169,7 @@ def _stem(model: DaViT, asked: Asked, setting: Setting, grid: _Grid) -> list[Par
     return [embed, pieces.norm("norm", setting, grid.rows, width)]
 
 
-def _merge(layer: Merge, setting: Setting, before: _Grid, grid: _Grid) -> list[Part]:
+def _merge(layer: PatchMerging, setting: Setting, before: _Grid, grid: _Grid) -> list[Part]:
     """A norm, and patches of 2 x 2 tokens of it, or 3 x 3 that overlap.
 
     It keeps the patches: the normed tokens, padded if there is an odd number of them. Large patches are multiplied as
@@ -265,4 +265,4 @@ def _head(model: DaViT, setting: Setting, grid: _Grid) -> list[Part]:
 
 RULES = {ViT: _vit, DaViT: _davit}
 # What they are made of, and has no rule of its own.
-PARTS = (Stem, Stage, Merge, Block, Position, Head)
+PARTS = (Stem, Stage, PatchMerging, DaViTBlock, ConvolutionalPosition, Head)

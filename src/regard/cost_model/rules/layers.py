@@ -25,7 +25,7 @@ from regard.cost_model.rules.multihead import Looking, looking_at, multi_head_pa
 from regard.cost_model.rules.pieces import Found
 from regard.cost_model.rules.reading import Reading
 from regard.cost_model.setting import Setting
-from regard.layers.block import Block, Stack
+from regard.layers.block import BlockList, TransformerBlock
 from regard.layers.feedforward import FeedForward
 from regard.layers.linear import Linear
 from regard.layers.positions import GridPositions, LearnedPositions, SinusoidalPositions
@@ -145,18 +145,20 @@ def feed_forward_parts(layer: FeedForward, setting: Setting, rows: Any, width: A
 # Blocks
 
 
-def block_rule(block: Block, asked: Asked, setting: Setting) -> Counted:
+def block_rule(block: TransformerBlock, asked: Asked, setting: Setting) -> Counted:
     reading = Reading.of(asked, setting)
     other = None
     if block.cross is not None:
         count = asked.context_tokens if asked.context_tokens is not None else asked.keys
         other = Reading.of(asked, setting, "T", count)
     found = block_parts(block, setting, reading, other, letter("D"), keeps=False)
-    return reading.counted("Block", found if other is None else pieces.merged(found, Found([], other.values)))
+    return reading.counted(
+        "TransformerBlock", found if other is None else pieces.merged(found, Found([], other.values))
+    )
 
 
 def block_parts(
-    block: Block,
+    block: TransformerBlock,
     setting: Setting,
     reading: Reading,
     other: Reading | None,
@@ -224,8 +226,8 @@ RULES = {
     GridPositions: grid_rule,
     Rotary: rotary_rule,
     FeedForward: feed_forward_rule,
-    Block: block_rule,
+    TransformerBlock: block_rule,
     **ATTENTIONS,
 }
 # What holds blocks and has no formula of its own.
-PARTS = (Stack,)
+PARTS = (BlockList,)

@@ -62,17 +62,19 @@ def linear_parts(features: FeatureMap, pattern: Pattern, shape: Shape, setting: 
 
 def shares(pattern: Pattern | None) -> bool:
     """Whether queries can share their sums over keys."""
-    return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._factors())
+    return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._split_intersection())
 
 
 def is_causal(pattern: Pattern | None) -> bool:
     """Whether a pattern is causal, or joins a causal one with others."""
-    return pattern is not None and any(each.is_causal for each in pattern._factors())
+    return pattern is not None and any(each.is_causal for each in pattern._split_intersection())
 
 
 def hides_keys(pattern: Pattern | None) -> bool:
     """Whether a pattern hides the same keys from all queries, as padding does, or joins one that does with others."""
-    return pattern is not None and any(each.is_key_padding and not each.is_full for each in pattern._factors())
+    return pattern is not None and any(
+        each.is_key_padding and not each.is_full for each in pattern._split_intersection()
+    )
 
 
 def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:

@@ -25,7 +25,7 @@ from regard.errors import CacheError
 from regard.features import Elu1, Relu
 from regard.features import feature_map as resolve_features
 from regard.layers.multihead import MultiHeadAttention
-from regard.layers.projections import Projections, Sizes
+from regard.layers.projections import AttentionSizes, Projections
 from regard.layers.rotary import Rotary
 
 
@@ -44,7 +44,7 @@ class Names:
     numbers: Numbers
 
     @staticmethod
-    def of(sizes: Sizes, width: sympy.Symbol) -> Names:
+    def of(sizes: AttentionSizes, width: sympy.Symbol) -> Names:
         found: Numbers = {width: sizes.input}
 
         def named(name: str, number: int, same: bool, otherwise: Any) -> Any:
@@ -100,7 +100,7 @@ def multi_head_rule(layer: MultiHeadAttention, asked: Asked, setting: Setting) -
     return reading.counted("MultiHeadAttention", found)
 
 
-def _is_other(sizes: Sizes, asked: Asked) -> bool:
+def _is_other(sizes: AttentionSizes, asked: Asked) -> bool:
     """Another text is looked at where its length is given, or where its tokens have other channels."""
     return asked.keys is not None or sizes.context != sizes.input
 

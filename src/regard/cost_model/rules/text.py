@@ -24,7 +24,7 @@ from regard.cost_model.rules.pieces import Found
 from regard.cost_model.rules.reading import Numbers, Reading
 from regard.cost_model.setting import Setting
 from regard.errors import CostError
-from regard.layers.block import Block
+from regard.layers.block import TransformerBlock
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
 from regard.models.bert import Bert, MaskedTokens
 from regard.models.gpt import GPT
@@ -206,11 +206,16 @@ def _check_places(known: int, reading: Reading) -> None:
 
 
 def stack_blocks(
-    name: str, blocks: Iterable[Block], setting: Setting, reading: Reading, other: Reading | None, width: sympy.Symbol
+    name: str,
+    blocks: Iterable[TransformerBlock],
+    setting: Setting,
+    reading: Reading,
+    other: Reading | None,
+    width: sympy.Symbol,
 ) -> Found:
     """L blocks, one after the other. Where layers have descriptions of their own, those that are alike are grouped."""
     kinds = Counter[str]()
-    examples: dict[str, Block] = {}
+    examples: dict[str, TransformerBlock] = {}
     for block in blocks:
         kind = repr(block)
         kinds[kind] += 1

@@ -67,7 +67,7 @@ def visits_of(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> 
     if shape.lengths is None:
         remark = f"{setting.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
         return Visits(shape.batch * letter("Z"), {}, (remark,))
-    lengths, pattern, heads = Lengths(*shape.lengths), pattern._by_head, pattern.heads
+    lengths, pattern, heads = Lengths(*shape.lengths), pattern._with_folded_heads, pattern.heads
     if setting.backend == "native":
         if setting.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
             return Visits(seen.formula, {})  # a cache is read key by key
@@ -112,7 +112,7 @@ def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str
     if shape.lengths is None:
         remark = "blocked: how many sums its tiles read depends on the number of tokens; Z stays open"
         return shape.batch * shape.kv_heads * letter("Z") * shape.value_dim, (remark,)
-    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    read = sum(step.weight.numel() for step in _plan_means(pattern._with_folded_heads, Lengths(*shape.lengths)))
     rows = shape.batch if pattern.rows is None else 1
     heads = shape.kv_heads if pattern.heads is None else 1  # heads that differ are rows of the plan
     return rows * heads * read * shape.value_dim, ("blocked: the sums its tiles read stay a number",)
@@ -130,7 +130,7 @@ def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, setting: Setting) -
     count = shape.queries * (pattern.rows or 1)
     if shape.lengths is None:
         return setting.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
-    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    read = sum(step.weight.numel() for step in _plan_means(pattern._with_folded_heads, Lengths(*shape.lengths)))
     return setting.wide * (sums + count + read), ()
 
 

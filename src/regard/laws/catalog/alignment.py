@@ -30,6 +30,8 @@ class Alignment(Law):
     catches = "a causal mask that starts at the upper left, so that one query with a cache sees the first key only"
     needs = ("operator",)
     smallest = {"batch": 1, "keys": 1, "queries": 1, "asked": 1}
+    kinds = ("queries", "keys")
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = MASKS if "mask" in subject.abilities else ("none",)

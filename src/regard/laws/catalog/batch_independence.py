@@ -32,6 +32,8 @@ class BatchIndependence(Law):
     equation = "f(X)_i = f(X_i)"
     catches = "attention across the batch, a softmax over axis 0, one row's positions used for all, a shared buffer"
     smallest = {"batch": 2, "tokens": 1, "queries": 1, "keys": 1}
+    kinds = ("ask",)
+    minimum = 4
     about_repetition = True
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:

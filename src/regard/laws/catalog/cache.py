@@ -35,6 +35,8 @@ class Cache(Law):
     )
     needs = ("cache", "aligned", "lengths")
     smallest = {"batch": 1, "tokens": 2}
+    kinds = ("split",)
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         return None if isinstance(subject, OperatorAdapter) else super().applies(subject)

@@ -33,6 +33,8 @@ class CacheAlgebra(Law):
     )
     needs = ("cache", "aligned", "lengths")
     smallest = {"tokens": 2, "kept": 1}
+    kinds = ("order", "kept")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         reason = super().applies(subject)

@@ -25,6 +25,8 @@ class Causality(Law):
     catches = "a mask that is inverted, built only with a cache, dropped by a fast path, or off by one inside a block"
     needs = ("aligned", "lengths")
     smallest = {"batch": 1, "tokens": 2, "kept": 1}
+    kinds = ("kept",)
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         def case(tokens: int, kept: int, batch: int = 1, content: str = "other", mask: str = "none") -> dict:

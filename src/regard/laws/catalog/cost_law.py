@@ -37,6 +37,8 @@ class CostLaw(Law):
     equation = "count(T) = a + bT + cT²,  c = 0 if growth = 1,  count = declared count"
     catches = "a window computed as full attention, a count that omits queries times keys, work that mixes the batch"
     smallest = {"batch": 1}
+    kinds = ("kind",)
+    minimum = 3
 
     def applies(self, subject: Adapter) -> str | None:
         counter = count(subject, 2, subject.lengths(17)[0])

@@ -38,6 +38,8 @@ class Determinism(Law):
         "in place"
     )
     smallest = {"batch": 1, "tokens": 1}
+    kinds = ("mask", "gradients", "dropout", "memory")
+    minimum = 4
     about_repetition = True
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:

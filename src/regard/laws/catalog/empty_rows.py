@@ -28,6 +28,8 @@ class EmptyRows(Law):
     equation = "sum_j m_ij = 0  =>  y_i = 0"
     catches = "a softmax of a row of -inf, a whole block of masked keys in an online softmax, NaN in gradients only"
     smallest = {"batch": 1, "tokens": 1, "hidden": 1, "queries": 1, "keys": 1}
+    kinds = ("ask", "form", "side")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if "mask" in subject.abilities or (isinstance(subject, OperatorAdapter) and is_causal(subject)):

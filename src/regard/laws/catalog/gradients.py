@@ -32,8 +32,9 @@ class Gradients(Law):
         "a backward that omits a factor, the tail of a block or a mask, or works only if all inputs require gradients"
     )
     needs = ("gradients",)
-    minimum = 3
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
+    kinds = ("kind", "mask")
+    minimum = 3
 
     def applies(self, subject: Adapter) -> str | None:
         if "float" not in subject.abilities and not _parameters(subject):

@@ -30,6 +30,8 @@ class HeadGroups(Law):
     equation = "attn(Q, K, V)_h = attn(Q_h, K_{h // g}, V_{h // g}),  g = heads / kv_heads"
     catches = "keys that are tiled instead of repeated, heads that mix, values or masks grouped differently from keys"
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1}
+    kinds = ("heads", "kv_heads", "mask")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):

@@ -27,6 +27,8 @@ class Jacobian(Law):
     equation = "dp / dq = scale (diag(p) - p p^T) K"
     catches = "a denominator without gradient, a wrong custom backward, a normaliser that does not normalise"
     smallest = {"batch": 1, "queries": 1, "keys": 2}
+    kinds = ("keys",)
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if not isinstance(subject, OperatorAdapter):

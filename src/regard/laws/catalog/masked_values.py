@@ -38,6 +38,8 @@ class MaskedValues(Law):
         return super().applies(subject)
 
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+    kinds = ("ask", "poison")
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masked = "mask" in subject.abilities

@@ -36,8 +36,9 @@ class Padding(Law):
         "counted from the padding; masked keys left in a normaliser"
     )
     needs = ("mask",)
-    minimum = 12
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+    kinds = ("ask", "side", "tokens")
+    minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         # Every sort of question comes early: a few of each in turn.

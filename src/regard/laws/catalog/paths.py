@@ -44,8 +44,9 @@ class Paths(Law):
     catches = (
         "a fast path that drops the mask or the scale, ignored strides, a branch for long inputs, one form of mask"
     )
-    minimum = 12
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
+    kinds = ("way", "mask", "tokens")
+    minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = ("none", "right") if "mask" in subject.abilities else ("none",)

@@ -27,6 +27,8 @@ class Permutation(Law):
     equation = "f(P X) = P f(X);  attn(Q, P K, P V) = attn(Q, K, V);  attn(P Q, K, V) = P attn(Q, K, V)"
     catches = "heads split by a view without a transpose, a last block left out, undeclared positions"
     smallest = {"batch": 1, "tokens": 2, "queries": 1, "keys": 2}
+    kinds = ("what", "tokens", "keys")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if "aligned" in subject.abilities or "lengths" in subject.abilities:

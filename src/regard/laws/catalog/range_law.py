@@ -40,6 +40,8 @@ class Range(Law):
         "that choose float16 themselves, products that overflow before scaling"
     )
     smallest = {"batch": 1, "tokens": 2, "queries": 1}
+    kinds = ("kind",)
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         operator = isinstance(subject, OperatorAdapter)

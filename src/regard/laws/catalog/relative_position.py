@@ -34,6 +34,8 @@ class RelativePosition(Law):
         "shifted distance"
     )
     smallest = {"batch": 1, "queries": 1, "keys": 2, "tokens": 3}
+    kinds = ("by", "shift", "tokens", "keys")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter) or hasattr(subject, "shifted"):

@@ -35,6 +35,8 @@ class RowStochasticity(Law):
         "a softmax over the wrong axis, a mask after the softmax, no normalisation after a selection, added epsilons"
     )
     smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
+    kinds = ("by", "mask", "tokens", "keys")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):

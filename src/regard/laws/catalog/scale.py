@@ -33,6 +33,8 @@ class Scale(Law):
         "a scale that is missing, applied twice, or computed from the model width, another head dim or the value dim"
     )
     smallest = {"batch": 1, "queries": 1, "tokens": 2}
+    kinds = ("tokens", "dim", "factor")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):

@@ -34,6 +34,8 @@ class Shape(Law):
         "precision in and float32 out"
     )
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1, "hidden": 1}
+    kinds = ("mask", "form", "gradients")
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = MASKS if "mask" in subject.abilities else ()

@@ -57,6 +57,8 @@ class Statelessness(Law):
     equation = "f(b); f(a) = f(a) = f'(a) for another instance f'"
     catches = "tables and masks kept from the first length, caches shared between callers, results stored on the module"
     smallest = {"batch": 1, "tokens": 2}
+    kinds = ("between",)
+    minimum = 6
     about_repetition = True
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:

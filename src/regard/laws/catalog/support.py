@@ -29,6 +29,8 @@ class Support(Law):
     equation = "{(i, j): A_ij > 0} = pattern & mask"
     catches = "a window that is one too wide, an inverted or ignored mask, a pattern applied to the wrong layers"
     smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
+    kinds = ("mask", "tokens", "keys")
+    minimum = 5
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):

@@ -44,6 +44,8 @@ class TablePrecision(Law):
     )
     needs = ("lengths",)
     smallest = {"batch": 1, "tokens": 301}
+    kinds = ("precision", "tokens", "size")
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         for tokens in subject.lengths(701, 307) if fast else subject.lengths(701, 307, 1201):

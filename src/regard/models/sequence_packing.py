@@ -1,0 +1,127 @@
+"""Texts of unequal length laid end to end, so that nothing is computed for padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, InputError
+from regard.models.validation import check_tensor, to_token_ids
+from regard.patterns import Segments
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """One row of several texts.
+
+    Attributes:
+        texts: which of the given texts these are.
+        tokens: `(1, token)`.
+        positions: of each token in its own text, `(1, token)`.
+        starts: where each text begins, and after them where the last one ends, `(text + 1,)`.
+        pattern: tokens see their own text.
+    """
+
+    texts: Tensor
+    tokens: Tensor
+    positions: Tensor
+    starts: Tensor
+    pattern: Segments
+
+
+def pack_texts(
+    texts: Sequence[Sequence[int]] | Tensor, tokens_at_once: int, context: int, vocab_size: int | None = None
+) -> Iterator[PackedTexts]:
+    """Rows of about `tokens_at_once` tokens; a text is never cut.
+
+    Texts are taken in the order of their lengths, so that neighbours in a row have blocks of equal size. A text may
+    also be a tensor or an array of one axis.
+    """
+    lists = _to_token_lists(texts)
+    lengths = [len(text) for text in lists]
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= context:
+            raise InputError(
+                "A text does not fit the model.",
+                asked=f"text {index} of {length} tokens",
+                found=f"a model for 1 to {context} tokens",
+                because="a mean of no tokens is nothing, and there are no positions beyond the context",
+                instead=f"texts[{index}][:{context}]" if length else "at least the first and last token of a text",
+            )
+        if vocab_size is not None and not 0 <= min(lists[index]) <= max(lists[index]) < vocab_size:
+            place = next(place for place, token in enumerate(lists[index]) if not 0 <= token < vocab_size)
+            raise InputError(
+                "A token is not in the vocabulary.",
+                asked=f"texts[{index}][{place}] = {lists[index][place]}",
+                found=f"a vocabulary of {vocab_size} tokens, 0 to {vocab_size - 1}",
+                because="every id is a row of the embedding",
+                instead="the tokenizer that belongs to this model",
+            )
+    order = sorted(range(len(lists)), key=lambda index: lengths[index])
+    row: list[int] = []
+    filled = 0
+    for index in order:
+        if row and filled + lengths[index] > tokens_at_once:
+            yield _join_texts(lists, row)
+            row, filled = [], 0
+        row.append(index)
+        filled += lengths[index]
+    if row:
+        yield _join_texts(lists, row)
+
+
+def _to_token_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+    if isinstance(texts, Tensor):
+        check_tensor("texts", texts, "[[101, 7592, 102], [101, 102]]")
+    try:
+        lists = list(texts)
+    except TypeError:
+        raise _texts_error(f"{texts!r}") from None
+    for index, text in enumerate(lists):
+        try:
+            lists[index] = to_token_ids(text)
+        except TypeError:
+            raise _texts_error(f"texts[{index}] = {text!r}") from None
+    return lists  # type: ignore[return-value]
+
+
+def _texts_error(found: str) -> InputError:
+    return InputError(
+        "A text is a list of token numbers.",
+        asked="texts=[[101, 7592, 102], [101, 102]], or the like",
+        found=found if len(found) < 80 else f"{found[:76]} ...",
+        because="a model reads whole numbers, and several texts at once",
+        instead="the tokenizer that belongs to this model; texts=[text] for a single text",
+    )
+
+
+def _join_texts(texts: list[list[int]], row: list[int]) -> PackedTexts:
+    lengths = torch.tensor([len(texts[index]) for index in row])
+    starts = torch.zeros(len(row) + 1, dtype=torch.long)
+    starts[1:] = lengths.cumsum(0)
+    ids = torch.repeat_interleave(torch.arange(len(row)), lengths)
+    positions = torch.arange(len(ids)) - starts[ids]
+    tokens = torch.tensor([token for index in row for token in texts[index]])
+    return PackedTexts(torch.tensor(row), tokens[None], positions[None], starts, Segments(ids))
+
+
+def pool_texts(hidden: Tensor, packed: PackedTexts, pooling: str) -> Tensor:
+    """One row for each text: the mean of its tokens, or its first one, from `(token, dim)`."""
+    check_pooling(pooling, ("mean", "first"))
+    if pooling == "first":
+        return hidden[packed.starts[:-1].to(hidden.device)]
+    return torch.segment_reduce(hidden, "mean", lengths=packed.starts.diff().to(hidden.device), axis=0)
+
+
+def check_pooling(pooling: str, known: Sequence[str] = ("mean", "first", "pooled")) -> None:
+    """Refuse a pooling that there is not."""
+    if pooling not in known:
+        raise ConfigError(
+            "There is no such pooling.",
+            asked=f"pooling={pooling!r}",
+            because='a text becomes one vector by the "mean" of its tokens, by its "first" or by its "pooled" one',
+            instead='pooling="mean"',
+        )
