@@ -41,7 +41,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
     assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
     assert max(map(len, out.splitlines())) <= 80
-    assert "1442 to learn from" in err
+    assert "1442 training and 355 test images" in err
     assert (folder / "heads.png").stat().st_size > 1000
     assert (folder / "heads.html").stat().st_size > 1000
     told = json.loads((tmp_path / "run.json").read_text())

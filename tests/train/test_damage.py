@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, mo
             raise OSError(28, "No space left on device")
         append(folder, epoch)
 
-    monkeypatch.setattr(history, "append", full)
+    monkeypatch.setattr(history, "append_epoch", full)
     with refused(CheckpointError, "No space left", "resumes from the last saved epoch"):
         train(TINY, tmp_path / "run", data=few)
     monkeypatch.undo()
@@ -138,7 +138,7 @@ def test_a_file_that_the_system_does_not_let_grow_is_said_and_what_was_kept_goes
             write_at_most(size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "append", limit)
+        patch.setattr(history, "append_epoch", limit)
         try:
             with refused(CheckpointError, "too large", "resumes from the last saved epoch"):
                 train(TINY, tmp_path / "run", data=few)

@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tm
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name, few, tmp_path, monkeypatch):
     whole, folder, taken = train(RECIPES[name], data=few), tmp_path / "run", []
-    step = loops.Training._step
+    step = loops.Training._run_step
 
     def stop_at(number):
         def counted(self, *arguments):
@@ -84,10 +84,10 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
         return counted
 
     for number in (2, 5, 9):  # within the first and second epochs, and within the third
-        monkeypatch.setattr(loops.Training, "_step", stop_at(number))
+        monkeypatch.setattr(loops.Training, "_run_step", stop_at(number))
         with pytest.raises(Interrupted, match=f"saved in {folder}"):
             train(RECIPES[name], folder, data=few)
-    monkeypatch.setattr(loops.Training, "_step", stop_at(10**9))
+    monkeypatch.setattr(loops.Training, "_run_step", stop_at(10**9))
     assert_same(whole, train(RECIPES[name], folder, data=few))
     assert taken == list(range(12))  # four batches of 24 in each of three epochs, none of them twice
     assert_same(whole, read_run(folder, data=few))
@@ -97,7 +97,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
 
 def test_a_run_tells_of_itself_before_it_is_done(few, tmp_path, monkeypatch):
     recipe = RECIPES["quadratic"]
-    monkeypatch.setattr(loops.Training, "_epoch", _raising_in(2, loops.Training._epoch))
+    monkeypatch.setattr(loops.Training, "_run_epoch", _raising_in(2, loops.Training._run_epoch))
     with pytest.raises(RuntimeError, match="power"):
         train(recipe, tmp_path, data=few)
     run = read_run(tmp_path, data=few)
@@ -160,7 +160,7 @@ def _first_epochs(recipe, count):
         training = loops.Training(recipe, digits(), None)
         found = [None]
         for _ in range(count):
-            training._epoch(lambda *_: None, lambda: False)
+            training._run_epoch(lambda *_: None, lambda: False)
             position = training.position
             found.append(loops.Epoch(position.epoch + 1, position.loss / position.images, 0.0, 0.0, 0.0))
             training.position = loops.checkpoint.ResumePoint(position.epoch + 1)

@@ -220,6 +220,7 @@ class Training:
         if not math.isfinite(loss.item()):
             raise InputError(
                 f"The loss is {loss.item()} at step {number + 1}.",
+                asked=f"rate={recipe.rate}, clip={recipe.clip}",
                 because="the training diverged",
                 instead=f"a learning rate below rate={recipe.rate}, a longer warmup, or clip=1.0",
             )

@@ -125,7 +125,7 @@ def _draw_panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) 
         "",
         element("path", class_="lattice", stroke_width=f"{THIN * wide / 2:.4f}", d=lattice),
         *(_draw_head(frames, head, wide) for head in _order_by_opacity(frames[-1])),
-        element("rect", class_="asking", **query),
+        element("rect", class_="query", **query),
         "",
     ]
     words = f"Rows and columns from the query in the last epoch: {places}"
