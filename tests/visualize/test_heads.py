@@ -244,4 +244,4 @@ def luminance(color: str) -> float:
 
 def test_a_picture_says_what_it_is():
     assert isinstance(show(Quadratic(2, grid=(5, 7))), Picture)
-    assert repr(show(Quadratic(2, grid=(5, 7)))).startswith("Picture(Where the heads look")
+    assert repr(show(Quadratic(2, grid=(5, 7)))).startswith("Picture(Attention positions")

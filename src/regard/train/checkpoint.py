@@ -52,7 +52,7 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
         if found != mine:
             names = sorted(name for name in mine.keys() | found.keys() if mine.get(name) != found.get(name))
             raise CheckpointError(
-                f"{folder} belongs to another run.",
+                f"{folder} has a run with another recipe.",
                 asked=", ".join(f"{name}={mine.get(name)!r}" for name in names),
                 found=", ".join(f"{name}={found.get(name)!r}" for name in names),
                 because="a run is resumed with the recipe and the images it started with",

@@ -134,7 +134,7 @@ class _Kernel:
         else:
             self.head_profile = source if isinstance(source, HeadProfile) else head_profile(source)
             rows, columns = self.head_profile.grid
-            self.values, self.origin = self.head_profile._known_values(), (rows - 1, columns - 1)
+            self.values, self.origin = self.head_profile._require_values(), (rows - 1, columns - 1)
             self.weights = self.head_profile.weights
 
     @property

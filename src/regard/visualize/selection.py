@@ -34,13 +34,13 @@ def select_indices(name: str, indices: Sequence[int] | None, count: int, what: s
     name: the argument, "layer", "head" or "query".
     what: what there are `count` of, where the name does not say it.
     """
-    selected = list(range(count)) if indices is None else list(dict.fromkeys(indices))
+    selected = list(range(count)) if indices is None else list(indices)
     if not selected or any(not is_index(index) or not 0 <= index < count for index in selected):
         raise InputError(
             f"There is no such {'token' if name == 'query' else name}.",
-            asked=f"{name}={', '.join(map(repr, indices or ()))}",
+            asked=f"{name}={', '.join(map(repr, selected))}",
             found=f"{count} {what or f'{name}s'}",
             because="they are counted from 0",
             instead=f"{name}=0 to {name}={count - 1}" if count > 1 else f"{name}=0",
         )
-    return [int(index) for index in selected]
+    return [int(index) for index in dict.fromkeys(selected)]
