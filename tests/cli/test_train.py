@@ -56,7 +56,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert main([*command, *SMALL, "--resume"]) == 0
     assert f"{run.accuracy:.2%}" in capsys.readouterr().out
     assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2
-    assert "belongs to another run" in capsys.readouterr().err
+    assert "has a run with another recipe" in capsys.readouterr().err
 
 
 def test_a_run_is_pruned_on_request(tmp_path, capsys):

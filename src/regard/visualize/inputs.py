@@ -54,7 +54,7 @@ def _read_tensor(input: Any) -> Tensor:
             asked=f"a {type(input).__name__}",
             found=f"{type(failure).__name__}: {failure}",
             because="an input is a tensor, an array, or a dict of them",
-            instead="an image (channel, row, column), or token ids of your tokenizer; regard show has --text and --image",
+            instead="an image (channel, row, column), or token ids; regard show has --text and --image",
         ) from failure
     if found.is_floating_point() and not bool(found.isfinite().all()):
         raise InputError(
