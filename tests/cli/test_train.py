@@ -52,7 +52,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
 
     assert main([*command, *SMALL]) == 2
-    assert "--resume to go on with it" in capsys.readouterr().err
+    assert "--resume to continue it" in capsys.readouterr().err
     assert main([*command, *SMALL, "--resume"]) == 0
     assert f"{run.accuracy:.2%}" in capsys.readouterr().out
     assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2

@@ -147,7 +147,7 @@ def _show_run(args: argparse.Namespace, choice: dict[str, Any]) -> Picture | Ani
     for name in ("head", "query"):
         if choice[name] is not None:
             raise InputError(
-                f"Without an input there is no {name} to choose.",
+                f"Without an input there is no {name} to select.",
                 asked=f"--{name if name == 'head' else 'token' if args.pixel is None else 'pixel'}",
                 because="all heads of a layer are drawn in one panel, around the query",
                 instead="--digit 7 or --image FILE with it, or --layer alone",
