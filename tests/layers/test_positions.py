@@ -113,7 +113,7 @@ def test_a_position_that_was_not_learned_is_refused_in_words():
             LearnedPositions(11, 5)(asked)
         assert_four_parts(caught.value)
         assert "11" in caught.value.found
-    with pytest.raises(ConfigError, match="at least one place") as caught:
+    with pytest.raises(ConfigError, match="at least one row") as caught:
         LearnedPositions(0, 5)
     assert_four_parts(caught.value)
 

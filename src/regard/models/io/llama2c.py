@@ -77,7 +77,7 @@ def read_llama2c(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     path = Path(path)
     header = _read_header(path)
     if path.stat().st_size < header.bytes:
-        raise atomic.damage_error(path, f"{path.stat().st_size:,} bytes", f"its header asks for {header.bytes:,}")
+        raise _damage_error(path, f"{path.stat().st_size:,} bytes", f"its header asks for {header.bytes:,}")
     count = (header.bytes - HEADER.size) // FLOAT
     # mapped, so that what is not needed is never read; the copy made by the model's own tensors is the only one
     everything = torch.from_file(str(path), size=count + HEADER.size // FLOAT, dtype=torch.float32)
@@ -127,9 +127,7 @@ def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) 
         file.seek(start)
         content = file.read()
     if not content:
-        raise atomic.damage_error(
-            path, "a model and nothing after it", "the tokenizer of llama2.c is a file of its own"
-        )
+        raise _damage_error(path, "a model and nothing after it", "the tokenizer of llama2.c is a file of its own")
     tokens: list[bytes] = []
     scores: list[float] = []
     at = 4  # the length of the longest token, which is of no use here
@@ -142,9 +140,9 @@ def read_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None) 
             scores.append(score)
             at += 8 + length
     except struct.error as failure:
-        raise atomic.damage_error(path, str(failure), "its tokens do not fit its length") from failure
+        raise _damage_error(path, str(failure), "its tokens do not fit its length") from failure
     if vocab_size is not None and len(tokens) < vocab_size:
-        raise atomic.damage_error(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
+        raise _damage_error(path, f"{len(tokens)} tokens", f"the model has {vocab_size}")
     return SentencePieceTokenizer(tokens, scores)
 
 
@@ -153,9 +151,13 @@ def _read_header(path: Path) -> Header:
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise atomic.damage_error(path, f"{len(header)} bytes", "the header alone has 28")
+        raise _damage_error(path, f"{len(header)} bytes", "the header alone has 28")
     header = Header(*HEADER.unpack(header))
     sane = all(0 < size < 1 << 24 for size in (*header[:5], abs(header.vocab_size), header.context))
     if not sane or header.dim % (2 * header.heads) or header.heads % header.kv_heads:
-        raise atomic.damage_error(path, f"a header of {tuple(header)}", "these are no sizes of a LLaMA")
+        raise _damage_error(path, f"a header of {tuple(header)}", "these are no sizes of a LLaMA")
     return header
+
+
+def _damage_error(path: Path, found: str, because: str) -> CheckpointError:
+    return atomic.damage_error(path, found, f"read as a file of llama2.c, {because}")
