@@ -32,8 +32,8 @@ from regard import (
 from regard.backends import choose, find
 from regard.backends.base import Request, bias_tensors
 from regard.backends.positional import ratio
-from regard.backends.positional.costs import way
-from regard.backends.positional.layout import Layout
+from regard.backends.positional.costs import choose_method
+from regard.backends.positional.relative_layout import RelativeLayout
 
 PRODUCTS = ("band", "slabs", "transform")
 GRIDS = [(5, 7), (11, 13), (1, 7), (7, 1), (1, 1)]
@@ -41,9 +41,11 @@ GRIDS = [(5, 7), (11, 13), (1, 7), (7, 1), (1, 1)]
 
 @contextmanager
 def only(product):
-    """A ratio is taken in this way, whatever it costs; "cheapest" leaves it to the costs."""
-    dear = {"TAP": "band", "PRODUCT": "slabs", "POINT": "transform"}
-    costs = {} if product == "cheapest" else {name: 0.0 if way == product else 1e9 for name, way in dear.items()}
+    """The ratio is computed by this method, whatever its cost; "cheapest" leaves the choice to the costs."""
+    constants = {"TAP": "band", "PRODUCT": "slabs", "POINT": "transform"}
+    costs = (
+        {} if product == "cheapest" else {name: 0.0 if method == product else 1e9 for name, method in constants.items()}
+    )
     with patch.multiple(ratio, **costs) if costs else nullcontext():
         yield
 
@@ -231,7 +233,7 @@ def test_a_band_slabs_and_a_transform_are_the_same_sum(product, monkeypatch):
                 assert_agrees(Alibi(3), lengths, dtype=dtype, pattern=Window(4, 1))
     table = torch.zeros(2, 9 * 13, dtype=torch.float64)
     with only(product):
-        chosen = type(ratio.Ways(table, Layout((5, 7), (5, 7)), torch.float64).product).__name__
+        chosen = type(ratio.Ways(table, RelativeLayout((5, 7), (5, 7)), torch.float64).product).__name__
     assert chosen == {"band": "Band", "slabs": "Slabs", "transform": "Spectrum"}[product]
 
 
@@ -245,9 +247,9 @@ def test_slabs_take_channels_and_batch_rows_in_pieces(monkeypatch):
 
 
 def test_slabs_are_made_only_while_they_are_small():
-    assert ratio.slabs_fit(Layout((32, 32), (32, 32)), 9)
-    assert not ratio.slabs_fit(Layout((112, 112), (112, 112)), 9)
-    assert not ratio.slabs_fit(Layout((1, 4096), (1, 4096)), 1)  # along a line they would be the square
+    assert ratio.slabs_fit(RelativeLayout((32, 32), (32, 32)), 9)
+    assert not ratio.slabs_fit(RelativeLayout((112, 112), (112, 112)), 9)
+    assert not ratio.slabs_fit(RelativeLayout((1, 4096), (1, 4096)), 1)  # along a line they would be the square
 
 
 def test_without_the_direct_rows_a_peak_outside_the_image_would_lose_all_digits(monkeypatch):
@@ -286,7 +288,7 @@ def test_only_sums_over_rows_and_columns_are_taken_apart():
     query, key, value = inputs((35, 35), 1, 1, torch.float64)
 
     def taken(bias):
-        return way(Request(query, key, value, Full(), 0.0, bias))
+        return choose_method(Request(query, key, value, Full(), 0.0, bias))
 
     slanted = Gaussian(1, (5, 7), centre=[[0, 0]], root=[[[1.0, 0.0], [0.9, 0.4]]]).double().requires_grad_(False)
     straight = Gaussian(1, (5, 7), centre=[[0, 0]], root=[[[1.2, 0.0], [0.0, 0.4]]]).requires_grad_(False)

@@ -112,7 +112,7 @@ def test_options_reach_the_subject(folder, capsys):
         ("mask=hide", "hide"),
         ("left=true", True),
         ("left=None", None),
-        ("image=3,32,64", (3, 32, 64)),
+        ("image_size=3,32,64", (3, 32, 64)),
         ("pattern=Window(3, 0)", Window(3, 0)),
     ],
 )

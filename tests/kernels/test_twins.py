@@ -8,7 +8,7 @@ from catalog import GRID, TOKENS, assert_agree, biases, bounds, tensors
 
 from regard import Causal, First, Full, Neighborhood, Padding, Random, Window
 from regard.kernels import library
-from regard.kernels.positions import table_of
+from regard.kernels.bias_table import make_bias_table
 from regard.kernels.program import program
 from regard.kernels.softmax import Score, attention, backward
 from regard.patterns import Lengths
@@ -35,7 +35,7 @@ def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_d
     table = query_code = key_code = tensor = None
     if "table" in bias:
         name = "grid table" if bias == "grid table" else "table"
-        table, query_code, key_code = table_of(biases(3, 5, wide)[name], Lengths(*lengths))
+        table, query_code, key_code = make_bias_table(biases(3, 5, wide)[name], Lengths(*lengths))
         table = table.detach() * 20
     if "tensor" in bias:
         generator = torch.Generator().manual_seed(8)

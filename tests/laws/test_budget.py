@@ -12,9 +12,9 @@ from torch import nn
 from regard.adapters import adapt
 from regard.errors import LawViolation
 from regard.laws import LAWS, assert_laws, check, probe
-from regard.laws.budget import BUDGET, Work, measure_work, select_cases
+from regard.laws.budget import BUDGET, RunWork, measure_work, select_cases
 from regard.laws.checking import find_laws
-from regard.laws.law import Law, discard, equal
+from regard.laws.law import Law, discard, expect_equal
 from regard.laws.search import examine
 from regard.laws.verdict import Verdict
 from regard.models import GPT, GPTConfig
@@ -56,7 +56,7 @@ class Counted(Law):
         if case["kind"] == "discard":
             discard("a kink")
         if case["kind"] != "vacuous":
-            yield equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
+            yield expect_equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
 
 
 def judged(*kinds: str, **how) -> Verdict:
@@ -191,7 +191,7 @@ def select_minimum(slug: str, subject, name: str) -> set:
     """The values of one parameter among the cases that run whatever the budget."""
     (law,) = find_laws([slug])
     offered = list(law.cases(subject, True))
-    return {case.get(name) for case in select_cases(offered, Work(10**9, 0), 1, law.minimum, law.kind_of)}
+    return {case.get(name) for case in select_cases(offered, RunWork(10**9, 0), 1, law.minimum, law.kind_of)}
 
 
 def test_no_law_holds_by_one_kind_of_case_alone():
@@ -227,7 +227,7 @@ def test_small_subjects_try_every_case_of_a_fast_search():
 
 def test_a_small_budget_takes_the_first_cases_and_some_of_the_others():
     cases = [{"number": number, "tokens": 5} for number in range(100)]
-    chosen = [int(case["number"]) for case in select_cases(cases, Work(50, 0), 1_000, 8)]
+    chosen = [int(case["number"]) for case in select_cases(cases, RunWork(50, 0), 1_000, 8)]
     assert len(chosen) == 20
     assert chosen[:10] == list(range(10))
     assert max(chosen) > 90
@@ -236,7 +236,7 @@ def test_a_small_budget_takes_the_first_cases_and_some_of_the_others():
 
 def test_the_minimum_runs_whatever_the_budget():
     cases = [{"number": number, "tokens": 5 + 600 * (number % 3 == 2)} for number in range(100)]
-    chosen = select_cases(cases, Work(50, 10**9), 1_000, 8)
+    chosen = select_cases(cases, RunWork(50, 10**9), 1_000, 8)
     assert len(chosen) == 8
     assert sum(int(case["tokens"]) > 5 for case in chosen) <= 2  # the dear ones only where they come first
 

@@ -10,7 +10,7 @@ from regard.adapters.rng import Rng
 from regard.laws import check, search
 from regard.laws.compare import compare
 from regard.laws.law import Observation
-from regard.laws.search import run
+from regard.laws.search import run_case
 from regard.laws.verdict import Verdict, Verdicts
 
 
@@ -48,7 +48,7 @@ def test_a_length_beyond_which_a_law_breaks_is_found_in_few_runs(monkeypatch):
         return output if k.shape[-2] <= 517 else output + v.mean(2, keepdim=True)
 
     runs = []
-    monkeypatch.setattr(search, "run", lambda *args: runs.append(args) or run(*args))
+    monkeypatch.setattr(search, "run", lambda *args: runs.append(args) or run_case(*args))
     verdict = check(leaks, kind="operator", claims=["causality"], fast=True).verdicts["causality"]
     assert verdict.counterexample is not None
     assert verdict.counterexample.case["tokens"] == 518

@@ -8,7 +8,7 @@ from catalog import TILED, assert_agree, bounds, results, tensors
 
 from regard import Alibi, Attention, Causal, Padding, Pattern, attend, cost, plan
 from regard.backends.base import Request
-from regard.kernels.intervals import intervals
+from regard.kernels.key_intervals import find_key_intervals
 from regard.layers import KVCache, MultiHeadAttention
 from regard.patterns import Lengths
 
@@ -79,12 +79,12 @@ def test_few_queries_get_the_decode_kernel_where_their_keys_are_neighbours(patte
         together = all(
             len(row.unique_consecutive()) <= 1 + int(not row[0]) + int(not row[-1]) for row in seen.flatten(0, 1)
         )
-        found = intervals(pattern, lengths)
+        found = find_key_intervals(pattern, lengths)
         if found is not None:
             j = torch.arange(lengths.keys)
             assert torch.equal((j >= found[0][..., None]) & (j < found[1][..., None]), seen)
         assert together or found is None
-    assert intervals(Near(), Lengths(1, 35)) is not None
+    assert find_key_intervals(Near(), Lengths(1, 35)) is not None
 
 
 @pytest.mark.parametrize("bias", [None, Alibi(3)], ids=["plain", "alibi"])

@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image=3,64,64",
+        help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image_size=3,64,64",
     )
     words.add_argument("--json", metavar="FILE", help="write the report as JSON")
     words.add_argument("--html", metavar="FILE", help="write the report as a page")
@@ -94,7 +94,7 @@ def run(words: argparse.Namespace) -> int:
     from regard.cli.targets import find
     from regard.laws import check, probe
     from regard.laws.checking import find_laws
-    from regard.laws.claims import infer
+    from regard.laws.claims import infer_claims
 
     named = [slug for slug in laws if slug != "reference" or words.reference is None]
     if named or claims is not None or also:
@@ -102,7 +102,7 @@ def run(words: argparse.Namespace) -> int:
     target = find(words.target, words.seed)
     subject = adapt(target, words.kind, **options)
     reference = None if words.reference is None else _find_reference(words, target, subject, options)
-    chosen = named or claims or (None if words.probe else infer(subject))
+    chosen = named or claims or (None if words.probe else infer_claims(subject))
     chosen = chosen if chosen is None or named else [*chosen, *also]
     if words.list:
         return list_laws(words, chosen)
@@ -239,7 +239,7 @@ def _tell(report: Report, words: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress | None]:
-    """A bar on the error stream while there is somebody to see it; it leaves nothing behind."""
+    """A transient progress bar on the error stream, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

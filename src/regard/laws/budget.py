@@ -32,7 +32,7 @@ UNMEASURED = 50
 
 
 @dataclass(frozen=True)
-class Work:
+class RunWork:
     """What one run of a subject costs.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Count(HigherOrderDispatchMode):
         return self.call(func, args, kwargs)
 
 
-def measure_work(subject: Adapter) -> Work:
+def measure_work(subject: Adapter) -> RunWork:
     """The work of one short run, counted with gradients enabled: then no fused path hides its operations."""
     try:
         x = subject.draw(ROWS, subject.lengths(TOKENS)[0], Rng(0, "work"))
@@ -70,13 +70,13 @@ def measure_work(subject: Adapter) -> Work:
     except Exception:  # what cannot run under a dispatch mode is judged by its parameters
         target = subject.target
         numbers = sum(each.numel() for each in target.parameters()) if isinstance(target, nn.Module) else 0
-        return Work(UNMEASURED, numbers)
-    return Work(max(count.operations, 1), count.elements)
+        return RunWork(UNMEASURED, numbers)
+    return RunWork(max(count.operations, 1), count.elements)
 
 
 def select_cases(
     cases: Sequence[Case],
-    work: Work,
+    work: RunWork,
     budget: float,
     minimum: int,
     kind_of: Callable[[Case], Hashable] = lambda case: None,

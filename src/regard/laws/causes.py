@@ -56,7 +56,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "paths": (
         "causality", "padding", "masked-values", "empty-rows", "row-stochasticity", "scale", "gradients", "reference",
     ),
-    # Who sees the future sees another one with a cache, with fewer queries, and with padding behind the text.
+    # Attention to later tokens also changes with a cache, with fewer queries, and with right padding.
     "causality": ("alignment", "cache", "cache-algebra", "padding", "support", "batch-independence", "reference"),
     "row-stochasticity": ("permutation", "batch-independence", "range", "scale", "jacobian", "padding", "reference"),
     "head-groups": ("support", "scale", "gradients", "jacobian", "reference"),
@@ -97,8 +97,8 @@ def _follows(effect: str, cause: str, broken: Mapping[str, Case]) -> bool:
     `paths` compares precisions without a mask first, so it is the mask that half precision does not obey, and the law
     of masks that breaks in half precision says so.
     """
-    way, mask = (broken.get("paths", {}).get(name) for name in ("way", "mask"))
-    if way in HALVES and mask != "none" and {effect, cause} & {"paths"}:
+    path, mask = (broken.get("paths", {}).get(name) for name in ("way", "mask"))
+    if path in HALVES and mask != "none" and {effect, cause} & {"paths"}:
         other = cause if effect == "paths" else effect
         if other in _OF_MASKS and broken[other].get("dtype") in HALVES:
             return effect == "paths"

@@ -19,7 +19,7 @@ Case = Mapping[str, int | str | bool | float]
 
 @dataclass
 class Observation:
-    """Two tensors that the law says are equal, and how to speak of them.
+    """Two tensors that the law says are equal, and how a report describes them.
 
     Attributes:
         expected: what the law promises, `(batch, token, ...)` where the output has tokens.
@@ -66,7 +66,7 @@ class Law:
     """One law. A subclass states it, says where to look, and yields what must be equal there.
 
     Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
-    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are not its business.
+    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are done by `laws/search.py`.
     """
 
     id: ClassVar[str]
@@ -153,24 +153,24 @@ MISSING = {
 }
 
 
-def equal(expected: Tensor, actual: Tensor, **how: object) -> Observation:
+def expect_equal(expected: Tensor, actual: Tensor, **how: object) -> Observation:
     """An observation that two tensors are equal."""
     return Observation(expected, actual, **how)  # type: ignore[arg-type]
 
 
-def zero(actual: Tensor, scale: float, **how: object) -> Observation:
+def expect_zero(actual: Tensor, scale: float, **how: object) -> Observation:
     """An observation that a tensor is zero, beside numbers of size `scale`."""
     return Observation(torch.zeros_like(actual), actual, scale=scale, **how)  # type: ignore[arg-type]
 
 
-def finite(actual: Tensor, **how: object) -> Observation:
+def expect_finite(actual: Tensor, **how: object) -> Observation:
     """An observation that every entry is a number."""
     good = torch.where(actual.isfinite(), torch.zeros_like(actual), actual)
     how.setdefault("effect", "is not finite")
     return Observation(torch.zeros_like(actual), good, scale=1.0, **how)  # type: ignore[arg-type]
 
 
-def true(fact: bool, effect: str, of: Tensor | None = None, reading: str = "", **how: object) -> Observation:
+def expect_true(fact: bool, effect: str, of: Tensor | None = None, reading: str = "", **how: object) -> Observation:
     """An observation of a plain fact; `effect` says what is wrong when it is not one.
 
     `reading` is an expression in `value`, which stands for the tensor `of`, that is True if the fact is one; a script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from caches import RIGHT, WRONG
-from strangers import causal, naive
+from third_party_attention import causal, naive
 
 from regard.adapters import adapt
 from regard.adapters.rng import Rng
@@ -52,7 +52,7 @@ def test_an_operator_aligned_at_the_start_cannot_decode():
 
 
 def test_a_layer_without_a_cache_is_not_accused():
-    from strangers import Layer
+    from third_party_attention import Layer
 
     assert adapt(Layer(), "layer").caching is None
     assert check(Layer(), kind="layer", claims=["cache"]).verdicts["cache"].outcome == "not applicable"

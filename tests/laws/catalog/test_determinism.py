@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from strangers import Layer, causal, fused, naive
+from third_party_attention import Layer, causal, fused, naive
 from torch import nn
 from torch.nn import functional as F
 

@@ -9,15 +9,15 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import size
+from regard.laws.probes import find_magnitude
 from regard.laws.variants import LONG, LONGER, head_sizes
 
 MASKS = ("none", "keys", "causal", "shared", "pairs", "heads")
 
 
-class Alignment(Law):
+class AlignmentLaw(Law):
     id = "L2"
     slug = "alignment"
     title = "Alignment of unequal lengths"
@@ -42,11 +42,11 @@ class Alignment(Law):
             (43, 70, 6), (37, 1, 3), (141, 37, 1), (3, 141, 2), (LONG, LONG, 3), (3, LONGER, 1),
         ):  # fmt: skip
             for mask in dict.fromkeys(("none", masks[(turn + 1) % len(masks)])):
-                yield self._case(1 + turn % 2, queries, keys, asked, mask)
+                yield self._make_case(1 + turn % 2, queries, keys, asked, mask)
             turn += 1
         for wide in head_sizes(subject):
             for queries, keys in ((5, 5), (3, 7)):
-                yield {**self._case(2, queries, keys, 1, "none"), **wide}
+                yield {**self._make_case(2, queries, keys, 1, "none"), **wide}
         sizes = [(5, 5), (4, 7), (7, 4), (2, 3), (3, 2), (9, 9), (1, 6), (6, 1), (8, 3)]
         if not fast:
             sizes += [(n, n) for n in (2, 3, 4, 6, 7, 8)] + [(9, 5), (5, 9)]
@@ -54,18 +54,18 @@ class Alignment(Law):
             for asked in dict.fromkeys([1, queries - 1, *range(2, queries)]):
                 if 0 < asked < queries:
                     for mask in ("none", masks[turn % len(masks)]) if masks[turn % len(masks)] != "none" else ("none",):
-                        yield self._case(1 + turn % 2, queries, keys, asked, mask)
+                        yield self._make_case(1 + turn % 2, queries, keys, asked, mask)
                     turn += 1
         for queries, keys in [(37, 37), (70, 70), (141, 141), (70, 141), (141, 70), (17, 37), (33, 33), (65, 65)]:
             for asked in (2, 16, 32, 64, queries - 1) if fast else (1, 2, 5, 16, 32, 63, 64, queries - 1):
                 if asked < queries:
                     turn += 1
-                    yield self._case(1 + turn % 2, queries, keys, asked, "none")
+                    yield self._make_case(1 + turn % 2, queries, keys, asked, "none")
                     if masks[turn % len(masks)] != "none":
-                        yield self._case(1 + turn % 2, queries, keys, asked, masks[turn % len(masks)])
+                        yield self._make_case(1 + turn % 2, queries, keys, asked, masks[turn % len(masks)])
 
     @staticmethod
-    def _case(batch: int, queries: int, keys: int, asked: int, mask: str) -> Case:
+    def _make_case(batch: int, queries: int, keys: int, asked: int, mask: str) -> Case:
         return {"batch": batch, "queries": queries, "keys": keys, "asked": asked, "mask": mask}
 
     def possible(self, case: Case) -> bool:
@@ -90,11 +90,11 @@ class Alignment(Law):
         part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
         everything = subject.rows(subject.attend(query, key, value, mask))
         alone = subject.rows(subject.attend(query[:, :, rows], key, value, part))
-        yield equal(
+        yield expect_equal(
             everything[:, rows],
             alone,
             changed=f"queries[{'-' if end else ':'}{asked}{':' if end else ''}] of {queries} asked alone",
             tokens=range(queries)[rows],
             reduction=keys + subject.channels,
-            scale=size(everything),
+            scale=find_magnitude(everything),
         )

@@ -10,16 +10,16 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import MISSING, Case, Law, Observation, equal
+from regard.laws.law import MISSING, Case, Law, Observation, expect_equal
 from regard.laws.masks import SIDES, key_mask, pair_mask, token_mask
-from regard.laws.probes import is_causal, size
+from regard.laws.probes import find_magnitude, is_causal
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 POISONS = {"nan": torch.nan, "inf": torch.inf, "1e30": 1e30, "-1e30": -1e30, "-inf": -torch.inf}
 WHERE = ("both", "values", "keys")
 
 
-class MaskedValues(Law):
+class MaskedValuesLaw(Law):
     id = "L5"
     slug = "masked-values"
     title = "Masked values"
@@ -109,13 +109,13 @@ class MaskedValues(Law):
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if case["ask"] in ("tokens", "future"):
-            yield from _tokens(subject, case, rng)
+            yield from _observe_tokens(subject, case, rng)
         else:
             assert isinstance(subject, OperatorAdapter)
-            yield _operator(subject, case, rng)
+            yield _observe_operator(subject, case, rng)
 
 
-def _tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
     x = subject.draw(batch, tokens, rng)
     future = case["ask"] == "future"
@@ -124,18 +124,18 @@ def _tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     before = subject.run(x, mask)
     shown = real.reshape(batch, tokens, *[1] * (x.ndim - 2))
     after = subject.run(torch.where(shown, x, POISONS[str(case["poison"])]), mask)
-    yield equal(
+    yield expect_equal(
         before,
         after,
         where=real if "aligned" in subject.abilities else None,
         touched=~real,
         changed=f"hidden tokens, to {case['poison']}",
         reduction=tokens + subject.channels,
-        scale=size(before),
+        scale=find_magnitude(before),
     )
 
 
-def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
+def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
     """Keys hidden from every query, or one key hidden from some of them."""
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
@@ -151,19 +151,19 @@ def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
         unseen = ~mask[..., place].expand(batch, subject.heads, queries).transpose(1, 2)
     before = subject.rows(subject.attend(query, key, value, mask))
     poison = POISONS[str(case["poison"])]
-    after = subject.rows(subject.attend(query, *_poisoned(key, value, poisoned, poison, str(case["what"])), mask))
+    after = subject.rows(subject.attend(query, *_poison(key, value, poisoned, poison, str(case["what"])), mask))
     what = "keys and values" if case["what"] == "both" else str(case["what"])
-    return equal(
+    return expect_equal(
         before,
         after,
         where=unseen,
         changed=f"hidden {what}, to {case['poison']}",
         reduction=keys + subject.channels,
-        scale=size(before),
+        scale=find_magnitude(before),
     )
 
 
-def _poisoned(key: Tensor, value: Tensor, where: Tensor, poison: float, what: str) -> tuple[Tensor, Tensor]:
+def _poison(key: Tensor, value: Tensor, where: Tensor, poison: float, what: str) -> tuple[Tensor, Tensor]:
     if what != "values":
         key = key.masked_fill(where, poison)
     if what != "keys":

@@ -9,13 +9,13 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import MISSING, Case, Law, Observation, equal
+from regard.laws.law import MISSING, Case, Law, Observation, expect_equal
 from regard.laws.masks import key_mask, pair_mask, token_mask
-from regard.laws.probes import size
+from regard.laws.probes import find_magnitude
 from regard.laws.variants import LONG, LONGER, head_sizes, long_lengths
 
 
-class Permutation(Law):
+class PermutationLaw(Law):
     id = "L9"
     slug = "permutation"
     title = "Permutation equivariance"
@@ -75,7 +75,7 @@ class Permutation(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if case["what"] != "tokens":
             assert isinstance(subject, OperatorAdapter)
-            yield self._operator(subject, case, rng)
+            yield self._observe_operator(subject, case, rng)
             return
         batch, tokens = int(case["batch"]), int(case["tokens"])
         x = subject.draw(batch, tokens, rng)
@@ -84,18 +84,18 @@ class Permutation(Law):
         before = subject.run(x, mask)
         after = subject.run(x[:, order].contiguous(), None if mask is None else mask[:, order].contiguous())
         aligned = "aligned" in subject.abilities
-        yield equal(
+        yield expect_equal(
             before[:, order] if aligned else before,
             after,
             where=mask[:, order] if mask is not None and aligned else None,
             changed="the order of tokens",
             tokens=order.tolist() if aligned else None,
             reduction=tokens + subject.channels,
-            scale=size(before),
+            scale=find_magnitude(before),
         )
 
     @staticmethod
-    def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
+    def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
         batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
         query, key, value = subject.tensors(rng, batch, queries, keys)
         mask = None
@@ -113,11 +113,11 @@ class Permutation(Law):
             moved = mask if mask is None or mask.shape[2] == 1 else mask[:, :, order]
             after = subject.rows(subject.attend(query[:, :, order], key, value, moved))
             expected, names = before[:, order], order.tolist()
-        return equal(
+        return expect_equal(
             expected,
             after,
             changed=f"the order of {case['what']}",
             tokens=names,
             reduction=keys + subject.channels,
-            scale=size(before),
+            scale=find_magnitude(before),
         )

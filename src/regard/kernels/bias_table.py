@@ -16,7 +16,7 @@ from regard.patterns import Lengths
 FAR = 1 << 30  # the code of a token that is not on the grid: no entry is as far away, and what has no entry scores 0
 
 
-def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
+def make_bias_table(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     """Table `(head, entry)`, differentiable, and the codes of queries and keys."""
     grid = getattr(bias, "grid", None)
     place = None if grid is None else (*grid, getattr(bias, "start", 0))
@@ -26,7 +26,7 @@ def table_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     return bias.scores(query_position, key_position), query_code, key_code
 
 
-def entries_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor]:
+def list_table_entries(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor]:
     """For each entry of the table the positions of a query and a key that have it."""
     grid = getattr(bias, "grid", None)
     return _compute_codes_cached(None if grid is None else (*grid, getattr(bias, "start", 0)), lengths)[2:]

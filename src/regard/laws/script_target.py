@@ -24,33 +24,35 @@ LARGEST = 4_000_000
 
 
 @dataclass(frozen=True)
-class Source:
+class TargetSource:
     """The code of a function `make()` that gives a new instance of the target; whether that is a plain function."""
 
     code: str
     function: bool
 
 
-def find_source(view: Adapter, target: str, seed: int) -> Iterator[Source]:
+def find_source(view: Adapter, target: str, seed: int) -> Iterator[TargetSource]:
     """The ways to get the target, the most readable first. Raises `Inexpressible` if there is none."""
     function = not isinstance(view.target, nn.Module)
     if target and ":" in target and not target.startswith(("transformers:", "timm:")) and not Path(target).exists():
-        yield Source(_by_text(target, seed), function)
+        yield TargetSource(_write_import_of_text(target, seed), function)
     elif function:
-        yield Source(_by_name(view._unused), function)
+        yield TargetSource(_write_import_of_name(view._unused), function)
     if not function:
-        yield Source(_pickled(view._unused), function)
+        yield TargetSource(_write_pickle(view._unused), function)
 
 
-def _by_text(target: str, seed: int) -> str:
+def _write_import_of_text(target: str, seed: int) -> str:
     """`module:name(arguments)` or `file.py:name`, as the command line has it; a class is built without arguments."""
     head, bracket, rest = target.partition("(")
     place, _, path = head.rpartition(":")
     call = f"module.{path}"
-    return _loader(place, f"{call}({rest}" if bracket else f"{call}() if isinstance({call}, type) else {call}", seed)
+    return _write_loader(
+        place, f"{call}({rest}" if bracket else f"{call}() if isinstance({call}, type) else {call}", seed
+    )
 
 
-def _by_name(function: Any) -> str:
+def _write_import_of_name(function: Any) -> str:
     """A function that can be imported by its own name."""
     place, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not place or not path or "<" in path:
@@ -68,16 +70,16 @@ def _by_name(function: Any) -> str:
         if file is None:
             raise Inexpressible("the target was defined in a session, which a script cannot import")
         place = str(Path(file).resolve())
-    return _loader(place, f"module.{path}", 0)
+    return _write_loader(place, f"module.{path}", 0)
 
 
-def _loader(place: str, call: str, seed: int) -> str:
+def _write_loader(place: str, call: str, seed: int) -> str:
     """A function that imports a module anew and gives what `call` says."""
     if place.endswith(".py"):
         file = Path(place).resolve()
         folder, spec = file.parent, f"importlib.util.spec_from_file_location({file.stem!r}, {str(file)!r})"
     else:
-        folder, spec = _folder_of(place), f"importlib.util.find_spec({place!r})"
+        folder, spec = _find_import_folder(place), f"importlib.util.find_spec({place!r})"
     insert = f"    sys.path.insert(0, {str(folder)!r})\n" if folder is not None else ""
     return (
         "\n\ndef make():\n"
@@ -91,7 +93,7 @@ def _loader(place: str, call: str, seed: int) -> str:
     )
 
 
-def _folder_of(place: str) -> Path | None:
+def _find_import_folder(place: str) -> Path | None:
     """The folder from which a module is imported; None for what is installed."""
     module = sys.modules.get(place) or importlib.import_module(place)
     file = getattr(module, "__file__", None)
@@ -105,7 +107,7 @@ def _folder_of(place: str) -> Path | None:
     return path.parents[depth]
 
 
-def _pickled(module: nn.Module) -> str:
+def _write_pickle(module: nn.Module) -> str:
     """A module with its weights, as Python itself writes it down; its classes are imported by name."""
     buffer = io.BytesIO()
     try:
@@ -119,7 +121,9 @@ def _pickled(module: nn.Module) -> str:
         raise Inexpressible(
             f"the target has {len(packed):,} bytes of weights; script(target='module:name') makes it anew"
         )
-    folders = sorted({str(folder) for part in module.modules() if (folder := _folder_of(type(part).__module__))})
+    folders = sorted(
+        {str(folder) for part in module.modules() if (folder := _find_import_folder(type(part).__module__))}
+    )
     inserts = "".join(f"    sys.path.insert(0, {folder!r})\n" for folder in folders)
     return (
         "\n\ndef make():\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regard.laws import LAWS
-from regard.laws.remarks import describe_sizes
+from regard.laws.other_sizes import describe_sizes
 
 CAUSALITY = next(law for law in LAWS if law.slug == "causality")
 CASE = {"batch": 1, "tokens": 5, "kept": 1}

@@ -1,9 +1,9 @@
-// A linear layer for few rows, which waits for its weights.
+// A linear layer for a few rows, bound by the memory bandwidth of its weights.
 //
 //   output[m][n] = bias[n] + sum_k x[m][k] weight[n][k]
 //
 // x is (row m, channel k), weight (output n, channel k), output (row m, output n). Channels lie across the lanes. Some
-// neighbouring outputs are worked out at once, for up to three rows of x at a time, so that every weight comes from
+// neighbouring outputs are computed at once, for up to three rows of x at a time, so that every weight comes from
 // memory once, whatever the number of rows. Each sum is one vector from the first channel to the last, whose lanes are
 // then added in a fixed order: its bits depend on its row of x and its row of weights, not on rows, outputs or threads
 // around it.
@@ -15,9 +15,9 @@
 
 namespace regard {
 namespace REGARD_ISA {
-namespace few {
+namespace gemv {
 
-constexpr int64_t kPieces = 4;  // of a thread's share: who is late leaves some to others
+constexpr int64_t kPieces = 4;  // of a thread's share, for load balancing
 
 // The last numbers of a row, fewer than a vector, with zeros in the other lanes. Where the row has a whole vector they
 // stand at its end, else at its beginning.
@@ -36,8 +36,8 @@ REGARD_INLINE Vec<T> end_of(const T* row, int64_t in) {
 }
 
 // sums[m * N + n] = x_m . weight_n for M rows of x and N rows of weights, with room for whole vectors.
-// Channel after channel the same place of the next N rows is asked for, if there are any: N streams at once are too
-// many for the hardware to foresee.
+// The same channels of the next N rows are prefetched, if there are any: N streams at once are too many for the
+// hardware prefetcher.
 template <class T, int N, int M, bool kFetch>
 REGARD_INLINE void products(const T* const (&x)[M], const T* const (&weight)[N], int64_t in, int64_t next, T* sums) {
   constexpr int L = kLanes<T>, kLine = 64 / sizeof(T), kGroups = (M * N + L - 1) / L;
@@ -82,11 +82,11 @@ REGARD_INLINE void products(const T* const (&x)[M], const T* const (&weight)[N],
 
 // M rows of x from `row` on, for the outputs from `first` to `last`, at most N.
 template <class T, int N, int M, bool kFetch>
-void block(const Few& task, int64_t row, int64_t first, int64_t last, int64_t next) {
+void block(const LinearLayer& task, int64_t row, int64_t first, int64_t last, int64_t next) {
   const T *x[M], *weight[N];
   for (int m = 0; m < M; ++m) x[m] = static_cast<const T*>(task.x) + (row + m) * task.x_row;
   for (int n = 0; n < N; ++n) {
-    const int64_t output = first + n < last ? first + n : last - 1;  // what is too many is worked out and dropped
+    const int64_t output = first + n < last ? first + n : last - 1;  // surplus ones are computed and dropped
     weight[n] = static_cast<const T*>(task.weight) + output * task.weight_row;
   }
   T sums[M * N + kLanes<T>];
@@ -100,7 +100,7 @@ void block(const Few& task, int64_t row, int64_t first, int64_t last, int64_t ne
 
 // The outputs from `first` to `last`, for all rows, N at a time.
 template <class T, int N>
-void piece(const Few& task, int64_t first, int64_t last) {
+void piece(const LinearLayer& task, int64_t first, int64_t last) {
   for (int64_t n = first; n < last; n += N) {
     const int64_t stop = n + N < last ? n + N : last, next = N * task.weight_row;
     int64_t row = 0;
@@ -126,23 +126,23 @@ void piece(const Few& task, int64_t first, int64_t last) {
 }  // namespace few
 
 template <class T>
-int32_t run_few(const Few& task) {
-  if (task.rows <= 0 || task.out <= 0) return kFine;
+int32_t run_gemv(const LinearLayer& task) {
+  if (task.rows <= 0 || task.out <= 0) return kOk;
   const int64_t unit = task.rows == 1 ? 8 : 4, units = (task.out + unit - 1) / unit;
-  // A thread is worth waking for what takes longer than the waking.
+  // A thread is used only for work that takes longer than waking it.
   const double worth = static_cast<double>(task.rows) * static_cast<double>(task.out) * (task.in + 8) / 1e5;
   const int64_t threads = worth < static_cast<double>(task.threads) ? static_cast<int64_t>(worth) + 1 : task.threads;
-  const int64_t pieces = threads <= 1 ? 1 : threads * few::kPieces < units ? threads * few::kPieces : units;
+  const int64_t pieces = threads <= 1 ? 1 : threads * gemv::kPieces < units ? threads * gemv::kPieces : units;
   auto work = [&](int64_t item) {
     const int64_t first = units * item / pieces * unit, end = units * (item + 1) / pieces * unit;
     const int64_t last = end < task.out ? end : task.out;
     if (task.rows == 1)
-      few::piece<T, 8>(task, first, last);
+      gemv::piece<T, 8>(task, first, last);
     else
-      few::piece<T, 4>(task, first, last);
+      gemv::piece<T, 4>(task, first, last);
   };
   parallel(threads, pieces, work);
-  return kFine;
+  return kOk;
 }
 
 }  // namespace REGARD_ISA

@@ -26,11 +26,11 @@ def describe_sizes(law: Law, case: Case, breaks: Callable[[Case], bool | None]) 
             if (outcome := breaks(candidate)) is not None:
                 seen[size] = outcome
         if len(seen) > 1:
-            remarks[name] = _tell(seen)
+            remarks[name] = _describe_outcomes(seen)
     return remarks
 
 
-def _tell(seen: dict[int, bool]) -> str:
+def _describe_outcomes(seen: dict[int, bool]) -> str:
     fails = [str(size) for size in sorted(seen) if seen[size]]
     holds = [str(size) for size in sorted(seen) if not seen[size]]
     if not holds:

@@ -1,4 +1,4 @@
-"""Where queries and keys lie when a score depends on their difference only, and what sums over differences need."""
+"""Positions of queries and keys for scores that depend on their difference, and sums over windows of differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
+class RelativeLayout:
     """Queries and keys on two axes, a line being one row. Entry `q - k + K - 1` of a table belongs to a pair.
 
     So query `q` sees the entries `q` to `q + K - 1` along each axis: a window of the table, as long as the keys.
@@ -24,7 +24,7 @@ class Layout:
         rows, columns = (q + k - 1 for q, k in zip(self.queries, self.keys, strict=True))
         return rows, columns
 
-    def codes(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def make_codes(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Numbers of queries and keys whose difference is the place of a pair's entry in the flattened table."""
         wide = self.table[1]
 
@@ -35,7 +35,7 @@ class Layout:
         return code(self.queries, (self.keys[0] - 1, self.keys[1] - 1)), code(self.keys, (0, 0))
 
 
-def windows(table: Tensor, layout: Layout) -> Tensor:
+def sum_windows(table: Tensor, layout: RelativeLayout) -> Tensor:
     """For each query the sum of the entries it sees, `(head, *queries)`.
 
     Each window is the end of one block and the beginning of the next, so that it is the sum of two running sums and
@@ -43,11 +43,11 @@ def windows(table: Tensor, layout: Layout) -> Tensor:
     Herk's maximum filter, 1992, with sums.)
     """
     for axis, size in ((1, layout.keys[0]), (2, layout.keys[1])):
-        table = _along(table.movedim(axis, -1), size).movedim(-1, axis)
+        table = _sum_along_axis(table.movedim(axis, -1), size).movedim(-1, axis)
     return table
 
 
-def _along(table: Tensor, size: int) -> Tensor:
+def _sum_along_axis(table: Tensor, size: int) -> Tensor:
     count = table.shape[-1] - size + 1
     blocks = torch.nn.functional.pad(table, (0, -table.shape[-1] % size)).unflatten(-1, (-1, size))
     upto = blocks.cumsum(-1).flatten(-2)
@@ -58,12 +58,12 @@ def _along(table: Tensor, size: int) -> Tensor:
     return onward[..., :count] + rest
 
 
-def spread(rows: Tensor, layout: Layout) -> Tensor:
-    """For each entry the sum over the queries that see it, `(head, *table)`: the transpose of `windows`.
+def sum_windows_transposed(rows: Tensor, layout: RelativeLayout) -> Tensor:
+    """For each entry the sum over the queries that see it, `(head, *table)`: the transpose of `sum_windows`.
 
     Entry `e` is seen by the queries `e - K + 1` to `e`, so that it is a window itself, with zeros around the queries.
     """
     for axis, keys in ((1, layout.keys[0]), (2, layout.keys[1])):
         around = torch.nn.functional.pad(rows.movedim(axis, -1), (keys - 1, keys - 1))
-        rows = _along(around, keys).movedim(-1, axis)
+        rows = _sum_along_axis(around, keys).movedim(-1, axis)
     return rows

@@ -21,7 +21,7 @@ from regard.adapters import precision
 from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, compare
-from regard.laws.law import Observation, equal, finite, true
+from regard.laws.law import Observation, expect_equal, expect_finite, expect_true
 
 Call = Callable[..., Tensor]
 # Above this a difference quotient tells nothing.
@@ -32,7 +32,7 @@ UNTOLD = 0.1
 NEARBY = (16.0, 16.0, 64.0, 64.0)
 
 
-class Gradient:
+class CheckedGradient:
     """The gradient of one weighted sum of outputs, and what it must agree with."""
 
     def __init__(self, subject: Adapter, call: Call, inputs: Sequence[Tensor], weight: Tensor, reduction: int) -> None:
@@ -40,8 +40,8 @@ class Gradient:
         self.inputs = [tensor.detach().clone() for tensor in inputs]
         self.output, self.gradients = self.of(range(len(inputs)))
         # Where the derivative vanishes its rounding does not: it is relative to what went into it.
-        unit = largest_of([weight]) * largest_of([self.output]) / (largest_of(self.inputs) + 1e-30)
-        self.largest = max(largest_of(self.gradients), unit)
+        unit = find_largest([weight]) * find_largest([self.output]) / (find_largest(self.inputs) + 1e-30)
+        self.largest = max(find_largest(self.gradients), unit)
         # Comparisons that told something, and those that a kink or a jump nearby made worthless.
         self.compared = self.skipped = 0
 
@@ -55,11 +55,11 @@ class Gradient:
         ]
         output = self.call(self.subject, *leaves)
         if output.requires_grad:
-            backward(self.subject, output, self.weight, keep=twice)
+            run_backward(self.subject, output, self.weight, keep=twice)
             if twice:
                 for leaf in leaves:
                     leaf.grad = None
-                backward(self.subject, output, self.weight)
+                run_backward(self.subject, output, self.weight)
         gradients = [gradient_of(leaf) for leaf in leaves]
         return output.detach(), [gradients[index] for index in wanted]
 
@@ -69,55 +69,57 @@ class Gradient:
         """Directions in all inputs, in each of them, and in the last token only."""
         for index, gradient in enumerate(self.gradients):
             name = names[0] if together else names[index]
-            yield finite(gradient.flatten(1) if gradient.ndim > 2 else gradient, output=f"the gradient of the {name}")
+            yield expect_finite(
+                gradient.flatten(1) if gradient.ndim > 2 else gradient, output=f"the gradient of the {name}"
+            )
         if not all(gradient.isfinite().all() for gradient in self.gradients):
             return
         double = self.subject.at(torch.float64)
         if double is not None and double is not self.subject:
-            yield from self._like(double, names, together)
+            yield from self._observe_against_float64(double, names, together)
             if self.compared or self.skipped:
                 return
         if self.subject.eps > COARSEST:
             return
-        whole = [self._direction(tensor, rng, together) for tensor in self.inputs]
-        yield from self._along(whole, "every input" if len(names) > 1 else f"the {names[0]}")
+        whole = [self._draw_direction(tensor, rng, together) for tensor in self.inputs]
+        yield from self._observe_direction(whole, "every input" if len(names) > 1 else f"the {names[0]}")
         if together:
             return
         for index, name in enumerate(names):
             only = [each if place == index else torch.zeros_like(each) for place, each in enumerate(whole)]
             if len(names) > 1:
-                yield from self._along(only, f"the {name} only")
+                yield from self._observe_direction(only, f"the {name} only")
             axis = token_axis if token_axis is not None else self.inputs[index].ndim - 2
             last = [torch.zeros_like(each) for each in whole]
             last[index].select(axis, -1).copy_(whole[index].select(axis, -1))
-            yield from self._along(last, f"the last token of the {name}")
+            yield from self._observe_direction(last, f"the last token of the {name}")
 
-    def _direction(self, tensor: Tensor, rng: Rng, together: bool) -> Tensor:
+    def _draw_direction(self, tensor: Tensor, rng: Rng, together: bool) -> Tensor:
         size = max(float(tensor.double().pow(2).mean().sqrt()), 0.05) if together and tensor.numel() else 1.0
         return (size * rng.normal(*tensor.shape)).to(tensor.dtype)
 
-    def _along(self, direction: list[Tensor], name: str) -> Iterator[Observation]:
+    def _observe_direction(self, direction: list[Tensor], name: str) -> Iterator[Observation]:
         """The slope that the gradient says, against the slope that is measured.
 
         A kink within one step bends the quotient, not the gradient; what is wrong is wrong at every step.
         """
-        said = self._slope_said(self.gradients, direction)
+        said = self._find_slope_of_gradient(self.gradients, direction)
         best = None
         steps = [self.subject.eps**0.2 / n for n in ((1, 16, 256) if self.subject.eps < 1e-12 else (1, 4, 16))]
         for step in steps:
-            seen = self._slope(direction, said, step)
+            seen = self._measure_slope(direction, said, step)
             if seen is not None and (best is None or seen[2] < best[2]):
                 best = seen
             if best is not None and best[2] <= 1:
                 break
         if best is None or best[2] > 1:
-            best = self._slope_beside_kinks(direction, said, [*steps, steps[-1] / 16])
+            best = self._measure_slope_beside_kinks(direction, said, [*steps, steps[-1] / 16])
         if best is None:
             self.skipped += 1  # it has no slope here that could be measured
             return
         self.compared += 1
         measured, scale, _ = best
-        yield equal(
+        yield expect_equal(
             torch.tensor([measured], dtype=torch.float64),
             torch.tensor([said], dtype=torch.float64),
             scale=scale,
@@ -127,10 +129,10 @@ class Gradient:
             effect=f"is {measured:.4e} by differences and {said:.4e} by the gradient",
         )
 
-    def _slope_said(self, gradients: list[Tensor], direction: list[Tensor]) -> float:
+    def _find_slope_of_gradient(self, gradients: list[Tensor], direction: list[Tensor]) -> float:
         return sum((g.double() * u.double()).sum().item() for g, u in zip(gradients, direction, strict=True))
 
-    def _slope_beside_kinks(
+    def _measure_slope_beside_kinks(
         self, direction: list[Tensor], said: float, steps: list[float]
     ) -> tuple[float, float, float] | None:
         """The step that comes nearest to the gradient, allowing for what the gradient itself varies within that step.
@@ -140,30 +142,30 @@ class Gradient:
         """
         best = None
         for step in steps:
-            if (seen := self._slope(direction, said, step)) is None:
+            if (seen := self._measure_slope(direction, said, step)) is None:
                 continue
             measured, scale, _ = seen
             slopes = []
             for part in (-1.0, -0.5, 0.0, 0.5, 1.0):
                 moved = [x + part * step * u for x, u in zip(self.inputs, direction, strict=True)]
-                slopes.append(self._slope_said(self.of(range(len(moved)), inputs=moved)[1], direction))
+                slopes.append(self._find_slope_of_gradient(self.of(range(len(moved)), inputs=moved)[1], direction))
             varied = sum(abs(after - before) for before, after in pairwise(slopes))
-            scale += 2 * varied / self._spread
-            bound = self._spread * scale
-            if bound > UNTOLD * max(abs(measured), abs(said), self._typical(direction)):
+            scale += 2 * varied / self._unit_bound
+            bound = self._unit_bound * scale
+            if bound > UNTOLD * max(abs(measured), abs(said), self._find_typical_slope(direction)):
                 continue
             if best is None or abs(measured - said) / bound < best[2]:
                 best = measured, scale, abs(measured - said) / bound
         return best
 
     @property
-    def _spread(self) -> float:
+    def _unit_bound(self) -> float:
         """The bound of rounding for numbers of size one."""
         eps = self.subject.eps
         factor = FACTOR[torch.float64] if eps < 1e-12 else FACTOR[torch.float32]
         return factor * eps * math.sqrt(max(self.reduction, 1))
 
-    def _slope(self, direction: list[Tensor], said: float, h: float) -> tuple[float, float, float] | None:
+    def _measure_slope(self, direction: list[Tensor], said: float, h: float) -> tuple[float, float, float] | None:
         """The measured slope, the size that its rounding is relative to, and its distance from `said` in bounds."""
         weight = self.weight.double()
         values = {}
@@ -173,23 +175,25 @@ class Gradient:
                 values[step] = (weight * self.call(self.subject, *moved).double()).sum().item()
         coarse, fine = (values[1.0] - values[-1.0]) / (2 * h), (values[0.5] - values[-0.5]) / h
         right, left = (values[0.5] - values[0.0]) / (0.5 * h), (values[0.0] - values[-0.5]) / (0.5 * h)
-        size = max(abs(fine), abs(said), self._typical(direction))
+        size = max(abs(fine), abs(said), self._find_typical_slope(direction))
         if not all(map(math.isfinite, values.values())) or abs(coarse - fine) > 0.05 * size:
             return None  # a jump or a kink nearby
         if abs(right - left) > 0.3 * size:
             return None
         measured = (4 * fine - coarse) / 3
         noise = float(self.output.double().abs().max()) * float(weight.norm())
-        scale = noise / h + 2 * abs(coarse - fine) / self._spread
-        return measured, scale, abs(measured - said) / (self._spread * scale + 1e-300)
+        scale = noise / h + 2 * abs(coarse - fine) / self._unit_bound
+        return measured, scale, abs(measured - said) / (self._unit_bound * scale + 1e-300)
 
-    def _typical(self, direction: list[Tensor]) -> float:
+    def _find_typical_slope(self, direction: list[Tensor]) -> float:
         return max(float(g.norm()) for g, u in zip(self.gradients, direction, strict=True) if u.any())
 
-    def _like(self, double: Adapter, names: Sequence[str], together: bool) -> Iterator[Observation]:
+    def _observe_against_float64(self, double: Adapter, names: Sequence[str], together: bool) -> Iterator[Observation]:
         """In the subject's own precision: the gradient is that of float64, where the outputs are the same."""
         try:
-            wide = Gradient(double, self.call, [x.double() for x in self.inputs], self.weight.double(), self.reduction)
+            wide = CheckedGradient(
+                double, self.call, [x.double() for x in self.inputs], self.weight.double(), self.reduction
+            )
         except Exception:  # its backward does not run in float64; differences have to do
             return
         apart = float((wide.output - self.output.double()).abs().max())
@@ -200,20 +204,20 @@ class Gradient:
             # The sum of a normalised row does not change: its gradient cancels, but the roundings on the way do not.
             signs = torch.ones_like(wide.output).flatten()
             signs[::2] = -1
-            other = Gradient(double, self.call, wide.inputs, signs.reshape(wide.output.shape), self.reduction)
+            other = CheckedGradient(double, self.call, wide.inputs, signs.reshape(wide.output.shape), self.reduction)
             scale = max(scale, other.largest)
         words = {"reduction": self.reduction, "changed": "the precision"}
         factor = FACTOR[torch.float64] if self.subject.eps < 1e-12 else FACTOR[torch.float32]
         nearby: list[float] | None = None
         for index, (expected, actual) in enumerate(zip(wide.gradients, self.gradients, strict=True)):
             name, room = names[0] if together else names[index], scale
-            seen = equal(expected, actual, scale=room, output=f"the gradient of the {name}", **words)
+            seen = expect_equal(expected, actual, scale=room, output=f"the gradient of the {name}", **words)
             if compare(seen, self.subject.eps, factor).ratio > 1:
                 nearby = wide.vary(self.subject.eps) if nearby is None else nearby
                 if 2 * nearby[index] > UNTOLD * scale:
                     self.skipped += 1
                     continue
-                seen.scale = scale + 2 * nearby[index] / self._spread
+                seen.scale = scale + 2 * nearby[index] / self._unit_bound
             self.compared += 1
             yield seen
 
@@ -229,7 +233,7 @@ class Gradient:
                 moved = [x + sign * each for x, each in zip(self.inputs, noise, strict=True)]
                 _, gradients = self.of(range(len(moved)), inputs=moved)
                 pairs = zip(gradients, self.gradients, strict=True)
-                most = [max(old, largest_of([new - at])) for old, (new, at) in zip(most, pairs, strict=True)]
+                most = [max(old, find_largest([new - at])) for old, (new, at) in zip(most, pairs, strict=True)]
         return most
 
     def alone(self, index: int, name: str) -> Iterator[Observation]:
@@ -238,9 +242,9 @@ class Gradient:
             _, (gradient,) = self.of([index])
         except Exception as failure:
             words = f"cannot be had if only the {name} wants one: {type(failure).__name__}"
-            yield true(False, words, output="the gradient", changed=f"a {name} that alone requires a gradient")
+            yield expect_true(False, words, output="the gradient", changed=f"a {name} that alone requires a gradient")
             return
-        yield equal(
+        yield expect_equal(
             self.gradients[index],
             gradient,
             scale=self.largest,
@@ -257,22 +261,22 @@ class Gradient:
             return
         words = {"output": "the gradient", "changed": "nothing: the same graph, backward a second time"}
         for first, second in zip(self.gradients, gradients, strict=True):
-            yield equal(first, second, scale=self.largest, reduction=self.reduction, **words)
+            yield expect_equal(first, second, scale=self.largest, reduction=self.reduction, **words)
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
-    """The gradient of a leaf, zeros if it has none; one step to those who record torch functions."""
+    """The gradient of a leaf, zeros if it has none; one step for torch function modes that record."""
     if has_torch_function_unary(leaf):
         return handle_torch_function(gradient_of, (leaf,), leaf)
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def backward(subject: Adapter, output: Tensor, weight: Tensor, keep: bool = False) -> None:
+def run_backward(subject: Adapter, output: Tensor, weight: Tensor, keep: bool = False) -> None:
     # The backward of a plain function meets the single-precision numbers it closes over as well.
     widen = subject.dtype == torch.float64 and not isinstance(subject.target, nn.Module)
     with precision.Float64Arguments() if widen else nullcontext():
         torch.autograd.backward(output, weight, retain_graph=keep)
 
 
-def largest_of(tensors: Sequence[Tensor]) -> float:
+def find_largest(tensors: Sequence[Tensor]) -> float:
     return max([float(each.abs().nan_to_num(0, 0, 0).max()) for each in tensors if each.numel()], default=0.0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.laws.numbers import Number
+from regard.laws.recorded_number import RecordedNumber
 from regard.laws.recording import Inexpressible, Ref, Step
 
 # More numbers than this are packed, not written out.
@@ -52,7 +52,7 @@ MODES = {
 }
 
 
-class Program:
+class ScriptWriter:
     """Writes the steps that a comparison needs. Variables 0 and -2 are the target and a copy of it before any call."""
 
     def __init__(self, steps: list[Step]) -> None:
@@ -74,7 +74,7 @@ class Program:
         """The steps that the values depend on; with `calls`, every call of the target besides."""
         wanted: set[int] = set()
         for value in values:
-            wanted |= _variables(value)
+            wanted |= _find_variables(value)
         kept = []
         for step in reversed(self.steps):
             touches = step.result in wanted or bool(step.changes & wanted) or (calls and step.kind in ("call", "seed"))
@@ -83,7 +83,7 @@ class Program:
             if not touches:
                 continue
             kept.append(step)
-            wanted |= _variables((step.args, step.kwargs, step.owner))
+            wanted |= _find_variables((step.args, step.kwargs, step.owner))
         return kept[::-1]
 
     # Lines
@@ -91,11 +91,17 @@ class Program:
     def lines(self, steps: list[Step]) -> list[str]:
         written: list[str] = []
         for step in steps:
-            write = {"tensor": self._tensor, "call": self._call, "op": self._op, "copy": self._copy, "seed": _seed}
+            write = {
+                "tensor": self._write_tensor,
+                "call": self._write_call,
+                "op": self._write_operation,
+                "copy": self._write_copy,
+                "seed": _write_seed,
+            }
             written += write[step.kind](step)
         return written
 
-    def _tensor(self, step: Step) -> list[str]:
+    def _write_tensor(self, step: Step) -> list[str]:
         entry = step.args[0]
         name = self.names[step.result]
         numbers = entry.get("memory", entry["numbers"])
@@ -105,11 +111,11 @@ class Program:
             code = f"{code}.as_strided({shape}, {entry['stride']})"
         return [f"{name} = {code}{'.requires_grad_()' if entry['requires_grad'] else ''}"]
 
-    def _call(self, step: Step) -> list[str]:
+    def _write_call(self, step: Step) -> list[str]:
         assert step.owner is not None
         owner = self.value(step.owner)
         lines = [
-            f"{owner}.to({value})" if name == "dtype" else f"set_attribute({owner}, {name!r}, {_plain(value)})"
+            f"{owner}.to({value})" if name == "dtype" else f"set_attribute({owner}, {name!r}, {_write_value(value)})"
             for name, value in step.modes.get("settings", {}).items()
         ]
         call = f"{owner}.{step.function}" if step.function else owner
@@ -122,11 +128,11 @@ class Program:
             line = f"with {', '.join(MODES[name] for name in modes)}:\n    " + line.replace("\n", "\n    ")
         return [*lines, *line.split("\n")]
 
-    def _copy(self, step: Step) -> list[str]:
+    def _write_copy(self, step: Step) -> list[str]:
         assert step.owner is not None
         return [f"{self.names[step.result]} = copy_of({self.value(step.owner)})"]
 
-    def _op(self, step: Step) -> list[str]:
+    def _write_operation(self, step: Step) -> list[str]:
         name = self.names[step.result]
         func, args = step.function, step.args
         if func == "alias":
@@ -185,7 +191,7 @@ class Program:
         """A value as Python source."""
         if isinstance(value, Ref):
             return self.names[value.variable] + value.access
-        if isinstance(value, Number):
+        if isinstance(value, RecordedNumber):
             return re.sub(r"\{(-?\d+)\}", lambda found: self.names[int(found[1])], value.expression)
         if isinstance(value, Tensor):
             return self.literal(value)
@@ -197,12 +203,12 @@ class Program:
             return f"({', '.join(map(self.value, value))}{',' if len(value) == 1 else ''})"
         if type(value) is dict:
             return f"{{{', '.join(f'{key!r}: {self.value(item)}' for key, item in value.items())}}}"
-        return _plain(value)
+        return _write_value(value)
 
     def literal(self, tensor: Tensor) -> str:
         """A tensor written out, or packed where it is large; every bit is kept."""
         if tensor.numel() <= WRITTEN_OUT and not tensor.is_complex():
-            numbers = "torch.empty" if tensor.numel() == 0 else _nested(tensor.tolist())
+            numbers = "torch.empty" if tensor.numel() == 0 else _write_nested(tensor.tolist())
             if tensor.numel() == 0:
                 return f"torch.empty({tuple(tensor.shape)}, dtype={tensor.dtype})"
             return f"torch.tensor({numbers}, dtype={tensor.dtype})"
@@ -218,11 +224,11 @@ def _is_method(func: Any) -> bool:
     return own is func or getattr(func, "__objclass__", None) is not None
 
 
-def _seed(step: Step) -> list[str]:
+def _write_seed(step: Step) -> list[str]:
     return [f"torch.manual_seed({step.args[0]})"]
 
 
-def _plain(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, bool | int | float | str | None):
@@ -238,23 +244,23 @@ def _plain(value: Any) -> str:
     raise Inexpressible(f"it passes a {type(value).__name__}, which cannot be written down")
 
 
-def _nested(value: Any) -> str:
+def _write_nested(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_nested, value))}]"
-    return ("nan" if value != value else "inf" if value > 0 else "-inf") if _odd(value) else repr(value)
+        return f"[{', '.join(map(_write_nested, value))}]"
+    return ("nan" if value != value else "inf" if value > 0 else "-inf") if _is_not_finite(value) else repr(value)
 
 
-def _odd(value: Any) -> bool:
+def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _variables(value: Any) -> set[int]:
+def _find_variables(value: Any) -> set[int]:
     if isinstance(value, Ref):
         return {value.variable}
-    if isinstance(value, Number):
+    if isinstance(value, RecordedNumber):
         return {int(found) for found in re.findall(r"\{(-?\d+)\}", value.expression)}
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, slice):
         value = [value.start, value.stop, value.step]
-    return set().union(*map(_variables, value)) if isinstance(value, tuple | list) else set()
+    return set().union(*map(_find_variables, value)) if isinstance(value, tuple | list) else set()

@@ -1,4 +1,4 @@
-"""Heads that see different pairs: they run as batch rows, which plans and kernels tell apart."""
+"""Heads with different masks run as batch rows, which plans and kernels distinguish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs where torch traces: a pattern and its lengths are constants of the graph, and so are its words."""
+"""Programs under tracing: pattern and lengths are constants of the graph, and so are the words of the program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from regard.kernels.program import program
 from regard.patterns import Lengths, Pattern
 
 
-def words_of(pattern: Pattern, lengths: Lengths, lanes: int) -> tuple[Tensor, Tensor]:
+def get_program(pattern: Pattern, lengths: Lengths, lanes: int) -> tuple[Tensor, Tensor]:
     """Words and masks of the program."""
     if torch.compiler.is_compiling():
-        # A program belongs to its lengths, so a graph does too: `index` asks the tracer for the very numbers.
+        # A program belongs to its lengths, so a graph does too: `index` specializes on the numbers.
         queries, keys = operator.index(lengths.queries), operator.index(lengths.keys)
         return _constant_words(pattern, queries, keys, lanes), _constant_masks(pattern, queries, keys, lanes)
     made = program(pattern, lengths, lanes)

@@ -1,29 +1,29 @@
-// A linear layer for many rows, and the bend behind it.
+// A linear layer for many rows, with the activation fused.
 //
-//   output[m][n] = bend(bias[n] + sum_k x[m][k] weight[n][k])
+//   output[m][n] = activation(bias[n] + sum_k x[m][k] weight[n][k])
 //
 // x is (row m, channel k), weight (output n, channel k), output (row m, output n). Outputs lie across the lanes. Two
 // vectors of neighbouring outputs are a panel, whose weights are packed channel by channel into memory of the thread;
-// six rows of x, read where they are, meet a panel at a time. All of them stay near the processor:
+// six rows of x, read in place, are multiplied with a panel at a time. All of them stay in caches:
 //
 //   item    some rows, and a group of panels                                           for one thread
 //   chunk   of channels, for which the panels of the group are packed together         second cache
-//   block   of rows, which meet one panel after the other                              second cache
+//   block   of rows, multiplied with one panel after another                           second cache
 //   piece   of the chunk, for which a panel meets the rows of the block                first cache
 //   strip   of six rows                                                                registers
 //
-// Sums wait in the output from piece to piece. Each goes from the first channel to the last, and the bias is added at
+// Partial sums are kept in the output between pieces. Each goes from the first channel to the last, and the bias is added at
 // the end: the bits of an output depend on its row of x and its row of weights, not on rows, outputs or threads around.
 #pragma once
 
-#include "bend.h"
+#include "activation.h"
 #include "interface.h"
 #include "threads.h"
 #include "vector.h"
 
 namespace regard {
 namespace REGARD_ISA {
-namespace many {
+namespace gemm {
 
 constexpr int kStrip = 6;                   // rows
 constexpr int64_t kPieceBytes = 16 << 10;   // of a panel
@@ -31,7 +31,7 @@ constexpr int64_t kChunkBytes = 32 << 10;   // of a panel
 constexpr int64_t kGroupBytes = 256 << 10;  // of panels of one chunk
 constexpr int64_t kBlockBytes = 192 << 10;  // of rows of x in one chunk
 constexpr int64_t kPartRows = 512;          // rows that are worth packing weights for again
-constexpr int64_t kItems = 4;               // of a thread: who is late leaves some to others
+constexpr int64_t kItems = 4;               // of a thread, for load balancing
 
 template <class T>
 constexpr int kPanel = 2 * kLanes<T>;
@@ -43,7 +43,7 @@ REGARD_INLINE int64_t shares(int64_t count, int64_t most) {
 
 // packed[k - from][n] = weight[first + n][k] for channels from `from` to `to`; zero where there is no such output.
 template <class T>
-void pack_panel(const Many& task, int64_t first, int64_t from, int64_t to, T* packed) {
+void pack_panel(const Gemm& task, int64_t first, int64_t from, int64_t to, T* packed) {
   constexpr int L = kLanes<T>, P = kPanel<T>;
   const int64_t count = to - from, left = task.out - first;
   const T* weight = static_cast<const T*>(task.weight) + first * task.weight_row + from;
@@ -102,13 +102,13 @@ REGARD_INLINE void get(const T* from, int64_t count, Vec<T> (&two)[2]) {
 // these channels and with output `first`. Where they are not the first channels, sums stand in the output; where they
 // are the last, sums are finished.
 template <class T>
-void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int64_t first, int64_t from, int64_t to) {
+void strip(const Gemm& task, const T* panel, int64_t row, int64_t last_row, int64_t first, int64_t from, int64_t to) {
   constexpr int L = kLanes<T>;
   const T* x[kStrip];
   T* output[kStrip];
 #pragma GCC unroll 6
   for (int r = 0; r < kStrip; ++r) {
-    const int64_t m = row + r < last_row ? row + r : last_row - 1;  // what is too many is worked out again
+    const int64_t m = row + r < last_row ? row + r : last_row - 1;  // surplus ones are computed again
     x[r] = static_cast<const T*>(task.x) + m * task.x_row + from;
     output[r] = static_cast<T*>(task.output) + m * task.out + first;
   }
@@ -137,7 +137,7 @@ void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int6
       sum[r][1] += shift[1];
     }
   }
-  if (whole && !(last && task.bend != kStraight)) {
+  if (whole && !(last && task.activation != kIdentity)) {
 #pragma GCC unroll 6
     for (int r = 0; r < kStrip; ++r) {
       store<T>(output[r], sum[r][0]);
@@ -151,7 +151,7 @@ void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int6
     store<T>(sums + r * 2 * L, sum[r][0]);
     store<T>(sums + r * 2 * L + L, sum[r][1]);
   }
-  if (last) bend_all<T>(task.bend, sums, kStrip * 2);
+  if (last) activate_all<T>(task.activation, sums, kStrip * 2);
   for (int r = 0; r < kStrip; ++r) {
     const T* from_here = sums + r * 2 * L;
     if (whole) {
@@ -165,7 +165,7 @@ void strip(const Many& task, const T* panel, int64_t row, int64_t last_row, int6
 
 // Rows from `row` to `last_row`, panels from `panel` to `last_panel`; `packed` has room for a chunk of these.
 template <class T>
-void part(const Many& task, T* packed, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+void part(const Gemm& task, T* packed, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
   constexpr int64_t P = kPanel<T>, size = sizeof(T);
   const int64_t in = task.in, chunks = shares(in, kChunkBytes / (P * size));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -190,18 +190,18 @@ void part(const Many& task, T* packed, int64_t row, int64_t last_row, int64_t pa
 }  // namespace many
 
 template <class T>
-int32_t run_many(const Many& task) {
-  if (task.rows <= 0 || task.out <= 0) return kFine;
-  constexpr int64_t P = many::kPanel<T>, size = sizeof(T);
-  const int64_t panels = (task.out + P - 1) / P, strips = (task.rows + many::kStrip - 1) / many::kStrip;
+int32_t run_gemm(const Gemm& task) {
+  if (task.rows <= 0 || task.out <= 0) return kOk;
+  constexpr int64_t P = gemm::kPanel<T>, size = sizeof(T);
+  const int64_t panels = (task.out + P - 1) / P, strips = (task.rows + gemm::kStrip - 1) / gemm::kStrip;
   const double worth = static_cast<double>(task.rows) * static_cast<double>(task.out) * (task.in + 8) / 1e6;
   const int64_t threads = worth < static_cast<double>(task.threads) ? static_cast<int64_t>(worth) + 1 : task.threads;
-  const int64_t wanted = threads <= 1 ? 1 : threads * many::kItems;
-  int64_t parts = task.rows / many::kPartRows;
+  const int64_t wanted = threads <= 1 ? 1 : threads * gemm::kItems;
+  int64_t parts = task.rows / gemm::kPartRows;
   parts = parts < 1 || threads <= 1 ? 1 : parts > wanted ? wanted : parts;
   // Panels of a group: as many as the cache holds, but enough groups for all threads.
-  const int64_t chunk = task.in / many::shares(task.in, many::kChunkBytes / (P * size)) + 1;
-  const int64_t room = many::kGroupBytes / (chunk * P * size);
+  const int64_t chunk = task.in / gemm::shares(task.in, gemm::kChunkBytes / (P * size)) + 1;
+  const int64_t room = gemm::kGroupBytes / (chunk * P * size);
   int64_t groups = (panels + room - 1) / room;
   if (groups * parts < wanted) groups = (wanted + parts - 1) / parts;
   if (groups * parts % threads) groups += threads - groups % threads;
@@ -210,16 +210,16 @@ int32_t run_many(const Many& task) {
   auto work = [&](int64_t item) {
     const int64_t group = item % groups, slice = item / groups;
     const int64_t first = panels * group / groups, last = panels * (group + 1) / groups;
-    const int64_t row = strips * slice / parts * many::kStrip, end = strips * (slice + 1) / parts * many::kStrip;
+    const int64_t row = strips * slice / parts * gemm::kStrip, end = strips * (slice + 1) / parts * gemm::kStrip;
     T* packed = static_cast<T*>(scratch((last - first) * chunk * P * size));
     if (!packed) {
       __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
       return;
     }
-    many::part<T>(task, packed, row, end < task.rows ? end : task.rows, first, last);
+    gemm::part<T>(task, packed, row, end < task.rows ? end : task.rows, first, last);
   };
   parallel(threads, groups * parts, work);
-  return failed ? kNoMemory : kFine;
+  return failed ? kNoMemory : kOk;
 }
 
 }  // namespace REGARD_ISA

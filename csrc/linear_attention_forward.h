@@ -1,7 +1,7 @@
 // Causal linear attention, forward: one sweep over the tokens for each key head.
 #pragma once
 
-#include "linear_sweep.h"
+#include "linear_attention_sweep.h"
 
 namespace regard {
 namespace REGARD_ISA {
@@ -49,7 +49,7 @@ void sum_totals(const T* scores, const Panel<T>& a, const T* norm, int64_t count
 // One key head and the query heads that share it; columns first to first + columns of the values.
 template <class T>
 struct Forward {
-  const Linear& task;
+  const LinearAttention& task;
   int64_t batch, kv_head, first, columns;
   Vec<T> bad{};
 
@@ -103,13 +103,13 @@ struct Forward {
   void write_state(const Panel<T>& state, const T* norm) {
     const int64_t head = batch * task.kv_heads + kv_head;
     T* to = static_cast<T*>(task.next_state) + head * task.dim * task.value_dim + first;
-    Vec<T> unseen{};
+    Vec<T> nan_sum{};
     for (int64_t f = 0; task.next_state && f < task.dim; ++f)
       change_row(state.at + f * state.step, to + f * task.value_dim, columns, [&](int64_t, Vec<T> x) {
-        unseen += x * Vec<T>{};
+        nan_sum += x * Vec<T>{};
         return x;
       });
-    bad += unseen;
+    bad += nan_sum;
     if (task.next_norm && first == 0)
       std::memcpy(static_cast<T*>(task.next_norm) + head * task.dim, norm, task.dim * sizeof(T));
   }
@@ -122,13 +122,13 @@ struct Forward {
     for (int64_t r = 0; r < tokens.count; ++r) {
       const Quotient<T> mean(total[r] == 0 ? T(1) : total[r]);
       T* to = static_cast<T*>(task.output) + (row + r) * task.value_dim + first;
-      Vec<T> unseen{};
+      Vec<T> nan_sum{};
       change_row(sums.x.at + r * sums.x.step, to, columns, [&](int64_t, Vec<T> sum) {
         const Vec<T> y = mean(sum);
-        unseen += y * Vec<T>{};
+        nan_sum += y * Vec<T>{};
         return y;
       });
-      bad += unseen;
+      bad += nan_sum;
     }
   }
 };
@@ -136,24 +136,24 @@ struct Forward {
 }  // namespace sweep
 
 template <class T>
-int32_t run_linear(const Linear& task) {
+int32_t run_linear_attention(const LinearAttention& task) {
   const int64_t heads = task.batch * task.kv_heads;
   const double products = 2.0 * task.batch * task.heads * task.tokens * task.dim * task.value_dim;
   const int64_t threads = sweep::worthwhile(task.threads, products);
   const sweep::Pieces pieces = sweep::cut<T>(task.value_dim, heads, threads);
-  int32_t broken = 0, hungry = 0;
+  int32_t not_finite = 0, out_of_memory = 0;
   auto work = [&](int64_t item) {
     const int64_t head = item / pieces.count, first = item % pieces.count * pieces.size;
     const int64_t left = task.value_dim - first;
     sweep::Forward<T> forward{task, head / task.kv_heads, head % task.kv_heads, first,
                               left < pieces.size ? left : pieces.size};
     if (!forward.run())
-      raise(hungry);
+      raise(out_of_memory);
     else if (sweep::is_bad<T>(forward.bad))
-      raise(broken);
+      raise(not_finite);
   };
   parallel(threads, heads * pieces.count, work);
-  return hungry ? kNoMemory : broken ? kNotFinite : kFine;
+  return out_of_memory ? kNoMemory : not_finite ? kNotFinite : kOk;
 }
 
 }  // namespace REGARD_ISA

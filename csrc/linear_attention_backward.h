@@ -8,7 +8,7 @@
 // the values and one of -e beside u make the gradient of the normaliser a part of them.
 #pragma once
 
-#include "linear_sweep.h"
+#include "linear_attention_sweep.h"
 
 namespace regard {
 namespace REGARD_ISA {
@@ -20,14 +20,14 @@ enum Wanted { kQuery = 1, kKey = 2, kValue = 4 };
 // columns first to first + columns, or all of them where both are wanted.
 template <class T>
 struct Backward {
-  const Linear& task;
+  const LinearAttention& task;
   int64_t batch, kv_head;
   int wanted;
   int64_t first, columns;
   Vec<T> bad{};
 
   int64_t dim = 0, value_dim = 0, group = 0, head = 0;
-  Panel<T> query{}, key{}, value{}, above{};
+  Panel<T> query{}, key{}, value{}, grads{};
 
   bool run() {
     constexpr int L = kLanes<T>, C = kChunk<T>;
@@ -42,7 +42,7 @@ struct Backward {
                     (wanted & (kQuery | kKey) ? Causal<T>::room(value_dim + 1, key_columns) : 0)))
       return false;
     query = {arena.take<T>(C * wide), wide}, key = {arena.take<T>(C * wide), wide};
-    value = {arena.take<T>(C * value_wide), value_wide}, above = {arena.take<T>(C * value_wide), value_wide};
+    value = {arena.take<T>(C * value_wide), value_wide}, grads = {arena.take<T>(C * value_wide), value_wide};
     std::memset(query.at, 0, bytes);
     for (int64_t r = 0; r < C; ++r) value.at[r * value_wide + value_dim] = 1;
     if (wanted == kQuery) {
@@ -64,10 +64,10 @@ struct Backward {
       read_keys(tokens);
       queries.meet(value);
       for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        read_above(h, tokens);
+        read_grad_output(h, tokens);
         if (task.map) read_query(h, tokens);
-        queries.read(above, key, tokens.count);
-        T* to = static_cast<T*>(task.query_slope) + (batch * task.heads + h) * task.tokens * dim;
+        queries.read(grads, key, tokens.count);
+        T* to = static_cast<T*>(task.query_grad) + (batch * task.heads + h) * task.tokens * dim;
         write(to, dim, tokens, queries, task.map ? &query : nullptr, task.query_scale);
       }
       queries.grow(value, key, tokens.count);
@@ -75,41 +75,41 @@ struct Backward {
   }
 
   void back(const Causal<T>* keys, const Causal<T>* values) {
-    if (keys) read_turned(task.next_state_slope, task.next_norm_slope, *keys);
-    if (values) read_plain(task.next_state_slope, *values);
+    if (keys) read_turned(task.next_state_grad, task.next_norm_grad, *keys);
+    if (values) read_plain(task.next_state_grad, *values);
     for (int64_t last = task.tokens - 1; last >= 0; last -= kChunk<T>) {
       const Tokens tokens{last, -1, at_most(last + 1)};
       read_keys(tokens);
       // What the query heads of a group send to a key is summed up in x.
       for (int64_t g = 0; g < group; ++g) {
         read_query(kv_head * group + g, tokens);
-        read_above(kv_head * group + g, tokens);
+        read_grad_output(kv_head * group + g, tokens);
         if (keys) {
-          keys->meet(above);
+          keys->meet(grads);
           keys->read(value, query, tokens.count, g == 0, g > 0);
           // Both states hold the same sums, and turning one over costs a sixth of summing up the other.
-          values ? keys->grow_last(above, query, tokens.count) : keys->grow(above, query, tokens.count);
+          values ? keys->grow_last(grads, query, tokens.count) : keys->grow(grads, query, tokens.count);
         }
         if (values) {
           values->meet(query);
-          values->read(key, above, tokens.count, g == 0, g > 0);
-          values->grow(query, above, tokens.count);
+          values->read(key, grads, tokens.count, g == 0, g > 0);
+          values->grow(query, grads, tokens.count);
         }
       }
       if (keys && values) keys->take_turned(*values);
-      T* key_slope = static_cast<T*>(task.key_slope) + head * task.tokens * dim;
-      T* value_slope = static_cast<T*>(task.value_slope) + head * task.tokens * value_dim;
-      if (keys) write(key_slope, dim, tokens, *keys, task.map ? &key : nullptr, task.key_scale);
-      if (values) write(value_slope, value_dim, tokens, *values, nullptr, 1);
+      T* key_grad = static_cast<T*>(task.key_grad) + head * task.tokens * dim;
+      T* value_grad = static_cast<T*>(task.value_grad) + head * task.tokens * value_dim;
+      if (keys) write(key_grad, dim, tokens, *keys, task.map ? &key : nullptr, task.key_scale);
+      if (values) write(value_grad, value_dim, tokens, *values, nullptr, 1);
     }
-    if (keys && task.norm_slope) {
+    if (keys && task.norm_grad) {
       const T* row = keys->state.at + value_dim * keys->state.step;
-      put_row(row, static_cast<T*>(task.norm_slope) + head * dim + keys->first, keys->columns);
+      put_row(row, static_cast<T*>(task.norm_grad) + head * dim + keys->first, keys->columns);
     }
-    if (values && task.state_slope)
+    if (values && task.state_grad)
       for (int64_t f = 0; f < dim; ++f)
         put_row(values->state.at + f * values->state.step,
-                static_cast<T*>(task.state_slope) + (head * dim + f) * value_dim + values->first, values->columns);
+                static_cast<T*>(task.state_grad) + (head * dim + f) * value_dim + values->first, values->columns);
   }
 
   static int64_t at_most(int64_t left) { return left < kChunk<T> ? left : kChunk<T>; }
@@ -139,13 +139,13 @@ struct Backward {
   }
 
   // u and -e. A normaliser of zero was replaced by one, so it gets no gradient.
-  void read_above(int64_t h, const Tokens& tokens) {
+  void read_grad_output(int64_t h, const Tokens& tokens) {
     constexpr int L = kLanes<T>;
     for (int64_t r = 0; r < tokens.count; ++r) {
       const int64_t row = (batch * task.heads + h) * task.tokens + tokens[r];
-      const T* from = static_cast<const T*>(task.upstream) + row * value_dim;
+      const T* from = static_cast<const T*>(task.grad_output) + row * value_dim;
       const T* output = static_cast<const T*>(task.output) + row * value_dim;
-      T* to = above.at + r * above.step;
+      T* to = grads.at + r * grads.step;
       const int64_t ahead = tokens.direction * kChunk<T> * value_dim;
       fetch_ahead(from, ahead, value_dim);
       fetch_ahead(output, ahead, value_dim);
@@ -164,15 +164,15 @@ struct Backward {
   }
 
   void put_row(const T* from, T* to, int64_t width) {
-    Vec<T> unseen{};
+    Vec<T> nan_sum{};
     change_row(from, to, width, [&](int64_t, Vec<T> x) {
-      unseen += x * Vec<T>{};
+      nan_sum += x * Vec<T>{};
       return x;
     });
-    bad += unseen;
+    bad += nan_sum;
   }
 
-  // The gradient of features becomes that of what phi was given: it is multiplied by the slope there.
+  // The gradient of features becomes that of what phi was given: it is multiplied by the derivative there.
   void write(T* rows, int64_t width, const Tokens& tokens, const Causal<T>& sums, const Panel<T>* phi, double scale) {
     const Vec<T> factor = splat<T>(static_cast<T>(scale));
     for (int64_t r = 0; r < tokens.count; ++r) {
@@ -183,13 +183,13 @@ struct Backward {
         continue;
       }
       const T* feature = phi->at + r * phi->step + sums.first;
-      Vec<T> unseen{};
+      Vec<T> nan_sum{};
       change_row(from, to, sums.columns, [&](int64_t n, Vec<T> x) {
-        const Vec<T> y = x * (elu1::slope<T>(load<T>(feature + n)) * factor);
-        unseen += y * Vec<T>{};
+        const Vec<T> y = x * (elu1::derivative<T>(load<T>(feature + n)) * factor);
+        nan_sum += y * Vec<T>{};
         return y;
       });
-      bad += unseen;
+      bad += nan_sum;
     }
   }
 };
@@ -197,7 +197,7 @@ struct Backward {
 }  // namespace sweep
 
 template <class T>
-int32_t run_linear_backward(const Linear& task) {
+int32_t run_linear_attention_backward(const LinearAttention& task) {
   const int64_t heads = task.batch * task.kv_heads;
   const double products = 6.0 * task.batch * task.heads * task.tokens * task.dim * task.value_dim;
   const int64_t threads = sweep::worthwhile(task.threads, products);
@@ -207,8 +207,8 @@ int32_t run_linear_backward(const Linear& task) {
   const sweep::Pieces by_value = sweep::cut<T>(task.value_dim, 3 * heads, together ? 1 : threads);
   const int64_t for_values = together ? 0 : by_value.count, for_keys = together ? 1 : by_key.count;
   const int64_t each = for_values + for_keys + by_key.count;
-  int32_t broken = 0, hungry = 0;
-  // All of a head before the next: what the first sweep has read is then still near for the second.
+  int32_t not_finite = 0, out_of_memory = 0;
+  // All of a head before the next: what the first sweep has read is then still in the cache for the second.
   auto work = [&](int64_t item) {
     const int64_t head = item / each, part = item % each;
     sweep::Backward<T> backward{task, head / task.kv_heads, head % task.kv_heads, sweep::kQuery, 0, 0};
@@ -224,12 +224,12 @@ int32_t run_linear_backward(const Linear& task) {
     backward.first = piece * size;
     backward.columns = width - backward.first < size ? width - backward.first : size;
     if (!backward.run())
-      raise(hungry);
+      raise(out_of_memory);
     else if (sweep::is_bad<T>(backward.bad))
-      raise(broken);
+      raise(not_finite);
   };
   parallel(threads, heads * each, work);
-  return hungry ? kNoMemory : broken ? kNotFinite : kFine;
+  return out_of_memory ? kNoMemory : not_finite ? kNotFinite : kOk;
 }
 
 }  // namespace REGARD_ISA

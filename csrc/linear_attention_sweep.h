@@ -270,13 +270,13 @@ void read_rows(const Source<T>& source, const Tokens& tokens, const Panel<T>& ro
       change_row(from, to, source.width, [](int64_t, Vec<T> x) { return x; });
   }
   if (!any<T>(tiny)) return;
-  Vec<T> unseen{};
+  Vec<T> nan_sum{};
   for (int64_t r = 0; r < tokens.count; ++r)
     change_row(source.base + tokens[r] * source.step, rows.at + r * rows.step, source.width, [&](int64_t, Vec<T> x) {
-      unseen += x * Vec<T>{};
+      nan_sum += x * Vec<T>{};
       return elu1::map_any<T>(x * scale);
     });
-  bad += unseen;
+  bad += nan_sum;
 }
 
 template <class T>
@@ -292,8 +292,8 @@ class Causal {
   const int64_t inner, first, columns;
   Panel<T> x, state;
 
-  Causal(Arena& arena, int64_t numbers, int64_t begin, int64_t many)
-      : inner(numbers), first(begin), columns(many), held_(rounded_up(many, kLanes<T>)) {
+  Causal(Arena& arena, int64_t numbers, int64_t begin, int64_t gemm)
+      : inner(numbers), first(begin), columns(gemm), held_(rounded_up(gemm, kLanes<T>)) {
     x = {arena.take<T>(kChunk<T> * held_), held_};
     state = {arena.take<T>(padded() * held_), held_};
     turned_ = arena.take<T>(kChunk<T> * padded());
@@ -343,7 +343,7 @@ class Causal {
   T *turned_, *scores_;
 };
 
-// A thread is worth waking for a good many products; for less the others would only wait for one another.
+// A thread is used only if there are enough products to outweigh waking it.
 inline int64_t worthwhile(int64_t threads, double products) {
   const double worth = products / 3e5;
   return worth < static_cast<double>(threads) ? static_cast<int64_t>(worth) + 1 : threads;

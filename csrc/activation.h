@@ -1,10 +1,10 @@
-// What bends the outputs of a linear layer, on vectors:
+// Activations of a linear layer, on vectors:
 //
 //   relu(x) = max(x, 0),   gelu(x) = x Phi(x),   gelu_tanh(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 //
 // Phi is the share of a normal distribution below x, (1 + erf(x / sqrt(2))) / 2. Errors in float32 are at most
-// 2 eps |x|, as those of the formulas written out: both lose the digits of a small Phi. In float64 the library of C is
-// asked, number by number.
+// 2 eps |x|, as those of the formulas written out: both lose the digits of a small Phi. In float64 the C library
+// is called for each number.
 #pragma once
 
 #include "interface.h"
@@ -13,7 +13,7 @@
 namespace regard {
 namespace REGARD_ISA {
 
-// Vectors that are bent at once: each is a chain of dependent steps, and a processor looks ahead a chain or two.
+// Vectors that are computed at once: each is a chain of dependent steps, and a processor overlaps a chain or two.
 constexpr int kSide = 6;
 
 // For |x| < 5.25, Phi(x) = 1/2 + x p(t) with t = 2 (x / 5.25)^2 - 1: a polynomial of degree 14 for which the largest
@@ -77,7 +77,7 @@ REGARD_INLINE void relu(Vec<T> (&x)[kSide]) {
 
 // Vectors that lie one behind the other, a multiple of kSide.
 template <class T>
-void bend_all(Bend bend, T* numbers, int64_t vectors) {
+void activate_all(Activation activation, T* numbers, int64_t vectors) {
   constexpr int L = kLanes<T>;
   auto each = [&](auto function) __attribute__((always_inline)) {
     for (T* some = numbers; some < numbers + vectors * L; some += kSide * L) {
@@ -90,8 +90,8 @@ void bend_all(Bend bend, T* numbers, int64_t vectors) {
     }
   };
   typedef Vec<T>(&Some)[kSide];
-  switch (bend) {
-    case kStraight: return;
+  switch (activation) {
+    case kIdentity: return;
     case kRelu: return each([](Some x) __attribute__((always_inline)) { relu<T>(x); });
     case kGelu: return each([](Some x) __attribute__((always_inline)) { gelu(x); });
     case kGeluTanh: return each([](Some x) __attribute__((always_inline)) { gelu_tanh(x); });
