@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/positional.json"))
     asked = parser.parse_args()
 
-    from benchmarks.attention import bind_threads
+    from benchmarks.runner import bind_threads
 
     bind_threads()
     import torch

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+    from rich.progress import Progress
     from rich.text import Text
 
 WIDTH = 100  # columns where there is no terminal
@@ -70,3 +72,21 @@ def stack(*blocks: RenderableType | list[Any]) -> Group:
         parts = block if isinstance(block, list) else [block]
         rows += [Text(), *parts] if rows and parts else parts
     return Group(*rows)
+
+
+@contextmanager
+def progress_on_stderr(before: str, after: str, *, remaining: bool = False) -> Iterator[Progress | None]:
+    """A progress bar on stderr between two texts, removed at the end; None if stderr is not a terminal.
+
+    before, after: formats of rich, such as `"{task.fields[loss]}"`.
+    remaining: whether the estimated remaining time is shown.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    columns = (before, BarColumn(), after, *([TimeRemainingColumn()] if remaining else []))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield progress

@@ -1,4 +1,4 @@
-"""Optimizers of recipes: parameter groups, learning rate schedule, and state as named tensors."""
+"""The optimizer of a recipe: parameter groups, learning rate schedule, and state as named tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from regard.train.recipe import Recipe, SpatialRecipe
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimizer, with weight decay on matrices only: not on norms, biases or head positions."""
-    decays, stays = [], []
+    decayed, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim > 1 and ".position" not in f".{name}" and not name.endswith("class_token")
-        (decays if is_matrix else stays).append(parameter)
-    groups = [{"params": decays, "weight_decay": recipe.weight_decay}, {"params": stays, "weight_decay": 0.0}]
-    if isinstance(recipe, SpatialRecipe) and recipe.look_rate != 1:
-        looks = [parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"]
-        groups[1]["params"] = [parameter for parameter in stays if all(parameter is not look for look in looks)]
-        groups.append({"params": looks, "weight_decay": 0.0, "share": recipe.look_rate})
+        (decayed if is_matrix else others).append(parameter)
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if isinstance(recipe, SpatialRecipe) and recipe.position_rate != 1:
+        positions = [parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"]
+        groups[1]["params"] = [
+            parameter for parameter in others if all(parameter is not position for position in positions)
+        ]
+        groups.append({"params": positions, "weight_decay": 0.0, "share": recipe.position_rate})
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))
 
 
-def rate_at(recipe: Recipe, step: int, steps: int) -> float:
+def learning_rate_at(recipe: Recipe, step: int, steps: int) -> float:
     """The learning rate of a step, counted from 0: linear warmup, then cosine decay.
 
         rate (step + 1) / w                                     for step < w, w = warmup * steps
@@ -36,7 +38,7 @@ def rate_at(recipe: Recipe, step: int, steps: int) -> float:
 
     >>> from regard.train import SpatialRecipe
     >>> recipe = SpatialRecipe(rate=1.0, warmup=0.25)
-    >>> [round(rate_at(recipe, step, 8), 3) for step in range(8)]
+    >>> [round(learning_rate_at(recipe, step, 8), 3) for step in range(8)]
     [0.5, 1.0, 1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
     """
     warm = math.ceil(recipe.warmup * steps)
@@ -45,7 +47,7 @@ def rate_at(recipe: Recipe, step: int, steps: int) -> float:
     return recipe.rate * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
 
 
-def memory_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer state of every parameter, as `parameter/name`."""
     return {
         f"{name}/{what}": value
@@ -55,16 +57,16 @@ def memory_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, T
     }
 
 
-def restore_memory(optimizer: torch.optim.Optimizer, model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Load the optimizer state that `memory_of` returned."""
+def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load the optimizer state that `optimizer_state` returned."""
     parameters = dict(model.named_parameters())
-    for key, value in memory.items():
+    for key, value in state.items():
         name, _, what = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
-                f"The optimizer's memory is of another model: there is no {name!r}.",
+                f"The optimizer state belongs to another model: there is no parameter {name!r}.",
                 asked=key,
-                because="a memory belongs to one parameter",
+                because="the state of an optimizer is saved by parameter",
                 instead="the checkpoint of this run",
             )
         optimizer.state[parameters[name]][what] = value.clone()

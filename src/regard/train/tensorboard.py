@@ -12,10 +12,10 @@ from typing import Any
 
 from regard.train.run import Epoch
 
-BOARD = "tensorboard"
+FOLDER = "tensorboard"
 
 
-class Board:
+class TensorBoardLog:
     """Writes scalars for TensorBoard to a run's folder; without a folder, or without tensorboardX, it does nothing.
 
     first: epochs after this one are written again; events that an interrupted run wrote for them are purged.
@@ -25,23 +25,23 @@ class Board:
         self.folder, self.first = folder, first
         self.writer: Any = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> TensorBoardLog:
         if self.folder is None:
             return self
         if importlib.util.find_spec("tensorboardX") is None:
-            print("train: no logs for TensorBoard (pip install 'regard[train]' brings tensorboardX)", file=sys.stderr)
+            print("train: no TensorBoard log (pip install 'regard[train]' installs tensorboardX)", file=sys.stderr)
             return self
         from tensorboardX.event_file_writer import EventsWriter  # optional, and slow to import
 
         messages: Any = importlib.import_module("tensorboardX.proto.event_pb2")
 
         # Not SummaryWriter: its writer thread dies on a full disk, and `add_scalar` then blocks.
-        (self.folder / BOARD).mkdir(exist_ok=True)
-        self.writer = EventsWriter(str(self.folder / BOARD / "events"))
+        (self.folder / FOLDER).mkdir(exist_ok=True)
+        self.writer = EventsWriter(str(self.folder / FOLDER / "events"))
         if self.first:
-            self._write(messages.Event(file_version="brain.Event:2"), self.first + 1)
+            self._write_event(messages.Event(file_version="brain.Event:2"), self.first + 1)
             start = messages.SessionLog(status=messages.SessionLog.START)
-            self._write(messages.Event(session_log=start), self.first + 1)
+            self._write_event(messages.Event(session_log=start), self.first + 1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,11 +49,11 @@ class Board:
             with contextlib.suppress(OSError):  # every epoch is flushed when it is written; nothing is lost here
                 self.writer.close()
 
-    def _write(self, event: Any, step: int) -> None:
+    def _write_event(self, event: Any, step: int) -> None:
         event.wall_time, event.step = time.time(), step
         self.writer.write_event(event)
 
-    def note(self, epoch: Epoch) -> None:
+    def write_epoch(self, epoch: Epoch) -> None:
         """Write the scalars of an epoch."""
         if self.writer is None:
             return
@@ -67,5 +67,5 @@ class Board:
             scalars[f"degenerate/{layer}"] = int(profile.degenerate().sum())
         for name, value in scalars.items():
             if not math.isnan(value):
-                self._write(messages.Event(summary=scalar(name, value)), epoch.number)
+                self._write_event(messages.Event(summary=scalar(name, value)), epoch.number)
         self.writer.flush()

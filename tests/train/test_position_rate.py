@@ -7,7 +7,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.train import SpatialRecipe, train
-from regard.train.optimizing import make_optimizer
+from regard.train.optimizer import make_optimizer
 
 SMALL = {
     "epochs": 1,
@@ -22,7 +22,7 @@ SMALL = {
 
 
 def test_only_what_says_where_to_look_learns_faster(few):
-    recipe = SpatialRecipe(**SMALL, look_rate=7.0)
+    recipe = SpatialRecipe(**SMALL, position_rate=7.0)
     model = recipe.model(few)
     groups = make_optimizer(recipe, model).param_groups
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -32,12 +32,12 @@ def test_only_what_says_where_to_look_learns_faster(few):
 
 
 def test_heads_that_do_not_learn_where_to_look_stay(few):
-    still, moving = (train(SpatialRecipe(**SMALL, look_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
+    still, moving = (train(SpatialRecipe(**SMALL, position_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
     for run, moves in ((still, False), (moving, True)):
         before, after = (epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))
         assert torch.equal(before, after) != moves
 
 
 def test_a_negative_rate_is_refused():
-    with pytest.raises(ConfigError, match="look_rate"):
-        SpatialRecipe(look_rate=-1.0)
+    with pytest.raises(ConfigError, match="position_rate"):
+        SpatialRecipe(position_rate=-1.0)

@@ -15,7 +15,7 @@ from regard.layers.profiles import HeadProfile
 from regard.models.config import Config
 from regard.models.spatial import SpatialConfig, SpatialHeads
 from regard.models.validation import check_sizes
-from regard.train.progress import bar
+from regard.train.progress import progress_bar
 from regard.train.recipe import check_seed
 
 
@@ -52,16 +52,16 @@ class TeacherRecipe(Config):
         check_seed(self.seed)
         because = ""
         if self.kernel % 2 == 0:
-            because = "an even kernel has no pixel in its middle"
+            because = "the kernel size must be odd, for a pixel in its middle"
         elif self.position == "content":
-            because = "a convolution looks by position"
+            because = "a convolution depends on position only"
         elif min(self.canvas) < 1 or self.margin < 0:
-            because = "there are pixels, and no fewer than no margin"
+            because = "canvas must be at least 1 x 1 and margin at least 0"
         elif not 0 < self.rate < math.inf:
-            because = "a rate of zero teaches nothing, and an endless one ends in no numbers"
+            because = "the learning rate must be positive and finite"
         if because:
             raise ConfigError(
-                "There is no such teacher.",
+                "This recipe has no convolution to learn.",
                 asked=f"kernel={self.kernel}, position={self.position!r}, canvas={self.canvas}, rate={self.rate}",
                 because=because,
                 instead="TeacherRecipe(kernel=3)",
@@ -69,13 +69,13 @@ class TeacherRecipe(Config):
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TeacherResult:
     """The result of the experiment.
 
     Attributes:
         teacher: the convolution's kernel, `(out, in, kernel, kernel)`.
         losses: relative loss of every step: squared error over the squared norm of the teacher's output.
-        seen: `(step, HeadProfile)`, the head positions before the first step, every `every` steps, and at the end.
+        recorded: `(step, HeadProfile)`, the head positions before the first step, every `every` steps, and at the end.
         loss: the relative loss on new images, after the last step.
         student: the layer.
     """
@@ -83,7 +83,7 @@ class Lesson:
     recipe: TeacherRecipe
     teacher: Tensor
     losses: list[float]
-    seen: list[tuple[int, HeadProfile]]
+    recorded: list[tuple[int, HeadProfile]]
     loss: float
     seconds: float
     student: SpatialHeads
@@ -91,7 +91,7 @@ class Lesson:
     @property
     def head_profile(self) -> HeadProfile:
         """The final head positions."""
-        return self.seen[-1][1]
+        return self.recorded[-1][1]
 
     @property
     def kernel(self) -> Tensor:
@@ -99,7 +99,7 @@ class Lesson:
         return self.head_profile.kernel
 
     @property
-    def wanted(self) -> Tensor:
+    def target_kernel(self) -> Tensor:
         """The teacher's kernel, zero-padded to the size of the student's."""
         rows, columns = (size - 1 - self.recipe.kernel // 2 for size in self.head_profile.grid)
         return functional.pad(self.teacher, (columns, columns, rows, rows))
@@ -107,7 +107,7 @@ class Lesson:
     @property
     def kernel_error(self) -> float:
         """`|student - teacher| / |teacher|`, over all relative positions."""
-        return ((self.kernel - self.wanted).norm() / self.wanted.norm()).item()
+        return ((self.kernel - self.target_kernel).norm() / self.target_kernel.norm()).item()
 
     @property
     def distances(self) -> Tensor:
@@ -120,10 +120,10 @@ class Lesson:
         return (centre - centre.round()).norm(dim=-1)
 
     def __repr__(self) -> str:
-        return f"Lesson(loss={self.loss:.2g}, kernel_error={self.kernel_error:.2g})"
+        return f"TeacherResult(loss={self.loss:.2g}, kernel_error={self.kernel_error:.2g})"
 
 
-def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Lesson:
+def train_student(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> TeacherResult:
     r"""Train attention heads to reproduce the output of a random convolution on noise.
 
         minimise |student(x) - K * x|^2 / |K * x|^2,     student(x) = sum_h A_h x W_h
@@ -133,18 +133,18 @@ def teacher(recipe: TeacherRecipe | None = None, *, progress: bool = True) -> Le
 
     Source: the question of Cordonnier, Loukas and Jaggi (ICLR 2020), section 4.2, with a known answer.
 
-        >>> from regard.train import TeacherRecipe, teacher
-        >>> lesson = teacher(TeacherRecipe(steps=20))
-        >>> lesson.losses[-1] < lesson.losses[0], len(lesson.seen)
+        >>> from regard.train import TeacherRecipe, train_student
+        >>> result = train_student(TeacherRecipe(steps=20))
+        >>> result.losses[-1] < result.losses[0], len(result.recorded)
         (True, 2)
     """
     recipe = TeacherRecipe() if recipe is None else recipe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return _teach(recipe, progress)
+        return _train_student(recipe, progress)
 
 
-def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
+def _train_student(recipe: TeacherRecipe, progress: bool) -> TeacherResult:
     canvas, channels = recipe.canvas, recipe.channels
     grid = (canvas[0] + recipe.margin, canvas[1] + recipe.margin)
     config = SpatialConfig(
@@ -157,22 +157,22 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=recipe.rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
-    place = torch.cartesian_prod(*map(torch.arange, canvas))
-    row, column = (place - place[:, None] + torch.tensor(grid) - 1).unbind(-1)  # relative position of each pair
+    pixels = torch.cartesian_prod(*map(torch.arange, canvas))
+    row, column = (pixels - pixels[:, None] + torch.tensor(grid) - 1).unbind(-1)  # relative position of each pair
 
     def relative_loss() -> Tensor:
         x = torch.randn(recipe.batch, channels, *canvas, dtype=torch.float64)
-        wanted = functional.conv2d(x, kernel, padding=recipe.kernel // 2)
-        looks = student.relative_weights()[:, row, column]  # (head, query, key); the keys beyond the canvas are 0
+        target = functional.conv2d(x, kernel, padding=recipe.kernel // 2)
+        weights = student.relative_weights()[:, row, column]  # (head, query, key); the keys beyond the canvas are 0
         # All images at once: (query, head) by key, times key by (image, channel).
-        heads = looks.transpose(0, 1).flatten(0, 1) @ x.flatten(2).permute(2, 0, 1).flatten(1)
+        heads = weights.transpose(0, 1).flatten(0, 1) @ x.flatten(2).permute(2, 0, 1).flatten(1)
         heads = heads.unflatten(0, (-1, recipe.heads)).unflatten(2, (-1, channels))  # (query, head, image, channel)
-        made = student.value(heads.permute(2, 0, 1, 3).flatten(2)).mT.unflatten(2, canvas)
-        return (made - wanted).square().sum() / wanted.square().sum()
+        output = student.value(heads.permute(2, 0, 1, 3).flatten(2)).mT.unflatten(2, canvas)
+        return (output - target).square().sum() / target.square().sum()
 
-    seen, losses = [(0, student.head_profile())], []
-    began = time.perf_counter()
-    with bar(1, recipe.steps, 0, recipe.batch, progress) as tell:
+    recorded, losses = [(0, student.head_profile())], []
+    start = time.perf_counter()
+    with progress_bar(1, recipe.steps, 0, recipe.batch, progress) as report_step:
         for step in range(1, recipe.steps + 1):
             loss = relative_loss()
             optimizer.zero_grad()
@@ -180,10 +180,10 @@ def _teach(recipe: TeacherRecipe, progress: bool) -> Lesson:
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            tell(step, losses[-1], None)
+            report_step(step, losses[-1], None)
             if step % recipe.every == 0 and step < recipe.steps:
-                seen.append((step, student.head_profile()))
-    seen.append((recipe.steps, student.head_profile()))
+                recorded.append((step, student.head_profile()))
+    recorded.append((recipe.steps, student.head_profile()))
     with torch.no_grad():
         final = sum(relative_loss().item() for _ in range(8)) / 8
-    return Lesson(recipe, kernel, losses, seen, final, time.perf_counter() - began, student.eval())
+    return TeacherResult(recipe, kernel, losses, recorded, final, time.perf_counter() - start, student.eval())
