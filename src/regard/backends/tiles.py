@@ -1,4 +1,4 @@
-"""Tiles ready to run: a plan's tiles grouped by shape, so that many small ones cost one batched product.
+"""The tiles of a plan grouped by shape, so that many small ones are one batched product.
 
 A group holds tiles with equally many queries and equally many keys, as index tensors, and the masks of its ragged
 tiles. Masks repeat (every inner tile of a window has the same one), so each distinct mask is kept once.
@@ -24,7 +24,9 @@ from regard.planner.ragged import DistinctMasks, stack_by_shape
 
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
-TILE_BUDGET = 1 << 18  # scores computed at once: small enough for the cache, large enough that threads seldom meet
+TILE_BUDGET = (
+    1 << 18
+)  # scores computed at once: small enough for the cache, large enough that threads rarely synchronize
 MASK_BUDGET = 1 << 26  # mask entries kept for reuse by one group; beyond that they are computed at each run
 ADDITIVE_BUDGET = 1 << 22  # mask entries kept in additive form as well
 EVALUATION_BUDGET = 1 << 22  # mask entries computed at once
@@ -81,7 +83,7 @@ class Job:
 
     @property
     def mask(self) -> Tensor | None:
-        """Who sees whom: `(1 or tile, query, key)`; `None` when all see all."""
+        """The mask `(1 or tile, query, key)`; `None` when every pair is allowed."""
         return self.group.mask(self.first, self.last, self.query.index.device)
 
     def additive_mask(self, dtype: torch.dtype) -> Tensor | None:
@@ -232,7 +234,7 @@ def tile_height(pattern: Pattern, lengths: Lengths, group: int) -> int:
     `n / (n + 24)` of full speed here, and grouped heads give each query that many rows.
     """
     if pattern._is_opaque:
-        return HEIGHTS[-1]  # every plan would look at all pairs again
+        return HEIGHTS[-1]  # every plan would evaluate all pairs again
     # One tile holds all queries, however much taller it might be.
     heights = [height for height in HEIGHTS if height < lengths.queries or height == HEIGHTS[0]]
     if len(heights) == 1:

@@ -14,7 +14,7 @@ from regard.planner import Plan, PlanPart, make_plans
 from regard.planner.ragged import DistinctMasks
 
 PAIRS_AT_ONCE = 1 << 22  # of masks
-SEGMENT_AREA = 1 << 20  # pairs after which the way back begins a new segment ...
+SEGMENT_AREA = 1 << 20  # pairs after which backward begins a new segment ...
 SEGMENT_DEPTH = 128  # ... once they are so many for each key it touches: a segment's keys are cleared and added up
 VECTORS = (3, 2, 1)  # in a tile; on a tie the taller wins
 # What a vector of scores costs in a tile of one, two and three, as measured: tall tiles use the registers best, and of
@@ -64,7 +64,7 @@ def program(pattern: Pattern, lengths: Lengths, lanes: int) -> Program:
     writer = _Writer(tall=max(VECTORS) * lanes, queries=lengths.queries, alone=len(made.parts) == 1)
     rows = [part.pattern.rows or 1 for part in made.parts]
     words = writer.write([_list_tiles(part, masks) for part in made.parts], rows)
-    # A part that is the same for all batch rows serves all of them.
+    # A part without batch rows applies to all of them.
     pairs = sum(each * (pattern.rows or 1) // count for each, count in zip(masks.pairs, rows, strict=True))
     words[3:6] = pattern.rows or 1, pairs & 0x7FFFFFFF, pairs >> 31
     return Program(torch.from_numpy(words), masks.tensor(), resumes=not writer.alone)

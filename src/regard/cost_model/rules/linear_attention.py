@@ -18,7 +18,6 @@ import dataclasses
 
 import sympy
 
-from regard.backends.linear_attention import CHUNK
 from regard.cost_model import depth
 from regard.cost_model.letters import letter
 from regard.cost_model.part import ZERO, Part, Work
@@ -27,6 +26,7 @@ from regard.cost_model.rules.shape import Shape
 from regard.cost_model.rules.visits import Made
 from regard.cost_model.setting import Setting
 from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
+from regard.kernels.linear_attention import CHUNK
 from regard.patterns import Pattern
 
 

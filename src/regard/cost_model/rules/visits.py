@@ -18,7 +18,7 @@ from regard.cost_model.setting import Setting
 from regard.errors import CostError
 from regard.kernels import library
 from regard.kernels.decode import MAX_QUERIES
-from regard.kernels.intervals import intervals
+from regard.kernels.key_intervals import find_key_intervals
 from regard.kernels.program import best_plan
 from regard.patterns import Lengths, Pattern
 
@@ -69,7 +69,11 @@ def visits_of(pattern: Pattern, shape: Shape, setting: Setting, seen: Pairs) -> 
         return Visits(shape.batch * letter("Z"), {}, (remark,))
     lengths, pattern, heads = Lengths(*shape.lengths), pattern._with_folded_heads, pattern.heads
     if setting.backend == "native":
-        if setting.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
+        if (
+            setting.step == "decode"
+            and lengths.queries <= MAX_QUERIES
+            and find_key_intervals(pattern, lengths) is not None
+        ):
             return Visits(seen.formula, {})  # a cache is read key by key
         _check_library()
         wide = torch.float64 if setting.dtype == torch.float64 else torch.float32
