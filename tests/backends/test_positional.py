@@ -63,9 +63,12 @@ def results(bias, lengths, *, backend, dtype, kv_heads=None, heads=None, pattern
     value.requires_grad_()
     learned = [value, *(tensor for tensor in bias_tensors(bias) if tensor.requires_grad)]
     output = attend(query, key, value, scale=0, bias=bias, pattern=pattern, backend=backend)
-    upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(dtype)
-    slopes = torch.autograd.grad(output, learned, upstream, allow_unused=True)
-    return [output.detach(), *(torch.zeros_like(t) if s is None else s for t, s in zip(learned, slopes, strict=True))]
+    grad_output = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(dtype)
+    computed_grads = torch.autograd.grad(output, learned, grad_output, allow_unused=True)
+    return [
+        output.detach(),
+        *(torch.zeros_like(t) if s is None else s for t, s in zip(learned, computed_grads, strict=True)),
+    ]
 
 
 def largest_score(bias, lengths):
@@ -79,7 +82,7 @@ def assert_agrees(bias, lengths, *, dtype=torch.float64, **words):
 
     A score of size `s` is off by a few `eps s`, and so is, relatively, a weight; a sum adds `eps` for each key. A
     gradient of a score is a weight times values of up to 4, summed over queries, channels and batch; centres and roots
-    multiply it by slopes of the score, which are at most about its size and the grid's.
+    multiply it by computed_grads of the score, which are at most about its size and the grid's.
     """
     found = results(bias, lengths, backend="positional", dtype=dtype, **words)
     truth = results(copy.deepcopy(bias).double(), lengths, backend="reference", dtype=torch.float64, **words)
@@ -162,13 +165,13 @@ def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, fa
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("grid", [None, (5, 7)])
 def test_heads_that_have_lost_sight_of_the_image_stay_where_they_are(grid, dtype):
-    # From so far away a single pixel is seen: nothing changes when a head moves. The slope of a score is 2e4 there, and
-    # would multiply what rounding leaves of slopes that cancel.
+    # From so far away one pixel has all weight: nothing changes when a head moves. The gradient of a score is 2e4, and
+    # would multiply what rounding leaves of gradients that cancel.
     axes = 1 if grid is None else 2
     bias = Gaussian(3, grid=grid, centre=[[5e3] * axes, [-7e3] * axes, [3e3] * axes], dtype=dtype)
-    _, _, *slopes = results(bias, (35, 35), backend="positional", dtype=dtype)
-    assert len(slopes) == 2
-    assert all(float(slope.abs().max()) == 0 for slope in slopes)
+    _, _, *computed_grads = results(bias, (35, 35), backend="positional", dtype=dtype)
+    assert len(computed_grads) == 2
+    assert all(float(derivative.abs().max()) == 0 for derivative in computed_grads)
 
 
 @settings(max_examples=40, deadline=None)
@@ -363,8 +366,8 @@ def test_a_sample_of_its_own_is_batched_by_vmap():
     found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, value)
     for number in range(4):
         truth = torch.func.grad(loss)(parameters, value[number])
-        for name, slope in truth.items():
-            assert torch.allclose(found[name][number], slope, rtol=1e-10, atol=1e-12)
+        for name, derivative in truth.items():
+            assert torch.allclose(found[name][number], derivative, rtol=1e-10, atol=1e-12)
 
 
 def test_second_derivatives_of_a_ratio_are_refused_in_words():
@@ -372,9 +375,9 @@ def test_second_derivatives_of_a_ratio_are_refused_in_words():
     value = torch.randn(1, 1, 15, 2, dtype=torch.float64, requires_grad=True)
     nothing = torch.zeros(1, 1, 15, 1, dtype=torch.float64)
     output = attend(nothing, nothing, value, scale=0, bias=bias, backend="positional")
-    (slope,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
+    (derivative,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
     with pytest.raises(BackendError, match="once, not twice"):
-        slope.sum().backward()
+        derivative.sum().backward()
 
 
 def test_nothing_to_see_is_zero_and_nobody_asking_is_empty():

@@ -131,8 +131,8 @@ def compared(bias, lengths, dtype, kv_heads=2, scale=0.4):
     for backend, precision in (("positional", dtype), ("reference", torch.float64)):
         tensors, hill = [tensor.to(precision).requires_grad_() for tensor in made], bias.to(precision)
         output = attend(*tensors, scale=scale, bias=hill, backend=backend)
-        upstream = torch.arange(output.numel()).reshape(output.shape).cos().to(precision)
-        slopes = torch.autograd.grad(output, [*tensors, *hill.parameters()], upstream)
+        grad_output = torch.arange(output.numel()).reshape(output.shape).cos().to(precision)
+        slopes = torch.autograd.grad(output, [*tensors, *hill.parameters()], grad_output)
         yield [part.detach().double() for part in (output, *slopes)]
 
 

@@ -25,15 +25,15 @@ NAMES = ["output", "query", "key", "value", "bias"]
 ONES = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def run(backend, inputs, upstream=None, bias=None, **words):
+def run(backend, inputs, grad_output=None, bias=None, **words):
     """Output and gradients of query, key, value and bias."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     output = attend(*inputs, bias=bias, backend=backend, **words)
-    if upstream is None:
-        upstream = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape).cos()
+    if grad_output is None:
+        grad_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape).cos()
     wanted = [*inputs, *bias_tensors(bias)]
     wanted = [tensor for tensor in wanted if tensor.requires_grad]
-    grads = torch.autograd.grad(output, wanted, upstream, allow_unused=True)
+    grads = torch.autograd.grad(output, wanted, grad_output, allow_unused=True)
     grads = [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True)]
     return [output.detach(), *grads]
 
@@ -145,9 +145,9 @@ def test_a_broken_query_spoils_its_own_output_only(pattern):
         assert int(output.isnan().any(-1).sum()) == int(sees)
 
 
-def assert_spares_what_the_reference_spares(inputs, upstream=None, **words):
+def assert_spares_what_the_reference_spares(inputs, grad_output=None, **words):
     """The same outputs are NaN. A gradient that is finite in the reference is finite, and the same."""
-    found, expected = (run(backend, inputs, upstream, **words) for backend in ("native", "reference"))
+    found, expected = (run(backend, inputs, grad_output, **words) for backend in ("native", "reference"))
     assert torch.equal(found[0].isnan(), expected[0].isnan())
     for name, mine, truth in zip(NAMES, found, expected, strict=False):
         kept = truth.isfinite()
@@ -157,15 +157,15 @@ def assert_spares_what_the_reference_spares(inputs, upstream=None, **words):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_a_broken_upstream_gradient_reaches_those_its_query_saw(pattern):
+def test_a_nonfinite_grad_output_reaches_what_its_query_sees(pattern):
     seen = pattern.matrix(TOKENS, TOKENS).expand(ROWS, -1, -1)[1, 11]
     for dtype, bad in product(DTYPES, BAD):
         inputs = tensors((TOKENS, TOKENS), dtype=dtype)
-        upstream = spoil(torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype), (1, 2, 11), bad)
+        grad_output = spoil(torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype), (1, 2, 11), bad)
         square = torch.zeros(ROWS, 1, TOKENS, TOKENS, dtype=dtype).requires_grad_()
         for bias in (None, biases(3, 5, dtype)["table"], square):
-            assert_spares_what_the_reference_spares(inputs, upstream, pattern=pattern, bias=bias)
-        _, query, key, value = run("native", inputs, upstream, pattern=pattern)
+            assert_spares_what_the_reference_spares(inputs, grad_output, pattern=pattern, bias=bias)
+        _, query, key, value = run("native", inputs, grad_output, pattern=pattern)
         assert bool((~query[1, 2, 11].isfinite()).any()) == bool(seen.any())
         assert not value[1, 2, seen].isfinite().any()
         assert not key[1, 2, seen].isfinite().any()

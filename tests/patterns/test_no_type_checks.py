@@ -1,4 +1,4 @@
-"""Patterns answer for themselves: outside of `regard.patterns` no code asks for the type of one."""
+"""No code outside of `regard.patterns` tests the type of a pattern."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {kind.__name__ for kind in (*EVERY, patterns.And, patterns.Or, patterns.
 
 
 def imported_patterns(tree: ast.AST) -> set[str]:
-    """The names under which a module imports kinds of patterns; `Pattern` itself may be asked for."""
+    """The names under which a module imports kinds of patterns; `Pattern` itself may be tested."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regard.patterns"):
@@ -29,8 +29,8 @@ def names_in(node: ast.AST) -> set[str]:
     return names | {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
 
 
-def type_questions(source: str) -> list[int]:
-    """Lines that compare the type of something with a kind of pattern, or hand a kind on to who does."""
+def find_type_checks(source: str) -> list[int]:
+    """Lines that compare the type of something with a kind of pattern, or pass a kind on."""
     tree = ast.parse(source)
     known = imported_patterns(tree)
     lines = []
@@ -62,7 +62,7 @@ OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "patterns
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_code_outside_asks_for_the_type_of_a_pattern(file):
-    wrong = type_questions(file.read_text(encoding="utf-8"))
+    wrong = find_type_checks(file.read_text(encoding="utf-8"))
     assert not wrong, f"lines {wrong}: ask the pattern a question, and give Pattern a default answer"
 
 
@@ -82,14 +82,14 @@ def test_no_code_outside_asks_for_the_type_of_a_pattern(file):
     ],
 )
 def test_every_way_to_ask_is_caught(line):
-    assert type_questions(f"from regard.patterns import Causal, Full\n{line}\n")
+    assert find_type_checks(f"from regard.patterns import Causal, Full\n{line}\n")
 
 
 @pytest.mark.parametrize(
     "line", ["x = Causal()", "isinstance(x, Pattern)", "x == Causal()", "f(Causal())", "x.is_causal", "[Causal(), 3]"]
 )
 def test_making_and_comparing_patterns_is_fine(line):
-    assert not type_questions(f"from regard.patterns import Causal, Pattern\n{line}\n")
+    assert not find_type_checks(f"from regard.patterns import Causal, Pattern\n{line}\n")
 
 
 def test_patterns_load_sympy_only_when_a_formula_is_asked_for():

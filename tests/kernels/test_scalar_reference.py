@@ -47,10 +47,10 @@ def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_d
 def everything(inputs, score):
     """Output, gradients of query, key, value, table and tensor, and the log-sum-exp."""
     output, sums = attention(*inputs, score)
-    upstream = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape).cos()
+    grad_output = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape).cos()
     learn = (score.table is not None, score.bias is not None)
-    slopes = backward(upstream, *inputs, *score, output, sums, *learn)
-    return [output, *slopes[:3], *(slope for slope, wanted in zip(slopes[3:], learn, strict=True) if wanted)], sums
+    grads = backward(grad_output, *inputs, *score, output, sums, *learn)
+    return [output, *grads[:3], *(grad for grad, wanted in zip(grads[3:], learn, strict=True) if wanted)], sums
 
 
 def assert_twins(using, name, dtype, **words):
