@@ -32,8 +32,8 @@ def test_one_head_more_than_the_rank_is_enough(rank, edges):
     assert layer.heads == rank + 1
     # Sums of 150 products, and what is lifted cancels again: a few units of rounding for each root of them.
     assert (layer(image) - conv(image)).abs().max() < 4 * 2.2e-16 * 150**0.5 * conv(image).abs().max()
-    assert (layer.looks > 0).all()
-    torch.testing.assert_close(layer.looks.sum(-1), torch.ones(rank + 1, dtype=DOUBLE))
+    assert (layer.offset_weights > 0).all()
+    torch.testing.assert_close(layer.offset_weights.sum(-1), torch.ones(rank + 1, dtype=DOUBLE))
 
 
 def test_gradients_are_those_of_the_convolution():
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_convolution():
     conv(theirs).sin().sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-10)
     # The kernel is sum_h W^(h) a_h, so that the gradient of W^(h) is the kernel's, seen by a_h.
-    expected = torch.einsum("oit,ht->oih", conv.weight.grad.flatten(2), layer.looks.detach())
+    expected = torch.einsum("oit,ht->oih", conv.weight.grad.flatten(2), layer.offset_weights.detach())
     torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-10, atol=1e-10)
     assert torch.autograd.gradcheck(
         lambda scores: torch.func.functional_call(layer, {"scores": scores}, (image[..., :5, :3],)),

@@ -190,6 +190,6 @@ def test_sizes_that_do_not_add_up_are_refused_with_both_sizes():
 def test_a_block_with_a_second_text_needs_it():
     block, x = make(cross=True), torch.randn(2, 7, 24)
     for words in ({}, {"cross_cache": CrossCache()}):
-        with pytest.raises(InputError, match="second text") as caught:
+        with pytest.raises(InputError, match="needs a context") as caught:
             block(x, **words)
         assert caught.value.asked

@@ -48,7 +48,7 @@ def test_unequal_rows_need_distances_also_for_a_single_step(described):
     cache = KVCache()
     counting(tokens(2, 7), cache=cache)
     cache.crop([7, 5])
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         counting(tokens(2, 1), cache=cache)
 
 

@@ -111,7 +111,7 @@ def test_padding_by_lengths_is_each_text_alone():
         with torch.no_grad():
             padded, alone = model(tokens, lengths=[4, 7]), model(tokens[:1, 3:])
         torch.testing.assert_close(padded[:1, 3:], alone, rtol=1e-11, atol=1e-11)
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         build("gpt", DECODED["blocks"])(torch.ones(2, 7, dtype=torch.long), lengths=[4, 7])
 
 

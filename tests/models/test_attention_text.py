@@ -97,7 +97,7 @@ def test_options_of_a_gpt_join_the_description_or_are_refused():
 
 @pytest.mark.parametrize("described", [Attention(pattern=Causal()), Attention(bias=Alibi(3))], ids=named)
 def test_cross_attention_by_position_is_refused(described: Attention):
-    with pytest.raises(ConfigError, match="does not look by position") as caught:
+    with pytest.raises(ConfigError, match="cannot depend on positions") as caught:
         TransformerConfig(**TEXT, hidden_dim=7, cross_attention=(Attention(), described))
     assert_four_parts(caught.value)
 

@@ -161,10 +161,18 @@ def test_our_own_folder_keeps_everything(tmp_path):
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_tensor_by_two_names_is_refused():
+    twin = hugging("BertModel")
+    state = twin.state_dict()
+    state["bert.pooler.dense.bias"] = state["pooler.dense.bias"] + 1
+    with refused(CheckpointError, "pooler.dense.bias"):
+        Bert.from_checkpoint(twin.config.to_dict(), state)
+
+
 def test_old_names_of_the_released_checkpoints_are_read():
     twin = hugging("BertForPreTraining")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.scale"): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in twin.state_dict().items()
         if not name.startswith("cls.predictions.decoder.")
     }

@@ -397,5 +397,5 @@ def test_texts_packed_into_one_row_are_as_each_alone(position):
 
 def test_a_pattern_that_counts_positions_refuses_unequal_texts():
     model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=12, layers=1, heads=3)).eval()
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         model(torch.randint(0, 11, (2, 7)), lengths=[7, 4], pattern=Blocks(4))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError, ConfigError
 from regard.models import GPT, GPTConfig
 from regard.models.config import Config
-from regard.models.converters.rules import Converter, Either, State
+from regard.models.converters.base import Converter, ConverterGroup, State
 from regard.models.io import read_safetensors, write_safetensors
 from regard.models.io.tensors import INDEX, SINGLE
 from regard.models.pretrained import Pretrained
@@ -49,7 +49,7 @@ class Reversed(Converter):
     def write_state(self, state: State, config: LadderConfig) -> State:
         return self.read_state(state, config)
 
-    def refuses(self, config: LadderConfig) -> str:
+    def explain_unsupported(self, config: LadderConfig) -> str:
         return "reddal has no RMS norm" if config.norm == "rms" else ""
 
 
@@ -78,7 +78,7 @@ class Rung(nn.Module):
 
 class Ladder(Pretrained):
     Config: ClassVar = LadderConfig
-    converters: ClassVar = {"reddal": Either(Reversed())}
+    converters: ClassVar = {"reddal": ConverterGroup(Reversed(LadderConfig))}
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)

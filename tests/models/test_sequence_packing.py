@@ -50,7 +50,7 @@ def test_rows_of_a_tensor_are_texts():
         ([[1.5]], "texts[0] = [1.5]"),
         ([[True]], "texts[0] = [True]"),
         ([None], "texts[0] = None"),
-        (torch.tensor([1, 2]), "texts[0] = tensor(1)"),
+        (torch.tensor([1, 2]), "texts (2,) of torch.int64"),
         ([torch.tensor([0.5])], "texts[0] = tensor([0.5"),
         ([["x" * 500]], " ..."),
     ],

@@ -142,7 +142,7 @@ def test_one_token_and_single_rows_and_columns_work(position, image):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_layer_may_have_another_number_of_heads(position, tmp_path):
     model = make(position, heads=(3, 7), dtype=torch.float32)
-    assert [block.attention.folded_heads for block in model.blocks] == [3, 7]
+    assert [block.attention.heads for block in model.blocks] == [3, 7]
     model.save_pretrained(tmp_path)
     again = SpatialTransformer.from_pretrained(tmp_path)
     assert again.config == model.config

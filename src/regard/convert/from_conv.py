@@ -143,7 +143,7 @@ def _explain_unsupported(conv: nn.Module) -> str:
     if not conv.weight.dtype.is_floating_point:
         return f"weights of attention are real numbers, and these are {conv.weight.dtype}"
     if conv.padding_mode not in EDGES:
-        return f"nobody knows what lies beyond the edges in mode {conv.padding_mode!r}"
+        return f"padding mode {conv.padding_mode!r} is unknown"
     return ""
 
 
@@ -213,11 +213,11 @@ def factor_taps(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def _make_table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Tensor, weight: Tensor) -> TableAttention:
+def _make_table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, table: Tensor, weight: Tensor) -> TableAttention:
     layer = TableAttention(
         conv.in_channels,
         conv.out_channels,
-        len(looks),
+        len(table),
         geometry.steps,
         lattice=geometry.lattice,
         groups=conv.groups,
@@ -225,7 +225,7 @@ def _make_table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Te
         dtype=weight.dtype,
         device=weight.device,
     )
-    layer.scores.copy_(looks.log())
+    layer.scores.copy_(table.log())
     layer.weight.copy_(weight)
     return _copy_settings(layer, conv)
 

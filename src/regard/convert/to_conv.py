@@ -162,7 +162,7 @@ def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
         most = size if conv.padding_mode == "circular" else size - 1
         if pad > most:
             raise InputError(
-                "The convolution looks farther than the image goes on.",
+                "The padding of the convolution exceeds the image.",
                 asked=f"images {tuple(images.shape)}, to compare with {conv}",
                 found=f"{pad} pixels beyond an edge",
                 because=f"torch's {conv.padding_mode} padding shows {most} pixels beyond the edge of {size}",
@@ -180,19 +180,19 @@ def _convert_soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
     alpha, step = layer.alpha.double(), layer.step.double()
     far = math.ceil(float(step.abs().max()) + math.sqrt(math.log(1 / TAIL) / float(alpha.min().clamp(min=1e-3))))
     line = torch.arange(-far, far + 1, device=step.device)
-    sums, looks = torch.zeros_like(alpha), None
+    sums, weights = torch.zeros_like(alpha), None
     for axis in range(layer.axes):
         scores = -alpha[:, None] * (line - step[:, axis, None]).square()
         sums = sums + scores.logsumexp(-1)
         part = scores.softmax(-1)
-        looks = part if looks is None else looks[:, :, None] * part[:, None]
-    assert looks is not None
+        weights = part if weights is None else weights[:, :, None] * part[:, None]
+    assert weights is not None
     if layer.lattice.edges == "zeros":
-        looks = looks * (sums + alpha / 2).sigmoid().view(-1, *[1] * layer.axes)
-    looks = looks.where(looks > TAIL, 0).flatten(1)
-    kept = looks.any(0).nonzero()[:, 0].tolist()
+        weights = weights * (sums + alpha / 2).sigmoid().view(-1, *[1] * layer.axes)
+    weights = weights.where(weights > TAIL, 0).flatten(1)
+    kept = weights.any(0).nonzero()[:, 0].tolist()
     deltas = list(itertools.product(line.tolist(), repeat=layer.axes))
-    kernel = layer.matrices().double().permute(1, 2, 0) @ looks[:, kept]
+    kernel = layer.matrices().double().permute(1, 2, 0) @ weights[:, kept]
     kernel = kernel.to(layer.matrices().dtype)
     return _make_conv([deltas[tap] for tap in kept], kernel, layer.lattice, layer.groups, layer.bias)
 

@@ -1,4 +1,4 @@
-"""What decoders remember: keys and values of the past, of a window of it, of another text, or only their sums."""
+"""Caches of decoders: keys and values of all tokens or of a window, of a context, or the sums of linear attention."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ class KVCache:
     Rows end together: the last token of every row lies in the last column, which is where the next query sits. A row
     with fewer tokens than others begins later; `padding` hides what lies before it.
 
-    `capacity` is the largest number of tokens; without one the storage doubles when it is full. With `window`, only
-    the last `window` tokens before the newest are kept, which is all that a pattern of that reach can see: memory
-    then depends on the window and not on the text. The first tokens may be padded on the left (`lengths`).
+    The first tokens may be padded on the left (`lengths`).
+
+    Args:
+        capacity: largest number of tokens; if `None` the storage doubles when it is full.
+        window: keep only this many tokens before the newest, which is all that a pattern of this reach sees; the
+            storage then depends on the window and not on the length of the sequence.
 
         >>> from regard.layers import KVCache
         >>> cache = KVCache(capacity=8)
@@ -70,7 +73,7 @@ class KVCache:
         return cls(capacity, window=window)
 
     def check_fits(self, attention: Attention) -> None:
-        """Refuse an attention that sees what this cache does not keep, or that has no past."""
+        """Refuse an attention whose keys this cache does not keep, or that cannot be cached."""
         if attention is not self._checked:
             check_window(attention, self.window, self)
             self._checked = attention
@@ -98,7 +101,7 @@ class KVCache:
 
     @property
     def padding(self) -> Padding | None:
-        """What hides the columns before each row's first token; `None` when all rows are full."""
+        """The pattern that hides the columns before each row's first token; `None` when all rows are full."""
         return None if (real := self.real) is None else _make_padding(real)
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
@@ -110,7 +113,7 @@ class KVCache:
         return torch.tensor(self.lengths)[:, None] + torch.arange(count)
 
     def append(self, key: Tensor, value: Tensor, lengths: Lengths | None = None) -> tuple[Tensor, Tensor]:
-        """Remember the next tokens; returns every key and value that their queries can see.
+        """Store the next tokens; returns every key and value that their queries attend to.
 
         `lengths` says how many of the first tokens of each row are real, counted from the right.
         """
@@ -152,7 +155,7 @@ class KVCache:
             self.length = max(self.lengths)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """Forget all but the first tokens: as many for every row, or a number for each."""
+        """Keep only the first tokens: as many for every row, or a number for each."""
         if self._storage is None:
             return
         batch = len(self._storage[0])
@@ -192,16 +195,16 @@ class KVCache:
         if self._storage is not None and wanted <= self._count_columns():
             return
         if self.capacity is not None and self.window is None:
-            room = self.capacity
+            columns = self.capacity
         else:
-            room = max(
+            columns = max(
                 wanted, 2 * self._count_columns(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1
             )
         made = []
         for index, tensor in enumerate((key, value)):
             with torch.inference_mode(False):  # what is stored may be continued in another mode
                 stored = torch.empty(
-                    *tensor.shape[:-2], room, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
+                    *tensor.shape[:-2], columns, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
                 )
             if self._storage is not None:
                 stored[:, :, : self._held] = self._storage[index][:, :, : self._held]
@@ -277,7 +280,7 @@ class KVCache:
         if len(wanted) != len(totals):
             because = f"the cache has {len(totals)} rows"
         elif any(keep < 0 or keep > total for keep, total in zip(wanted, totals, strict=True)):
-            because = f"its rows have {sorted(set(totals))} tokens, and cropping only forgets"
+            because = f"its rows have {sorted(set(totals))} tokens, and cropping adds none"
         elif self.window is not None:
             for keep, total, real in zip(wanted, totals, reals, strict=True):
                 first = total - real  # the oldest token that is still here
@@ -285,15 +288,15 @@ class KVCache:
                     because = f"the window has dropped tokens before {first}, which the next query would have to see"
         if because:
             raise CacheError(
-                "The cache cannot be cropped so.",
+                "The cache cannot be cropped to these lengths.",
                 asked=f"crop({wanted[0] if len(set(wanted)) == 1 else wanted})",
                 because=because,
-                instead="lengths between nothing and what is there; a cache without a window forgets nothing early",
+                instead="lengths between nothing and what is there; a cache without a window keeps all tokens",
             )
 
 
 class CrossCache:
-    """Keys and values of the other text, projected once for all steps of a decoder."""
+    """Keys and values of the context of cross-attention, projected once for all decode steps."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
@@ -310,7 +313,7 @@ class CrossCache:
             self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """The other text does not get shorter."""
+        """The context stays as it is."""
 
 
 class StateCache:
@@ -328,7 +331,7 @@ class StateCache:
     positions = KVCache.positions
 
     def check_fits(self, attention: Attention) -> None:
-        """Refuse an attention whose past does not fit into a sum."""
+        """Refuse an attention that is not causal linear attention."""
         if not _is_causal_linear(attention):
             raise CacheError(
                 "Only causal linear attention fits into a sum.",
@@ -398,7 +401,12 @@ class StateCache:
 
 
 class ModelCache:
-    """The caches of all layers of a model, which grow, turn and shrink together."""
+    """The caches of all layers of a model, which grow, are reordered and cropped together.
+
+    Args:
+        layers: a cache for each layer's self-attention.
+        cross_layers: a cache for each layer's cross-attention, in an encoder-decoder.
+    """
 
     def __init__(self, layers: Sequence[KVCache | StateCache], cross_layers: Sequence[CrossCache] = ()) -> None:
         self.layers, self.cross_layers = list(layers), list(cross_layers)
@@ -427,7 +435,7 @@ class ModelCache:
             self.encoder_padding = Padding([counts[row] for row in index.tolist()], self.encoder_padding.side)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """Forget all but the first tokens of each row."""
+        """Keep only the first tokens of each row."""
         for cache in self.layers:
             cache.crop(lengths)
 

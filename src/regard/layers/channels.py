@@ -1,4 +1,4 @@
-"""Attention between channels: every channel looks at the other channels of its group, over all tokens at once."""
+"""Channel attention: each channel attends to the channels of its group, by inner products over all tokens."""
 
 from __future__ import annotations
 
@@ -39,13 +39,19 @@ class ChannelAttention(nn.Module):
 
         >>> ChannelAttention(8, groups=2)(torch.randn(2, 3, 5, 8)).shape
         torch.Size([2, 3, 5, 8])
+
+    Args:
+        dim: channels of the tokens.
+        groups: groups of channels that attend to each other.
+        scale: `"dim"` or `"tokens"`, see above.
+        bias: whether the projections of query, key and value have a bias.
     """
 
     def __init__(self, dim: int, groups: int, scale: Literal["dim", "tokens"] = "dim", *, bias: bool = True) -> None:
         super().__init__()
         if groups < 1 or dim % groups or scale not in ("dim", "tokens"):
             raise ConfigError(
-                "This channel attention cannot be.",
+                "This channel attention cannot be built.",
                 asked=f"ChannelAttention(dim={dim}, groups={groups}, scale={scale!r})",
                 because=f"{dim} channels are cut into equal groups, and scores are scaled by channels or by tokens",
                 instead='a number of groups that divides dim, and scale="dim" or scale="tokens"',

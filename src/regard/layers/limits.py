@@ -100,7 +100,7 @@ class Positioned(nn.Module):
         return self.attention(self.append_positions(x))
 
     def weights(self, x: Tensor) -> Tensor:
-        """What every head looks at, `(*batch, head, query, key)`."""
+        """Attention weights `(*batch, head, query, key)`."""
         return self.attention.weights(self.append_positions(x))
 
     def append_positions(self, x: Tensor) -> Tensor:
@@ -203,8 +203,8 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) 
 
         query_n = PE(n),   key_m = R_{-step} PE(m) = PE(m - step),   score = sum_i cos(w_i (n + step - m))
 
-    is largest where `m = n + step`: `W^k` is a rotation, and the head looks `step` tokens ahead. `taps` is `(tap, out,
-    in)`, `dim` the channels of the positions, which stand beside the tokens. With `scale >= ln(2 / tolerance) /
+    is largest where `m = n + step`: `W^k` is a rotation, and the head attends `step` tokens ahead. `taps` is `(tap,
+    out, in)`, `dim` the channels of the positions, which stand beside the tokens. With `scale >= ln(2 / tolerance) /
     sinusoidal_gap(dim, tokens)` a head leaves `tolerance` to its two neighbours, and much less to the others; a finite
     `scale` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token
     there, less sharply.
@@ -219,7 +219,7 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) 
         raise ConfigError(
             "Steps and taps are not as many.",
             asked=f"{len(steps)} steps, taps {tuple(taps.shape)}",
-            because="each head looks one step away and has one matrix (out, in)",
+            because="each head attends at one offset and has one matrix (out, in)",
             instead="taps of shape (step, out, in)",
         )
     sizes = AttentionSizes(inside + dim, heads, key=dim, value=inside, output=out)

@@ -23,7 +23,7 @@ from regard.patterns import Padding, Pattern
 
 
 class MultiHeadAttention(nn.Module):
-    """Several attentions side by side, each in its own small space, and one matrix that joins them.
+    """Multi-head attention over any description of attention.
 
         head_h = attend(x W_h^q, context W_h^k, context W_h^v),    output = concat_h(head_h) W^o + b^o
 
@@ -38,10 +38,14 @@ class MultiHeadAttention(nn.Module):
         >>> layer(torch.randn(2, 5, 12)).shape
         torch.Size([2, 5, 12])
 
-    Attributes:
-        sizes: every size, nothing left open.
-        attention: the description.
-        letters: which of query, key, value and output have a bias.
+    Args:
+        sizes: channels of the tokens, or `AttentionSizes` for everything that may be chosen.
+        heads: query heads, 1 if `None`; only where `sizes` is a number.
+        kv_heads: key and value heads, as `heads` if `None`; only where `sizes` is a number.
+        attention: pattern, scale, bias and feature map; full softmax attention if `None`.
+        bias: which projections have a bias: all, none, or some of the letters q, k, v and o.
+        dropout: probability of dropping an attention weight while training.
+        rotary: rotary position embedding of queries and keys.
     """
 
     def __init__(
@@ -114,9 +118,9 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None = None,
         queries: Sequence[int] | Tensor | None = None,
     ) -> Tensor:
-        """What every head looks at, `(*batch, head, query, key)`: this builds the square.
+        """Attention weights `(*batch, head, query, key)`: this builds the square.
 
-        With `queries`, the places of some tokens of `x`, only their rows are built: `(*batch, head, place, key)`.
+        With `queries`, indices of some tokens of `x`, only their rows are computed.
         """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
         query, key = self._rotate(query, key, x, context, rotation, None, None)
@@ -195,11 +199,11 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
             query = self.projections.query(x)
-            self._check_rotary(x)  # whatever the text was, it was another
+            self._check_rotary(x)  # the context is another sequence
             if cache.key is None or cache.value is None:
                 if context is None:
                     raise CacheError(
-                        "The cache of the other text is empty.",
+                        "The cache of the context is empty.",
                         asked="attention to a context that was given before",
                         because="keys and values of the context are made at the first step, and there was none",
                         instead="layer(x, context, cache=cache) at the first step",
@@ -227,9 +231,9 @@ class MultiHeadAttention(nn.Module):
     def _check_rotary(self, context: Tensor | None) -> None:
         if self.rotary is not None and context is not None:
             raise InputError(
-                "Rotary positions have no distance to another text.",
+                "Rotary positions are undefined between two sequences.",
                 asked=f"attention to a context by a layer with {self.rotary}",
-                because="queries and keys turn by their positions in one and the same text",
+                because="queries and keys are rotated by their positions in one sequence",
                 instead="a layer without rotary positions for the context",
             )
 
@@ -240,13 +244,15 @@ class MultiHeadAttention(nn.Module):
         return dataclasses.replace(self.attention, pattern=whole)
 
     def _check_arguments(self, x, context, values, pattern, cache, lengths) -> None:
-        """Refuse what would otherwise be ignored, or be taken for something else."""
+        """Refuse arguments that would otherwise be ignored or misread."""
         because = ""
         if isinstance(cache, KVCache | StateCache):
             if context is not None or values is not None:
-                because = "this cache is of the text itself; what another text says is kept by a CrossCache"
+                because = (
+                    "this cache holds the keys of the sequence itself; those of a context are kept by a CrossCache"
+                )
         elif lengths is not None and (context is not None or cache is not None):
-            because = "lengths are those of the tokens that ask; what is hidden of the context belongs into pattern="
+            because = "lengths belong to the queries; padding of the context belongs into pattern="
         elif isinstance(cache, CrossCache) and cache.key is not None:
             if context is not None and context is not cache.source:
                 because = "the cache was filled from another context; a new one needs a new cache"
@@ -265,7 +271,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def is_shift_invariant(self) -> bool:
-        """Whether only distances count, so that positions may begin anywhere: in a packed or a padded row."""
+        """Whether only distances count, so that positions may begin anywhere, as in a packed or padded row."""
         return fits_padded_rows(self.attention)
 
     # torch.nn.MultiheadAttention
@@ -288,7 +294,7 @@ def _check_queries(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
     places = torch.as_tensor(queries, device=x.device)
     if places.ndim != 1 or places.is_floating_point() or bool(((places < 0) | (places >= x.shape[-2])).any()):
         raise InputError(
-            "There are no such tokens.",
+            "A query index is out of range.",
             asked=f"queries={queries}",
             found=f"{x.shape[-2]} tokens",
             because="a row of weights belongs to a token, and tokens are counted from 0",

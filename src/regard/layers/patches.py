@@ -1,4 +1,4 @@
-"""Images cut into patches, and each patch made into a token."""
+"""Patch embedding: a token for every patch of an image."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class PatchEmbedding(nn.Module):
 
         >>> PatchEmbedding(3, 8, patch=4)(torch.randn(2, 3, 20, 12)).shape
         torch.Size([2, 5, 3, 8])
+
+    Args:
+        channels: channels of the image.
+        dim: channels of a token.
+        patch: side of a patch, in pixels.
+        stride: pixels from one patch to the next; the patch if `None`.
+        padding: zeros around the image.
+        bias: whether a bias is added.
     """
 
     def __init__(

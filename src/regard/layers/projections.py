@@ -18,14 +18,14 @@ class AttentionSizes:
     """All the numbers that multi-head attention leaves free; what is not given follows from the others.
 
     Attributes:
-        input: channels of the tokens that ask.
+        input: channels of the query tokens.
         heads: query heads.
         kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
         key: channels of a query or key, for each head; `input / heads` unless given.
         value: channels of a value, for each head; as `key` unless given.
         context: channels of the tokens that keys are made from; as `input` unless given.
         values: channels of the tokens that values are made from; as `context` unless given.
-        output: channels that leave; as `input` unless given.
+        output: channels of the output; as `input` unless given.
 
         >>> from regard.layers import AttentionSizes
         >>> AttentionSizes(12, 3, value=5)
@@ -207,6 +207,6 @@ def _check_width(x: Tensor, width: int, what: str) -> None:
             f"The layer cannot read {what}.",
             asked=f"a tensor {tuple(x.shape)}",
             found=f"a layer for (*batch, token, {width})",
-            because="every token brings as many channels as the layer's matrices have",
+            because="tokens have as many channels as the projections expect",
             instead=f"tokens with {width} channels, or a layer of other AttentionSizes",
         )

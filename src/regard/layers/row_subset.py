@@ -1,4 +1,4 @@
-"""What some of the queries see, without asking for the others."""
+"""Attention of a subset of the queries."""
 
 from __future__ import annotations
 

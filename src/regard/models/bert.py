@@ -1,4 +1,4 @@
-"""BERT: an encoder that reads a text from both sides, with its two heads for pre-training; RoBERTa and DistilBERT.
+"""BERT: a bidirectional encoder with its two heads for pre-training; RoBERTa and DistilBERT.
 
     x = norm(embed(tokens) + position + segment)
     x = norm(x + attention(x)),  x = norm(x + feed_forward(x))          in every layer
@@ -30,10 +30,11 @@ from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
 from regard.models.attention_layers import build_layer, check_attentions
 from regard.models.config import Config, find_published
+from regard.models.converters.base import ConverterGroup
 from regard.models.converters.bert import HuggingFaceBert
 from regard.models.converters.distilbert import DistilBert
 from regard.models.converters.roberta import Roberta
-from regard.models.converters.rules import Either
+from regard.models.initialization import init_weights, normal
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
@@ -121,7 +122,7 @@ class BertConfig(Config):
 
 
 class BertOutput(NamedTuple):
-    """What a BERT knows; `None` where it has no such part.
+    """Outputs of a BERT; `None` where it has no such part.
 
     Attributes:
         hidden: of every token, `(batch, token, dim)`.
@@ -149,7 +150,7 @@ class Bert(Pretrained):
 
     Config: ClassVar = BertConfig
     converters: ClassVar = {
-        "huggingface": Either(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
+        "huggingface": ConverterGroup(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
     }
 
     def __init__(self, config: BertConfig) -> None:
@@ -164,7 +165,7 @@ class Bert(Pretrained):
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
-        self._init_weights()
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
 
     @property
     def first_position(self) -> int:
@@ -206,7 +207,7 @@ class Bert(Pretrained):
         positions: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, `(batch, token, dim)`.
+        """Hidden states of the last layer, `(batch, token, dim)`.
 
         positions: `(token,)` or `(batch, token)`, counted from 0, of tokens that are all real; counted here if `None`.
         """
@@ -299,20 +300,9 @@ class Bert(Pretrained):
             )
         return torch.tanh(self.pooler(first))
 
-    @torch.no_grad()
-    def _init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-
 
 class MaskedTokens(nn.Module):
-    """What stands at a masked place: `norm(activation_fn(x W + b)) E^T + c`, with the embedding `E` itself."""
+    """The masked-token head: `norm(activation(x W + b)) E^T + c`, with the embedding `E` itself."""
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()

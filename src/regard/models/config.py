@@ -76,7 +76,7 @@ class Config:
                     because=f"sizes are 64-bit numbers: at most {LARGEST}",
                     instead=f"{field.name}=... of a size that fits in memory",
                 )
-            object.__setattr__(self, field.name, value)  # frozen for everybody else
+            object.__setattr__(self, field.name, value)  # frozen outside of this method
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._comparison_key() == other._comparison_key()  # type: ignore[attr-defined]
@@ -106,13 +106,13 @@ class Config:
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """The configuration with these fields; an unknown one is refused, a missing one has its default."""
         known = {field.name: field for field in dataclasses.fields(cls) if field.init}
-        if strangers := [name for name in fields if name not in known]:
-            close = difflib.get_close_matches(strangers[0], known, n=1)
+        if unknown := [name for name in fields if name not in known]:
+            close = difflib.get_close_matches(unknown[0], known, n=1)
             raise ConfigError(
-                f"{cls.__name__} does not know {strangers[0]!r}.",
-                asked=", ".join(f"{name}={fields[name]!r}" for name in strangers),
+                f"{cls.__name__} does not know {unknown[0]!r}.",
+                asked=", ".join(f"{name}={fields[name]!r}" for name in unknown),
                 because=f"its fields are {', '.join(known)}",
-                instead=f"{close[0]}={fields[strangers[0]]!r}" if close else "leave it out, or use a field it has",
+                instead=f"{close[0]}={fields[unknown[0]]!r}" if close else "leave it out, or use a field it has",
             )
         needed = [
             name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING

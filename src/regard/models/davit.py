@@ -31,6 +31,7 @@ from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
 from regard.models.config import Config, find_published
 from regard.models.converters.davit import TimmDaViT
+from regard.models.initialization import init_weights, truncated_normal
 from regard.models.pretrained import Pretrained
 from regard.models.validation import check_sizes, check_tensor
 
@@ -271,7 +272,7 @@ class DaViT(Pretrained):
             *(Stage(i, config, rates[start : start + config.depths[i]]) for i, start in enumerate(starts))
         )
         self.head = Head(config)
-        self.apply(_init_weights)
+        init_weights(self, truncated_normal)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(batch, class)` of images `(batch, channel, row, column)`."""
@@ -289,13 +290,6 @@ class DaViT(Pretrained):
         for stage in self.stages:
             grids.append(stage(grids[-1]))
         return grids[1:]
-
-
-def _init_weights(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 __all__ = ["DaViT", "DaViTConfig"]

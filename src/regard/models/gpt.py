@@ -1,4 +1,4 @@
-"""GPT: a decoder that continues a text, by its configuration GPT-2, LLaMA, Mistral or Qwen2.
+"""GPT: a decoder-only transformer, by its configuration GPT-2, LLaMA, Mistral or Qwen2.
 
     x = embed(tokens) + position                        (rotary positions turn queries and keys instead)
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
@@ -32,12 +32,13 @@ from regard.layers.projections import AttentionSizes, bias_letters
 from regard.layers.rotary import Rotary
 from regard.models.attention_layers import build_layer, check_attentions, find_window, make_causal, select_layer
 from regard.models.config import Config, find_published
+from regard.models.converters.base import ConverterGroup
 from regard.models.converters.gpt2 import GPT2
 from regard.models.converters.llama import Llama
 from regard.models.converters.mistral import Mistral
 from regard.models.converters.qwen2 import Qwen2
-from regard.models.converters.rules import Either
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights, normal
 from regard.models.padding import check_cached_mask, find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -208,7 +209,7 @@ class GPTConfig(Config):
 
 
 class GPT(Pretrained):
-    """A decoder-only transformer that writes.
+    """A decoder-only language model.
 
     >>> from regard.models import GPT, GPTConfig
     >>> model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=8, layers=2, heads=2)).eval()
@@ -220,7 +221,7 @@ class GPT(Pretrained):
 
     Config: ClassVar = GPTConfig
     converters: ClassVar = {
-        "huggingface": Either(GPT2(GPTConfig), Llama(GPTConfig), Mistral(GPTConfig), Qwen2(GPTConfig))
+        "huggingface": ConverterGroup(GPT2(GPTConfig), Llama(GPTConfig), Mistral(GPTConfig), Qwen2(GPTConfig))
     }
     prompt_fills_context = True
 
@@ -349,7 +350,7 @@ class GPT(Pretrained):
         """Continue the prompts; see `regard.models.generation.generate` for all it can do."""
         if self.output is None:
             raise ConfigError(
-                "This GPT has no logits to write with.",
+                "This GPT has no logits.",
                 asked="generate(...)",
                 found="a configuration with logits=False: the checkpoint had no output matrix (lm_head)",
                 because="the next token is drawn from logits",
@@ -376,15 +377,8 @@ class GPT(Pretrained):
 
     @torch.no_grad()
     def _init_weights(self) -> None:
-        """Normal with deviation 0.02; what is added to the residual is smaller, so that depth does not make it grow."""
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        """What is added to the residual is smaller, so that depth does not make it grow."""
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
         for block in self.blocks:
             for last in (block.attention.output, block.feed_forward.outer):
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.layers) ** 0.5)

@@ -1,4 +1,4 @@
-"""Putting tensors into a model that was built without memory, and saying what does not fit."""
+"""Load a state dict into a model that was built on the meta device, and report what does not fit."""
 
 from __future__ import annotations
 

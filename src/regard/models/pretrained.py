@@ -1,4 +1,4 @@
-"""Saving models and loading them again, the Hugging Face way."""
+"""`save_pretrained` and `from_pretrained`, as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError
 from regard.models.config import Config
-from regard.models.converters.rules import Converter, convert_tensors, understood
+from regard.models.converters.base import Converter, convert_config, convert_tensors
 from regard.models.io.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
 from regard.models.io.tensors import SHARD_BYTES
 from regard.models.load_state import (
@@ -119,7 +119,7 @@ class Pretrained(nn.Module):
             return {"model_type": self._model_type(), **fields}, state
         converter, config = self._find_converter(layout), self.config.simplify()
         described = ", ".join(f"{name}={value!r}" for name, value in config.attentions().items())
-        reason = f"it has no {described}" if described else converter.refuses(config)
+        reason = f"it has no {described}" if described else converter.explain_unsupported(config)
         if reason:
             raise CheckpointError(
                 f"This {type(self).__name__} cannot be written in the layout {layout!r}.",
@@ -148,7 +148,7 @@ class Pretrained(nn.Module):
                 return cls._load_converted(converter, config, state, dtype, source)
         said = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
         others = [kind.__name__ for kind in Pretrained.__subclasses__() if kind is not cls and kind._can_read(config)]
-        reads = [f"{converter.reads} ({layout})" for layout, converter in cls.converters.items()]
+        reads = [f"{converter.supported} ({layout})" for layout, converter in cls.converters.items()]
         raise CheckpointError(
             f"{cls.__name__} does not read this model.",
             asked=f"{cls.__name__} from {source}",
@@ -165,7 +165,7 @@ class Pretrained(nn.Module):
     def _load_converted(
         cls, converter: Converter, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str
     ) -> Self:
-        ours = understood(cls.__name__, converter, converter.add_heads(config, state))
+        ours = convert_config(cls.__name__, converter, converter.infer_heads(config, state))
         check_layers(ours, state, source)
         return build_from_state(cls, ours, convert_tensors(cls.__name__, converter, state, ours, source), dtype, source)
 
@@ -213,7 +213,7 @@ class Pretrained(nn.Module):
 def _download_from_hub(name: str) -> Path:
     """The folder of a model of the hub, from the local cache or downloaded now."""
     try:
-        from huggingface_hub import snapshot_download  # an extra, and imported only by who asks for the hub
+        from huggingface_hub import snapshot_download  # an extra, and imported only where the hub is used
     except ImportError as failure:
         raise CheckpointError(
             f"{name!r} is no path here, and the hub needs the package huggingface_hub.",

@@ -1,4 +1,4 @@
-"""Texts of unequal length laid end to end, so that nothing is computed for padding."""
+"""Sequence packing: texts of unequal length share a row, so that nothing is computed for padding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, InputError
-from regard.models.validation import check_tensor, to_token_ids
+from regard.models.validation import check_vocabulary, to_token_lists
 from regard.patterns import Segments
 
 
@@ -40,7 +40,7 @@ def pack_texts(
     Texts are taken in the order of their lengths, so that neighbours in a row have blocks of equal size. A text may
     also be a tensor or an array of one axis.
     """
-    lists = _to_token_lists(texts)
+    lists = to_token_lists(texts, "texts")
     lengths = [len(text) for text in lists]
     for index, length in enumerate(lengths):
         if not 1 <= length <= context:
@@ -51,15 +51,8 @@ def pack_texts(
                 because="a mean of no tokens is nothing, and there are no positions beyond the context",
                 instead=f"texts[{index}][:{context}]" if length else "at least the first and last token of a text",
             )
-        if vocab_size is not None and not 0 <= min(lists[index]) <= max(lists[index]) < vocab_size:
-            place = next(place for place, token in enumerate(lists[index]) if not 0 <= token < vocab_size)
-            raise InputError(
-                "A token is not in the vocabulary.",
-                asked=f"texts[{index}][{place}] = {lists[index][place]}",
-                found=f"a vocabulary of {vocab_size} tokens, 0 to {vocab_size - 1}",
-                because="every id is a row of the embedding",
-                instead="the tokenizer that belongs to this model",
-            )
+    if vocab_size is not None:
+        check_vocabulary(lists, vocab_size, "texts")
     order = sorted(range(len(lists)), key=lambda index: lengths[index])
     row: list[int] = []
     filled = 0
@@ -71,31 +64,6 @@ def pack_texts(
         filled += lengths[index]
     if row:
         yield _join_texts(lists, row)
-
-
-def _to_token_lists(texts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
-    if isinstance(texts, Tensor):
-        check_tensor("texts", texts, "[[101, 7592, 102], [101, 102]]")
-    try:
-        lists = list(texts)
-    except TypeError:
-        raise _texts_error(f"{texts!r}") from None
-    for index, text in enumerate(lists):
-        try:
-            lists[index] = to_token_ids(text)
-        except TypeError:
-            raise _texts_error(f"texts[{index}] = {text!r}") from None
-    return lists  # type: ignore[return-value]
-
-
-def _texts_error(found: str) -> InputError:
-    return InputError(
-        "A text is a list of token numbers.",
-        asked="texts=[[101, 7592, 102], [101, 102]], or the like",
-        found=found if len(found) < 80 else f"{found[:76]} ...",
-        because="a model reads whole numbers, and several texts at once",
-        instead="the tokenizer that belongs to this model; texts=[text] for a single text",
-    )
 
 
 def _join_texts(texts: list[list[int]], row: list[int]) -> PackedTexts:

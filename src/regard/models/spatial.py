@@ -1,4 +1,4 @@
-"""The image classifier that learned to convolve: heads of attention that look by position alone.
+"""An image classifier whose heads attend by position alone and learn to convolve.
 
 Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR 2020).
 """
@@ -30,9 +30,15 @@ POSITIONS = ("quadratic", "gaussian", "learned", "content")
 class SpatialConfig(Config):
     """What a `SpatialTransformer` is built from; the defaults are the paper's, for CIFAR-10.
 
-    `position` says how a head finds where to look: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and
-    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content). `heads` is one
-    number for all layers, or one for each, as after dropping heads.
+    Attributes:
+        position: the scores of a head: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and a full
+            covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content).
+        image, channels, patch: rows and columns of an image, its channels, and the side of a patch, in pixels.
+        dim, layers, hidden_dim: hidden size, blocks, channels of the feed-forward part.
+        heads: one number for all layers, or one for each, as after pruning heads.
+        classes: number of logits.
+        dropout, attention_dropout: while training, on residuals and on attention weights.
+        norm_eps: of the norms.
 
         >>> from regard.models.spatial import SpatialConfig
         >>> SpatialConfig(image=(32, 48)).grid
@@ -91,7 +97,7 @@ class SpatialConfig(Config):
 
 
 class SpatialTransformer(Pretrained):
-    r"""Classify images by self-attention whose heads keep the full dimension and mostly look by position.
+    r"""Classify images by self-attention whose heads keep the full dimension and mostly attend by position.
 
         tokens = space_to_depth(image) W + b                                       2 x 2 pixels, 12 -> D
         y = norm(x + dense(sum_h A_h x V_h + b))                                   six times, and
@@ -115,12 +121,12 @@ class SpatialTransformer(Pretrained):
                     content + 2 * 31 D / 2 + 2 (H D D + H D) (two tables of half vectors; queries and keys, biased)
 
     which is 12 086 844, 12 087 006, 12 278 682 and 29 484 282 for nine heads, 18 806 970 for sixteen quadratic ones.
-    Heads that look by position have no queries, keys or values of their own: each averages the same tokens, and the
+    Positional heads have no queries, keys or values of their own: each averages the same tokens, and the
     one matrix `V` of H D x D reads their concatenation. Biases start as in the paper, the rest as torch does.
 
     Where we differ: the grid need not be square. Where the weights are a product over the two axes they are never
     multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops entries of the
-    square. A slanted covariance is left to `attend`, which looks at all pairs of a small grid and convolves a large
+    square. A slanted covariance is left to `attend`, which computes all pairs of a small grid and convolves a large
     one. With content, the two tables become more features: `[q, q . row, q . column]` meets `[k, one-hot row, one-hot
     column]`, an ordinary attention without a bias. Channels after `space_to_depth` are in the order of
     `torch.nn.functional.pixel_unshuffle`.
@@ -186,7 +192,7 @@ class SpatialBlock(nn.Module):
 class SpatialHeads(nn.Module):
     """Heads of full dimension over a grid of tokens `(batch, row, column, dim)`: see `SpatialTransformer`.
 
-    `position` holds what says where to look: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
+    `position` gives the scores by position: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
     columns.
     """
 
@@ -237,7 +243,7 @@ class SpatialHeads(nn.Module):
         return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
 
     def head_profile(self) -> HeadProfile:
-        """Where the heads look and what they add for what they see; heads that look by content are refused.
+        """The attention of the heads by relative position, and their values; content-based heads are refused.
 
         The values are those of this layer alone; what a block adds is its `dense` of that.
         """
@@ -254,7 +260,7 @@ class SpatialHeads(nn.Module):
         elif isinstance(self.position, LearnedPosition):
             scores = self.position.scores()
         else:
-            return head_profile(self.position).weights  # which refuses what looks by content
+            return head_profile(self.position).weights  # refuses content-based attention
         return scores.flatten(1).softmax(-1).view_as(scores)
 
     def _compute_axis_weights(self) -> tuple[Tensor, Tensor] | None:

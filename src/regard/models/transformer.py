@@ -1,4 +1,4 @@
-"""The Transformer: an encoder reads one text, a decoder writes another while looking at it.
+"""The Transformer: an encoder, and a decoder with cross-attention to it.
 
     encoder   x = norm(x + attention(x)),  x = norm(x + feed_forward(x))
     decoder   y = norm(y + causal attention(y)),  y = norm(y + attention(y, x)),  y = norm(y + feed_forward(y))
@@ -29,8 +29,9 @@ from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
 from regard.models.attention_layers import Attentions, build_layer, check_attentions, make_causal, select_layer
 from regard.models.config import Config
-from regard.models.converters.torch_transformer import TorchTransformer, described
+from regard.models.converters.torch_transformer import TorchTransformer, read_arguments
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -64,7 +65,7 @@ class TransformerConfig(Config):
         start: the token that a translation starts with.
         dropout: while training, on embeddings, residuals and attention weights.
         encoder_attention, decoder_attention, cross_attention: an `Attention` for all layers of the encoder, for the
-            self-attention of all layers of the decoder, and for the decoder's look at the encoder's tokens; or one for
+            self-attention of all layers of the decoder, and for the cross-attention of all layers; or one for
             each layer. The decoder's pattern is joined to `Causal()` by `&`. Cross-attention has a scale or a feature
             map: source and target have no positions in common that a pattern or a bias could count. Each layer has a
             copy of the bias, learned parameters included.
@@ -123,7 +124,7 @@ class TransformerConfig(Config):
             by_position = cross is not None and not (cross.pattern is None or cross.pattern.is_full)
             if cross is not None and (by_position or cross.bias is not None):
                 raise ConfigError(
-                    "Cross-attention does not look by position.",
+                    "Cross-attention cannot depend on positions.",
                     asked=f"cross_attention={cross!r}",
                     because="a target token has no position in the source, so it would depend on the target's length",
                     instead="a scale or a feature map; encoder_attention and decoder_attention for patterns and biases",
@@ -215,7 +216,7 @@ class Transformer(Pretrained):
         return self.output(hidden)
 
     def encode(self, source: Tensor, *, pattern: Pattern | None = None, positions: Tensor | None = None) -> Tensor:
-        """What the encoder knows of every source token, `(batch, token, dim)`."""
+        """Hidden states of the encoder, `(batch, token, dim)`."""
         check_pattern(pattern)
         check_tokens(source, self.vocab_size, self.context_length)
         check_positions(positions, source)
@@ -328,17 +329,13 @@ class Transformer(Pretrained):
             state["target_embedding.weight"] = target_embedding
         if output is not None:
             state["output.weight"] = output
-        config = described(module) | {"vocab_size": len(embedding), "shared": shared} | changes
+        config = read_arguments(module) | {"vocab_size": len(embedding), "shared": shared} | changes
         return cls.from_checkpoint(config, state, "torch").train(module.training)
 
     @torch.no_grad()
     def _init_weights(self) -> None:
         """Xavier's uniform for matrices, `1/sqrt(dim)` for the embedding, which comes in times `sqrt(dim)`."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self, nn.init.xavier_uniform_)
         for embedding in (self.embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=self.config.dim**-0.5)
 

@@ -1,4 +1,4 @@
-"""What models check before they are built, and before they read tokens."""
+"""Checks of configurations and of the inputs of models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -132,6 +132,49 @@ def to_token_ids(text: Any) -> list[int]:
     return [operator.index(to_list(token)) for token in tokens]
 
 
+def to_token_lists(texts: Any, name: str, *, single: bool = False) -> list[list[int]]:
+    """The token ids of several texts, from lists, arrays or a tensor.
+
+    name: of the argument; single: one text may be given without a list around it.
+    """
+    if isinstance(texts, Tensor):
+        check_tensor(name, texts, "torch.tensor([[464, 3290]])")
+    lists: list[list[int]] = []
+    rows = None
+    try:
+        rows = list(to_list(texts))
+        if single and rows and all(isinstance(to_list(token), SupportsIndex) for token in rows):
+            rows = [rows]
+        for row in rows:
+            lists.append(to_token_ids(row))
+        return lists
+    except TypeError:
+        text = f"{name}={texts!r}" if rows is None else f"{name}[{len(lists)}] = {rows[len(lists)]!r}"
+        if isinstance(texts, Tensor):
+            text = f"{name} {tuple(texts.shape)} of {texts.dtype}"
+        raise InputError(
+            f"Each of the {name} is a list of token numbers.",
+            asked=f"{name}=[[101, 7592, 102], [101, 102]], or the like",
+            found=text if len(text) < 80 else f"{text[:76]} ...",
+            because="a model reads token numbers, not text, and several texts at once",
+            instead=f"the tokenizer that belongs to this model; {name}=[text] for a single text",
+        ) from None
+
+
+def check_vocabulary(lists: Sequence[Sequence[int]], vocab_size: int, name: str) -> None:
+    """Refuse token ids that no row of the embedding belongs to."""
+    for row, tokens in enumerate(lists):
+        for place, token in enumerate(tokens):
+            if not 0 <= token < vocab_size:
+                raise InputError(
+                    "A token is not in the vocabulary.",
+                    asked=f"{name}[{row}][{place}] = {token}",
+                    found=f"a vocabulary of {vocab_size} tokens, 0 to {vocab_size - 1}",
+                    because="every id is a row of the embedding",
+                    instead="the tokenizer that belongs to this model",
+                )
+
+
 def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, past: int = 0) -> None:
     """Refuse what is not a batch of token ids, ids that no row of the embedding belongs to, and texts too long."""
     check_tensor("tokens", tokens, "torch.tensor([[464, 3290]])")
@@ -174,7 +217,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, pa
 
 
 def _has_data(tokens: Tensor) -> bool:
-    """Whether there is something to look at: tensors that only have shapes are for counting what a model costs."""
+    """False for meta and fake tensors, which have shapes and no values."""
     return tokens.device.type != "meta" and not isinstance(tokens, FakeTensor)
 
 

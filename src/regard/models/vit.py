@@ -1,4 +1,4 @@
-"""ViT: an image is a text of patches.
+"""ViT: a transformer encoder over the patches of an image.
 
     x = [class; patches W + b] + position
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
@@ -26,6 +26,7 @@ from regard.layers.positions import GridPositions
 from regard.models.attention_layers import build_layer, check_attentions, find_grids
 from regard.models.config import Config
 from regard.models.converters.vit import HuggingFaceViT, TimmViT
+from regard.models.initialization import init_weights, truncated_normal
 from regard.models.pretrained import Pretrained
 from regard.models.validation import check_sizes, check_tensor
 
@@ -145,7 +146,7 @@ class ViT(Pretrained):
         return pooled if self.head is None else self.head(pooled)
 
     def tokens(self, images: Tensor, *, resize: bool = False) -> Tensor:
-        """What the last layer knows of the class token and of every patch, `(batch, 1 + patch, dim)`."""
+        """Hidden states of the class token and of every patch, `(batch, 1 + patch, dim)`."""
         check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         if images.ndim == 4 and tuple(images.shape[2:]) != self.config.image and not resize:
             raise InputError(
@@ -172,11 +173,7 @@ class ViT(Pretrained):
 
     @torch.no_grad()
     def _init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self, truncated_normal)
         nn.init.normal_(self.class_token, std=0.02)
         if self.head is not None:
             nn.init.zeros_(self.head.weight)

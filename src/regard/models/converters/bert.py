@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from regard.models.config import Config
-from regard.models.converters.rules import ACTIVATIONS, Converter, State, agree, lacks
+from regard.models.converters.base import Converter, State, check_values, list_unsupported
 
-# Parts of a name, theirs first; both ways are the same table.
-NAMES = (
-    ("embeddings.word_embeddings.", "embedding."),
-    ("embeddings.position_embeddings.", "positions."),
-    ("embeddings.token_type_embeddings.", "segments."),
-    ("embeddings.LayerNorm.", "norm."),
-    ("encoder.layer.", "blocks."),
-    ("attention.output.dense.", "attention.output."),
-    ("attention.output.LayerNorm.", "attention_norm."),
-    ("intermediate.dense.", "feed_forward.inner."),
-    ("pooler.dense.", "pooler."),
-    ("cls.predictions.transform.dense.", "masked_tokens.inner."),
-    ("cls.predictions.transform.LayerNorm.", "masked_tokens.norm."),
-    ("cls.predictions.decoder.", "masked_tokens.output."),
-    ("cls.seq_relationship.", "next_sentence."),
-)
-# These end like others begin, so they are told apart by what stands before them.
-BLOCK_NAMES = ((".output.dense.", ".feed_forward.outer."), (".output.LayerNorm.", ".feed_forward_norm."))
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "context_length",
-    "type_vocab_size": "segments",
-    "hidden_size": "dim",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "intermediate_size": "hidden_dim",
-    "layer_norm_eps": "norm_eps",
-    "hidden_dropout_prob": "dropout",
+# The embeddings are called alike in BERT, RoBERTa and DistilBERT.
+EMBEDDINGS = {
+    "embedding": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
 }
-PARTS = ("query", "key", "value")
+BLOCKS = {
+    "blocks.{}.attention.projections": tuple(
+        f"encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "blocks.{}.attention.output": "encoder.layer.{}.attention.output.dense",
+    "blocks.{}.attention_norm": "encoder.layer.{}.attention.output.LayerNorm",
+    "blocks.{}.feed_forward.inner": "encoder.layer.{}.intermediate.dense",
+    "blocks.{}.feed_forward.outer": "encoder.layer.{}.output.dense",
+    "blocks.{}.feed_forward_norm": "encoder.layer.{}.output.LayerNorm",
+    "pooler": "pooler.dense",
+}
 
 
 class HuggingFaceBert(Converter):
@@ -47,110 +35,100 @@ class HuggingFaceBert(Converter):
 
     name = "BERT"
     model_types: tuple[str, ...] = ("bert",)
-
-    def __init__(self, config: type[Config]) -> None:
-        self.config = config
+    fields: ClassVar = {
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "context_length",
+        "type_vocab_size": "segments",
+        "hidden_size": "dim",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "intermediate_size": "hidden_dim",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "dropout",
+    }
+    # Their key of the activation.
+    activation_key = "hidden_act"
+    names: ClassVar = {
+        **EMBEDDINGS,
+        **BLOCKS,
+        "masked_tokens.inner": "cls.predictions.transform.dense",
+        "masked_tokens.norm": "cls.predictions.transform.LayerNorm",
+        "masked_tokens.output": "cls.predictions.decoder",
+        "next_sentence": "cls.seq_relationship",
+    }
+    # The bias of the masked-token head has a second name.
+    output_bias: str | None = "cls.predictions.bias"
+    prefix = "bert."
+    heads = ("masked_tokens", "next_sentence")
+    ignored = re.compile(r"embeddings\.position_ids")  # numbers that are their own indices
 
     def matches(self, config: dict[str, Any]) -> bool:
         return config.get("model_type", "bert") == "bert" and "type_vocab_size" in config and "hidden_size" in config
 
-    def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
+    def infer_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
         """Configurations do not always say which heads there are; the tensors do."""
+        found = {self._find_ours(self.normalize_name(name.removeprefix(self.prefix)))[0] for name in state}
         return config | {
             "_heads": [
-                any(name.startswith(part) or f".{part}" in name for name in state)
-                for part in ("cls.predictions.", "cls.seq_relationship.", "pooler.")
+                any(name.startswith(head) for name in found) or (head == "masked_tokens." and self.output_bias in state)
+                for head in ("masked_tokens.", "next_sentence.", "pooler.")
             ]
         }
 
     def read_config(self, config: dict[str, Any]) -> Config:
         only = {"position_embedding_type": ("absolute",), "is_decoder": (False,), "add_cross_attention": (False,)}
-        agree(self.name, config, only | {"hidden_act": tuple(ACTIVATIONS)})
-        fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
+        check_values(self.name, config, only | {self.activation_key: tuple(self.activations)})
         names = " ".join(config.get("architectures") or [])
         masked, following, pooler = config.get("_heads") or (
             "MaskedLM" in names or "PreTraining" in names,
             "PreTraining" in names or "NextSentence" in names,
             "MaskedLM" not in names,
         )
-        fields |= {"masked_tokens": masked, "next_sentence": following, "pooler": pooler}
-        fields["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
-        return self.config.from_dict(fields)
+        fields = {"masked_tokens": masked, "next_sentence": following, "pooler": pooler}
+        fields["activation"] = self.activations[config.get(self.activation_key, "gelu")]
+        return self.config.from_dict(self.read_fields(config) | fields)
 
-    def refuses(self, config: Any) -> str:
+    def explain_unsupported(self, config: Any) -> str:
         wrong = {
             "segments=0": not config.segments,
             f"padding_token={config.padding_token}": config.padding_token is not None,
         }
-        return lacks(self.name, wrong)
+        return list_unsupported(self.name, wrong)
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        written = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
-        written["intermediate_size"] = config.hidden_dim or 4 * config.dim
-        written["attention_probs_dropout_prob"] = config.dropout
-        written["hidden_act"] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
         architecture = "BertModel"
         if config.masked_tokens:
             architecture = "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
         elif config.next_sentence:
             architecture = "BertForNextSentencePrediction"
-        return {"model_type": "bert", "architectures": [architecture], **written}
+        return {
+            "model_type": "bert",
+            "architectures": [architecture],
+            **self.write_fields(config),
+            "intermediate_size": config.hidden_dim or 4 * config.dim,
+            "attention_probs_dropout_prob": config.dropout,
+            "hidden_act": self.write_activation(config.activation),
+        }
+
+    def normalize_name(self, name: str) -> str:
+        """The first checkpoints have TensorFlow's names of the parameters of a norm."""
+        return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
     def read_state(self, state: State, config: Any) -> State:
-        made: State = {}
-        for name, tensor in state.items():
-            name = name.removeprefix("bert.")
-            name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.scale", "LayerNorm.bias")
-            if name == "embeddings.position_ids":
-                continue  # numbers that are their own indices
-            made[_ours(name)] = tensor
-        for block in range(config.layers):
-            for kind in ("weight", "bias"):
-                parts = [f"blocks.{block}.attention.self.{part}.{kind}" for part in PARTS]
-                if all(part in made for part in parts):
-                    made[f"blocks.{block}.attention.projections.{kind}"] = torch.cat([made.pop(part) for part in parts])
-        if (bias := made.pop("cls.predictions.bias", None)) is not None:
+        ours = super().read_state(state, config)
+        if self.output_bias is not None and (bias := ours.pop(self.output_bias, None)) is not None:
             # One tensor by two names; where they differ the second keeps its name, by which it is then refused.
-            twice = made.pop("masked_tokens.output.bias", bias)
+            twice = ours.pop("masked_tokens.output.bias", bias)
             if not torch.equal(twice, bias):
-                made["cls.predictions.decoder.bias"] = twice
-            made["masked_tokens.output.bias"] = bias
-        return made
+                ours[f"{self.names['masked_tokens.output']}.bias"] = twice
+            ours["masked_tokens.output.bias"] = bias
+        return ours
 
     def write_state(self, state: State, config: Any) -> State:
-        made: State = {}
-        prefix = "bert." if config.masked_tokens or config.next_sentence else ""
-        for name, tensor in state.items():
-            found = re.fullmatch(r"blocks\.(\d+)\.attention\.projections\.(weight|bias)", name)
-            if found:
-                for part, piece in zip(PARTS, tensor.chunk(3), strict=True):
-                    made[f"{prefix}encoder.layer.{found[1]}.attention.self.{part}.{found[2]}"] = piece.contiguous()
-            elif name == "masked_tokens.output.bias":
-                made["cls.predictions.bias"] = made["cls.predictions.decoder.bias"] = tensor
-            else:
-                theirs = _theirs(name)
-                made[theirs if theirs.startswith("cls.") else prefix + theirs] = tensor
-        return made
+        theirs = super().write_state(state, config)
+        if self.output_bias is not None and "masked_tokens.output.bias" in state:
+            theirs[self.output_bias] = state["masked_tokens.output.bias"]
+        return theirs
 
-
-def _ours(name: str) -> str:
-    for theirs, ours in NAMES:
-        name = name.replace(theirs, ours)
-    if name.startswith("blocks.") and "attention.output" not in name:
-        for theirs, ours in BLOCK_NAMES:
-            name = name.replace(theirs, ours)
-    return name
-
-
-def _theirs(name: str) -> str:
-    if name.startswith("blocks."):
-        for theirs, ours in BLOCK_NAMES:
-            name = name.replace(ours, theirs)
-        name = name.replace("attention.output.", "attention.output.dense.")
-        name = name.replace("attention_norm.", "attention.output.LayerNorm.")
-        name = name.replace("feed_forward.inner.", "intermediate.dense.")
-        return name.replace("blocks.", "encoder.layer.", 1)
-    for theirs, ours in NAMES:
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    return name
+    def has_prefix(self, config: Any) -> bool:
+        return config.masked_tokens or config.next_sentence

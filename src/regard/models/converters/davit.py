@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.models.config import Config
-from regard.models.converters.rules import Converter, State
+from regard.models.converters.base import Converter, State
 
 # timm's architectures: channels of the first stage, depths, and what else differs from its defaults.
 ARCHITECTURES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
@@ -74,14 +74,11 @@ class TimmDaViT(Converter):
     query, its v the key and its q the value, so that the rows of `qkv` turn by a third.
     """
 
-    def __init__(self, config: type[Config]) -> None:
-        self.config = config
-
     def matches(self, config: dict[str, Any]) -> bool:
         return str(config.get("architecture", "")).split(".")[0] in ARCHITECTURES
 
     @property
-    def reads(self) -> str:
+    def supported(self) -> str:
         return f"architecture {', '.join(ARCHITECTURES)}"
 
     def read_config(self, config: dict[str, Any]) -> Config:

@@ -28,12 +28,12 @@ class Mistral(Llama):
         width = config.get("sliding_window", 4096)  # their default where the key is absent
         return {"window": None if width is None else width - 1}
 
-    def wrong_parts(self, config: Any) -> dict[str, bool]:
+    def find_unsupported(self, config: Any) -> dict[str, bool]:
         return {
             f"bias={config.bias}": config.bias,
             f"attention_bias={config.attention_bias!r}": config.projection_biases != "",
             f"window_layers={config.window_layers}": config.window_layers is not None,
         }
 
-    def write_parts(self, config: Any) -> dict[str, Any]:
+    def write_differences(self, config: Any) -> dict[str, Any]:
         return {"sliding_window": None if config.window is None else config.window + 1}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from regard.errors import ConfigError
+from regard.models.converters.base import require
 from regard.models.converters.llama import Llama
-from regard.models.converters.rules import need
 
 KINDS = {True: "sliding_attention", False: "full_attention"}
 # No published model comes near; a broken number of layers must not be counted out one by one.
@@ -29,7 +29,7 @@ class Qwen2(Llama):
 
     def read_windows(self, config: dict[str, Any]) -> dict[str, Any]:
         """Theirs counts the token itself, and the window begins with layer `max_window_layers`."""
-        layers = need(self.name, config, "num_hidden_layers")
+        layers = require(self.name, config, "num_hidden_layers")
         if not isinstance(layers, int) or layers > MOST_LAYERS:
             raise ConfigError(
                 f"A Qwen2 cannot have num_hidden_layers={layers!r}.",
@@ -54,13 +54,13 @@ class Qwen2(Llama):
             return {}
         return {"window": width - 1, "window_layers": None if len(windowed) == layers else windowed}
 
-    def wrong_parts(self, config: Any) -> dict[str, bool]:
+    def find_unsupported(self, config: Any) -> dict[str, bool]:
         return {
             f"bias={config.bias}": config.bias,
             f"attention_bias={config.attention_bias!r}": config.projection_biases != "qkv",
         }
 
-    def write_parts(self, config: Any) -> dict[str, Any]:
+    def write_differences(self, config: Any) -> dict[str, Any]:
         kinds = [config.is_windowed(layer) for layer in range(config.layers)]
         return {
             "use_sliding_window": config.window is not None,

@@ -8,20 +8,11 @@ Source: Liu et al., RoBERTa (2019); the positions are fairseq's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.models.config import Config
-from regard.models.converters.bert import HuggingFaceBert
-from regard.models.converters.rules import State, agree, lacks, need, renamed
-
-# Beginnings of names, theirs first, and those of BERT.
-NAMES = {
-    "roberta.": "bert.",
-    "lm_head.dense.": "cls.predictions.transform.dense.",
-    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
-    "lm_head.decoder.": "cls.predictions.decoder.",
-    "lm_head.bias": "cls.predictions.bias",
-}
+from regard.models.converters.base import NO_SPECIAL_TOKENS, Converter, check_values, list_unsupported, require
+from regard.models.converters.bert import BLOCKS, EMBEDDINGS, HuggingFaceBert
 
 
 class Roberta(HuggingFaceBert):
@@ -32,30 +23,34 @@ class Roberta(HuggingFaceBert):
 
     name = "RoBERTa"
     model_types = ("roberta", "xlm-roberta", "camembert")
-
-    def matches(self, config: dict[str, Any]) -> bool:
-        return config.get("model_type") in self.model_types
-
-    def add_heads(self, config: dict[str, Any], state: State) -> dict[str, Any]:
-        return super().add_heads(config, renamed(state, NAMES))
+    defaults: ClassVar = {"type_vocab_size": 2}
+    names: ClassVar = {
+        **EMBEDDINGS,
+        **BLOCKS,
+        "masked_tokens.inner": "lm_head.dense",
+        "masked_tokens.norm": "lm_head.layer_norm",
+        "masked_tokens.output": "lm_head.decoder",
+    }
+    output_bias = "lm_head.bias"
+    prefix = "roberta."
+    matches = Converter.matches
 
     def read_config(self, config: dict[str, Any]) -> Config:
         padding = config.get("pad_token_id", 1)
         if (config.get("_heads") or [False])[0]:
-            agree("RoBERTa with a masked-token head", config, {"hidden_act": ("gelu",)})
-        places = need(self.name, config, "max_position_embeddings") - padding - 1
-        theirs = config | {"max_position_embeddings": places}
-        theirs.setdefault("type_vocab_size", 2)
-        return self.config.from_dict({**super().read_config(theirs).to_dict(), "padding_token": padding})
+            check_values("RoBERTa with a masked-token head", config, {"hidden_act": ("gelu",)})
+        positions = require(self.name, config, "max_position_embeddings") - padding - 1
+        fields = super().read_config(config | {"max_position_embeddings": positions}).to_dict()
+        return self.config.from_dict({**fields, "padding_token": padding})
 
-    def refuses(self, config: Any) -> str:
+    def explain_unsupported(self, config: Any) -> str:
         wrong = {
             "segments=0": not config.segments,
             "padding_token=None": config.padding_token is None,
             "next_sentence=True": config.next_sentence,
             f"activation={config.activation!r}": config.masked_tokens and config.activation != "gelu",
         }
-        return lacks(self.name, wrong)
+        return list_unsupported(self.name, wrong)
 
     def write_config(self, config: Any) -> dict[str, Any]:
         return super().write_config(config) | {
@@ -63,13 +58,5 @@ class Roberta(HuggingFaceBert):
             "architectures": ["RobertaForMaskedLM" if config.masked_tokens else "RobertaModel"],
             "max_position_embeddings": config.context_length + config.padding_token + 1,
             "pad_token_id": config.padding_token,
-            # theirs has ids of its own vocabulary as defaults, which need not exist in another
-            "bos_token_id": None,
-            "eos_token_id": None,
+            **NO_SPECIAL_TOKENS,
         }
-
-    def read_state(self, state: State, config: Any) -> State:
-        return super().read_state(renamed(state, NAMES), config)
-
-    def write_state(self, state: State, config: Any) -> State:
-        return renamed(super().write_state(state, config), {ours: theirs for theirs, ours in NAMES.items()})

@@ -1,4 +1,4 @@
-"""Writing text: sampling, beam search, streaming."""
+"""Text generation: sampling, beam search, streaming."""
 
 from regard.models.generation.beam import Hypothesis, beam_search
 from regard.models.generation.generate import Generation, generate, stream

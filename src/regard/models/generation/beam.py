@@ -1,4 +1,4 @@
-"""Beam search: several texts grow side by side, and the best of those that end is taken."""
+"""Beam search."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def search(
 
 @dataclass(frozen=True)
 class _BeamSearch:
-    """What is looked for, and how widely."""
+    """The arguments of a search, and its loop."""
 
     model: GenerativeModel
     max_new_tokens: int

@@ -1,4 +1,4 @@
-"""Writing text with a model: one call for all of it, or token by token."""
+"""Text generation: all tokens in one call, or as a stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Generation", "generate", "stream"]
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model wrote, one entry for each prompt.
+    """Generated texts, one entry for each prompt.
 
     Attributes:
         tokens: the new tokens, the stop token last where there is one.
@@ -121,7 +121,7 @@ def stream(
     seed: int | None = None,
     attention_mask: Tensor | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """The tokens of `generate` while they are made: pairs of row and token, the stop token of a row included.
+    """The tokens of `generate` as they are generated: pairs of row and token, the stop token of a row included.
 
     The model is in evaluation mode until the stream ends or is closed; stop reading at any time.
 
@@ -137,7 +137,7 @@ def stream(
 
 
 class _GenerationStep(NamedTuple):
-    """One new token of each row that is still written."""
+    """One new token of each unfinished row."""
 
     rows: list[int]
     tokens: list[int]
@@ -156,7 +156,7 @@ def _check_and_start(
     seed: int | None,
     attention_mask: Tensor | None,
 ) -> tuple[Prompts, Iterator[_GenerationStep]]:
-    """Everything checked before the first token is asked for."""
+    """Check all arguments before the first token is generated."""
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, least=1)
     sampler = Sampler(temperature, top_k, top_p)
     if temperature == 0 and not (top_k is None and top_p is None):
@@ -181,7 +181,7 @@ def _generate_steps(
     stop_tokens: frozenset[int],
     seed: int | None,
 ) -> Iterator[_GenerationStep]:
-    """The loop: sample, tell, drop the rows that ended, read the chosen tokens."""
+    """The decode loop: sample, yield, drop finished rows, feed the tokens back."""
     rows = list(range(len(read.lists)))
     dice = RowGenerators(seed, len(rows)) if sampler.temperature > 0 else None
     with eval_mode(model):
@@ -223,7 +223,7 @@ def _check_beam_arguments(
         raise InputError(
             "Beam search draws nothing.",
             asked=f"num_beams={num_beams}, {', '.join(given)}",
-            because="it looks for the most probable text, and chance would lead it away",
+            because="it searches for the most probable text, deterministically",
             instead="num_beams=1 to draw, or temperature=0 without top_k and top_p to search",
         )
     if on_token is not None:

@@ -1,4 +1,4 @@
-"""The smallest writer: the next token depends on the last one alone."""
+"""The smallest language model: the next token depends on the last one alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Markov"]
 
 
 class LengthCache:
-    """The cache of a chain: it remembers no token, only how many there were."""
+    """The cache of a chain: the number of tokens so far."""
 
     def __init__(self, length: int) -> None:
         self.length = length

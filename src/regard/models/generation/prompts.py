@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.models.generation.protocol import GenerativeModel, find_device
 from regard.models.padding import find_padding
-from regard.models.validation import check_tensor, to_list, to_token_ids
+from regard.models.validation import check_vocabulary, to_list, to_token_lists
 
 __all__ = ["Prompts", "StopTokens", "check_integer", "parse_prompts", "parse_stop_tokens"]
 
@@ -45,7 +45,7 @@ def parse_prompts(
 
     attention_mask: `(batch, token)` of prompts that are padded on either side; the padding is dropped.
     """
-    lists = _to_token_lists(prompts)
+    lists = to_token_lists(prompts, "prompts", single=True)
     if attention_mask is not None:
         lists = _drop_padding(lists, attention_mask)
     if not lists:
@@ -63,14 +63,7 @@ def parse_prompts(
                 because="the first new token needs one before it",
                 instead="begin with the token that starts a text in this vocabulary",
             )
-        if min(tokens) < 0 or max(tokens) >= model.vocab_size:
-            place = next(place for place, token in enumerate(tokens) if not 0 <= token < model.vocab_size)
-            raise InputError(
-                "A token is not in the vocabulary.",
-                found=f"prompts[{row}][{place}] = {tokens[place]}",
-                because=f"tokens are numbers from 0 to {model.vocab_size - 1}",
-                instead="the tokenizer that belongs to this model",
-            )
+    check_vocabulary(lists, model.vocab_size, "prompts")
     _check_context_length(model, max(map(len, lists)), max_new_tokens)
     return _pad_left(lists, find_device(model))
 
@@ -101,38 +94,6 @@ def check_integer(name: str, value: SupportsIndex, least: int) -> int:
         because=f"{value!r} is too small" if isinstance(value, SupportsIndex) else f"{value!r} is not a whole number",
         instead=f"{name}={least}",
     )
-
-
-def _to_token_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list[list[int]]:
-    if isinstance(prompts, Tensor):
-        check_tensor("prompts", prompts, "torch.tensor([[464, 3290]])")
-        if (
-            prompts.is_meta
-            or prompts.ndim not in (1, 2)
-            or prompts.is_floating_point()
-            or prompts.is_complex()
-            or prompts.dtype == torch.bool
-        ):
-            raise InputError(
-                "A tensor of prompts holds whole numbers on one or two axes.",
-                found=f"{tuple(prompts.shape)} of {prompts.dtype}",
-                because="a prompt is a row of token numbers",
-                instead="an int64 tensor of shape (token,) or (batch, token)",
-            )
-        return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
-    rows: list = []
-    try:
-        rows = [to_list(row) for row in to_list(prompts)]
-        if rows and all(isinstance(token, SupportsIndex) for token in rows):
-            rows = [rows]
-        return [to_token_ids(row) for row in rows]
-    except TypeError:
-        raise InputError(
-            "A prompt is a list of token numbers.",
-            found=f"prompts={_format_first(rows) if rows else repr(prompts)}",
-            because="a model reads numbers, not text",
-            instead="prompts=[[15496, 995], [40]], as a tokenizer gives them",
-        ) from None
 
 
 def _drop_padding(lists: list[list[int]], attention_mask: Tensor) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What a model offers so that text can be written with it."""
+"""The interface of models that generate text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GenerativeModel", "HasCache", "find_device"]
 
 
 class HasCache(Protocol):
-    """What a model remembers of the tokens it has read: the caches of its layers, one row for each text."""
+    """The state of decoding: the caches of all layers, one row for each text."""
 
     @property
     def length(self) -> int:
@@ -27,13 +27,13 @@ class HasCache(Protocol):
 
 
 class GenerativeModel(Protocol):
-    """A model that gives the scores of the next token, one token at a time.
+    """A model that returns the logits of the next token, one token at a time.
 
         logits, cache = prefill(prompts, lengths, capacity)  p(y_1 | prompt)           = softmax(logits)
         logits = decode_step(tokens, cache)                p(y_n | prompt, y_1..n-1) = softmax(logits)
 
     `Markov` is the smallest one. An encoder-decoder reads the prompts as the source, and `prefill` gives the
-    scores after its start token.
+    logits after its start token.
     """
 
     @property
@@ -43,21 +43,21 @@ class GenerativeModel(Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens the model can hold (an encoder-decoder: the most it can write), None without limit."""
+        """The most tokens the model can hold (an encoder-decoder: the most it can generate), None without limit."""
         ...
 
     @property
     def prompt_fills_context(self) -> bool:
-        """Whether the prompt counts against the context: True where one stack reads and writes."""
+        """Whether the prompt counts against the context length: True for a decoder-only model."""
         ...
 
     def prefill(
         self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
     ) -> tuple[Float[Tensor, "batch vocabulary"], Any]:
-        """Reads the prompts and remembers them, with room for `capacity` more tokens.
+        """Prefills a cache with the prompts, with room for `capacity` more tokens.
 
         The prompts are padded on the left: the last `lengths[b]` entries of row b are real, all of them where
-        `lengths` is None. Returns the logits of each row's next token, and what `HasCache` them.
+        `lengths` is None. Returns the logits of each row's next token, and the cache.
         """
         ...
 
@@ -67,7 +67,7 @@ class GenerativeModel(Protocol):
 
 
 def find_device(model: object) -> torch.device:
-    """Where the model reads its tokens."""
+    """The device that tokens have to be on."""
     if isinstance(model, nn.Module):
         for parameter in model.parameters():
             return parameter.device

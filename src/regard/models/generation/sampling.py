@@ -1,4 +1,4 @@
-"""From logits to tokens: the best one, or one drawn by chance from the better ones."""
+"""From logits to tokens: greedy, or sampled with temperature, top-k and nucleus."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class Sampler:
     z: logits; T: temperature, where 0 is the limit, the largest logit for certain (greedy).
     K: the `top_k` tokens with the largest z, all for None.
     N: the smallest set of the largest p, among K, whose probability reaches `top_p`; never empty, all for None.
+
+    Args:
+        temperature: T; 0 is greedy.
+        top_k: how many tokens are kept; all if `None`.
+        top_p: probability of the nucleus; all if `None`.
 
     Of equal logits the token with the lower number counts as the larger, in all three. Computed in float32 or
     better whatever the logits are; the draw inverts the distribution function in float64.
@@ -134,9 +139,9 @@ class Sampler:
 
 
 class RowGenerators:
-    """Chances for the rows of a batch: a row's numbers depend on the seed and on its own number alone.
+    """Random numbers for the rows of a batch: those of a row depend on the seed and on its index alone.
 
-    Drawn on the CPU, so that every device writes the same text, in blocks, so that a step costs one look-up.
+    Drawn on the CPU, so that every device generates the same text, in blocks, so that a step costs one look-up.
     """
 
     BLOCK = 64

@@ -20,7 +20,7 @@ except ImportError:  # not on every system; there each save still works under na
     fcntl = None
 
 # A file is made in a hidden folder beside its place, and then moved: only a rename within one file system is atomic.
-# The name is nobody else's, so that what a killed save left there can be removed without harm.
+# No other program uses the name, so that what a killed save left there can be removed.
 WORK = ".regard-save-"
 # Where nothing can be locked, a folder that was made so long ago belongs to no save that still runs.
 STALE_SECONDS = 24 * 3600
@@ -37,7 +37,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def new_workplace(folder: Path) -> Path:
-    """Such a folder, for who removes it himself."""
+    """Such a folder, which the caller removes."""
     work = folder / f"{WORK}{secrets.token_hex(4)}"
     work.mkdir()
     return work
@@ -171,6 +171,26 @@ def missing(path: Path) -> CheckpointError:
     )
 
 
+def damage_error(
+    path: Path,
+    failure: BaseException | str,
+    because: str = "it is cut short, damaged, or not in the format its name says",
+) -> CheckpointError:
+    """The error for a file that is there and cannot be read; `failure` is what reading it ended in."""
+    try:
+        size = path.stat().st_size
+    except OSError:  # it was removed after it had been found
+        return missing(path)
+    first = str(failure).strip().splitlines() or ["no more is known"]
+    return CheckpointError(
+        f"{path.name} cannot be read.",
+        asked=str(path),
+        found=f"{size:,} bytes; {failure if isinstance(failure, str) else f'{type(failure).__name__}: {first[0]}'}",
+        because=because,
+        instead="get the file again, or save the model once more",
+    )
+
+
 # JSON, which configurations and indices are written in
 
 
@@ -197,13 +217,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except PermissionError as failure:
         raise forbidden(path, failure) from failure
     except (OSError, ValueError, RecursionError) as failure:
-        raise CheckpointError(
-            f"{path.name} cannot be read.",
-            asked=str(path),
-            found=f"{type(failure).__name__}: {failure}",
-            because="it is not the JSON it should be, or may not be opened",
-            instead="get the file again, or save the model once more",
-        ) from failure
+        raise damage_error(path, failure, "it is not the JSON it should be, or may not be opened") from failure
     if not isinstance(value, dict):
         raise CheckpointError(
             f"{path.name} does not hold what it should.",

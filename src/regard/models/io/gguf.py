@@ -64,18 +64,7 @@ def _read_header(path: Path) -> Header:
     try:
         return read_header(path)
     except (ValueError, OSError, struct.error, OverflowError, MemoryError) as failure:
-        raise _damage_error(path, failure) from failure
-
-
-def _damage_error(path: Path, failure: BaseException | str) -> CheckpointError:
-    reason = failure if isinstance(failure, str) else f"{type(failure).__name__}: {failure}"
-    return CheckpointError(
-        f"{path.name} cannot be read.",
-        asked=str(path),
-        found=f"{path.stat().st_size:,} bytes; {reason}",
-        because="it is cut short, damaged, or no GGUF file",
-        instead="get the file again",
-    )
+        raise atomic.damage_error(path, failure) from failure
 
 
 def _find_value(path: Path, header: Header, key: str, default: Any = None) -> Any:
@@ -101,13 +90,13 @@ def _make_config(path: Path, header: Header) -> Config:
     def count(key: str, default: Any = None) -> int:
         value = get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _damage_error(path, f"{key} is {_truncate(value)}, and not a count")
+            raise atomic.damage_error(path, f"{key} is {_truncate(value)}, and not a count")
         return value
 
     def real(key: str, default: float) -> float:
         value = get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise _damage_error(path, f"{key} is {_truncate(value)}, and not a positive number")
+            raise atomic.damage_error(path, f"{key} is {_truncate(value)}, and not a positive number")
         return _round_to_float32(value)
 
     heads = get("llama.attention.head_count")
@@ -155,7 +144,7 @@ def _truncate(value: object) -> str:
 
 
 def _round_to_float32(value: float) -> float:
-    """The number somebody wrote before it was rounded to float32: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal number that rounds to this float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -190,7 +179,7 @@ def _dequantize(path: Path, content: Any, entry: TensorInfo) -> Tensor:
         data = content[entry.start : entry.start + math.prod(shape)].reshape(shape)
         values = np.asarray(dequantize(data, kind), dtype=np.float32).reshape(entry.shape)
     except (ValueError, KeyError, NotImplementedError, TypeError, OverflowError, IndexError, MemoryError) as failure:
-        raise _damage_error(path, f"{entry.name} {entry.shape}: {failure}") from failure
+        raise atomic.damage_error(path, f"{entry.name} {entry.shape}: {failure}") from failure
     # what was not quantised is still a view of the file, which may not be written to
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
@@ -235,7 +224,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     merges = [_parse_merge(path, pair, vocab_size) for pair in _find_list(path, header, "tokenizer.ggml.merges", str)]
     kinds = _find_list(path, header, "tokenizer.ggml.token_type", int, [1] * len(tokens))
     if len(kinds) != len(tokens):
-        raise _damage_error(path, f"{len(tokens)} tokens, and kinds for {len(kinds)}")
+        raise atomic.damage_error(path, f"{len(tokens)} tokens, and kinds for {len(kinds)}")
     whole_words = before == "llama-bpe"  # LLaMA 3 takes a word that is in the vocabulary as it is
     tokenizer = Tokenizer(models.BPE(vocab=vocab_size, merges=merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[before]()
@@ -250,7 +239,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def _find_list(path: Path, header: Header, key: str, kind: type, default: list[Any] | None = None) -> list[Any]:
     values = _find_value(path, header, key, default)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise _damage_error(path, f"{key} is {_truncate(values)}, and not a list of {kind.__name__}")
+        raise atomic.damage_error(path, f"{key} is {_truncate(values)}, and not a list of {kind.__name__}")
     return values
 
 
@@ -258,7 +247,7 @@ def _parse_merge(path: Path, pair: str, vocab_size: dict[str, int]) -> tuple[str
     """Two tokens whose union is a token; the package does not survive others."""
     first, space, second = pair.partition(" ")
     if not space or not {first, second, first + second} <= vocab_size.keys():
-        raise _damage_error(path, f"the merge {_truncate(pair)} is not of tokens of the vocabulary")
+        raise atomic.damage_error(path, f"the merge {_truncate(pair)} is not of tokens of the vocabulary")
     return first, second
 
 

@@ -155,15 +155,9 @@ def _read_header(path: Path) -> Header:
     header = Header(*HEADER.unpack(header))
     sane = all(0 < size < 1 << 24 for size in (*header[:5], abs(header.vocab_size), header.context))
     if not sane or header.dim % (2 * header.heads) or header.heads % header.kv_heads:
-        raise _damage_error(path, f"a header of {tuple(header)}", "these are no header of a LLaMA")
+        raise _damage_error(path, f"a header of {tuple(header)}", "these are no sizes of a LLaMA")
     return header
 
 
 def _damage_error(path: Path, found: str, because: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path.name} cannot be read as a file of llama2.c.",
-        asked=str(path),
-        found=found,
-        because=because,
-        instead="get the file again",
-    )
+    return atomic.damage_error(path, found, f"read as a file of llama2.c, {because}")

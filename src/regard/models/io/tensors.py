@@ -62,7 +62,7 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError, RuntimeError) as failure:
-        raise _damage_error(path, failure) from failure
+        raise atomic.damage_error(path, failure) from failure
 
 
 def read_index(path: str | os.PathLike[str]) -> State:
@@ -155,7 +155,7 @@ def read_torch(path: str | os.PathLike[str]) -> State:
     except pickle.UnpicklingError as failure:
         raise _unpickling_error(path, failure) from None  # torch's own message advises to run it
     except Exception as failure:  # torch raises its own, pickle's, zip's and the system's, by the kind of damage
-        raise _damage_error(path, failure) from failure
+        raise atomic.damage_error(path, failure) from failure
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(
@@ -177,12 +177,12 @@ def _unpickling_error(path: Path, failure: pickle.UnpicklingError) -> Checkpoint
     """Why torch did not read a pickle: something in it is more than tensors, or it is damaged."""
     wanted = re.search(r"GLOBAL ([\w.]+)", str(failure))
     if wanted is None and "Unsupported" not in str(failure):
-        return _damage_error(path, ValueError("no pickle that torch writes"))
+        return atomic.damage_error(path, ValueError("no pickle that torch writes"))
     return CheckpointError(
-        f"{path.name} asks for code to be run, which is never done.",
+        f"{path.name} contains code, which is never run.",
         asked=str(path),
         found=f"a pickle that calls {wanted[1]}" if wanted else "a pickle with more in it than tensors need",
-        because="only tensors are read from such a file, and whoever made it chose the code",
+        because="only tensors are read from such a file; a pickle may call any function",
         instead="a safetensors version of this checkpoint",
     )
 
@@ -200,21 +200,6 @@ def _check_dense(path: Path, name: str, tensor: Tensor) -> None:
             because="a model is made of dense tensors whose numbers are all there",
             instead="tensors that were made dense, or loaded to memory, before they are saved",
         )
-
-
-def _damage_error(path: Path, failure: BaseException) -> CheckpointError:
-    first = str(failure).strip().splitlines()
-    try:
-        size = path.stat().st_size
-    except OSError:  # it was removed after it had been found
-        return atomic.missing(path)
-    return CheckpointError(
-        f"{path.name} cannot be read.",
-        asked=str(path),
-        found=f"{size:,} bytes; {type(failure).__name__}: {first[0] if first else 'no more is known'}",
-        because="it is cut short, damaged, or not in the format its name says",
-        instead="get the file again, or save the model once more",
-    )
 
 
 # Writing
