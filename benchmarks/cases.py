@@ -84,7 +84,9 @@ class Case:
         return (3.5 if self.backward else 1) * 4 * dim * batch * heads * self.pattern.pairs(tokens) / 1e9
 
 
-def _both_ways(name: str, shape: tuple, pattern: Pattern, make: Callable, bars: tuple, **options) -> list[Case]:
+def _forward_and_training(
+    name: str, shape: tuple, pattern: Pattern, make: Callable, bars: tuple, **options
+) -> list[Case]:
     """The forward case and the case with gradients; `make(backward)` gives the peers."""
     forward, both = bars
     return [
@@ -93,11 +95,11 @@ def _both_ways(name: str, shape: tuple, pattern: Pattern, make: Callable, bars: 
     ]
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _dense() -> list[Case]:
+def _dense_cases() -> list[Case]:
     def make(backward: bool) -> list[Peer]:
         return [Peer("SDPA", "SDPA", scaled_dot_product_attention)]
 
@@ -105,22 +107,26 @@ def _dense() -> list[Case]:
     return [
         case
         for shape, bar in shapes.items()
-        for case in _both_ways(f"dense {_by(shape)}", shape, Full(), make, ({"SDPA": bar}, {"SDPA": 1.0}))
+        for case in _forward_and_training(
+            f"dense {_format_shape(shape)}", shape, Full(), make, ({"SDPA": bar}, {"SDPA": 1.0})
+        )
     ]
 
 
-def _causal() -> list[Case]:
+def _causal_cases() -> list[Case]:
     def make(backward: bool) -> list[Peer]:
         return [Peer("SDPA is_causal", "SDPA", peers.causal_sdpa)]
 
     return [
         case
         for shape in ((1, 8, 512, 64), (8, 8, 256, 64), (16, 6, 256, 64))
-        for case in _both_ways(f"causal {_by(shape)}", shape, Causal(), make, ({"SDPA": 2.0}, {"SDPA": 1.6}))
+        for case in _forward_and_training(
+            f"causal {_format_shape(shape)}", shape, Causal(), make, ({"SDPA": 2.0}, {"SDPA": 1.6})
+        )
     ]
 
 
-def _small_windows() -> list[Case]:
+def _small_window_cases() -> list[Case]:
     def make(backward: bool) -> list[Peer]:
         return [
             Peer("SDPA", "best torch", scaled_dot_product_attention),
@@ -128,16 +134,16 @@ def _small_windows() -> list[Case]:
         ]
 
     shape, bar = (256, 3, 49, 32), {"best torch": 1.3}
-    return _both_ways(f"windows {_by(shape)}", shape, Full(), make, (bar, bar))
+    return _forward_and_training(f"windows {_format_shape(shape)}", shape, Full(), make, (bar, bar))
 
 
-def _flex(tokens: int, mask_mod: flex.MaskMod) -> list[Peer]:
+def _flex_peers(tokens: int, mask_mod: flex.MaskMod) -> list[Peer]:
     """Blocks of 128 are torch's default; smaller ones can be twice as fast where a pattern is finer than that."""
     forms = {block: flex.compiled_flex(tokens, mask_mod, block=block) for block in (128, 64)}
     return [Peer(f"FlexAttention, blocks of {block}", FLEX, form) for block, form in forms.items()]
 
 
-def _window(tokens: int) -> list[Case]:
+def _window_cases(tokens: int) -> list[Case]:
     reach, pattern, chunked = 128, Window(128, 128), "chunked SDPA"
 
     def make(backward: bool) -> list[Peer]:
@@ -146,16 +152,16 @@ def _window(tokens: int) -> list[Case]:
             Peer("chunked SDPA, 128 joined", chunked, peers.chunked_window(tokens, reach, 128, joined=True)),
         ]
         if not backward:
-            made += _flex(tokens, flex.window(reach))
+            made += _flex_peers(tokens, flex.window(reach))
         if tokens <= 4096:  # the dense square takes seconds beyond that
             made.append(Peer("SDPA, mask", SIMPLE, peers.masked_sdpa(pattern, tokens)))
         return made
 
     bars = ({FLEX: 3.0, chunked: 2.2}, {chunked: 1.8})
-    return _both_ways(f"Window(128, 128) {tokens} tokens", (1, 8, tokens, 64), pattern, make, bars)
+    return _forward_and_training(f"Window(128, 128) {tokens} tokens", (1, 8, tokens, 64), pattern, make, bars)
 
 
-def _sparse() -> list[Case]:
+def _sparse_cases() -> list[Case]:
     """Patterns inside blocks against FlexAttention; the careful torch form beside it has no bar and is shown."""
     tokens, careful = 4096, "careful torch"
     dilated, strided, random = Window(32, 32, step=4), Causal() & Strided(64), Random(3, 0, block=64)
@@ -164,21 +170,21 @@ def _sparse() -> list[Case]:
     def make_dilated() -> list[Peer]:
         inner = {chunk: peers.chunked_window(tokens // 4, 32, chunk) for chunk in (32, 64)}
         return [
-            *_flex(tokens, flex.dilated(32, 4)),
+            *_flex_peers(tokens, flex.dilated(32, 4)),
             *(Peer(f"residues, chunks of {n}", careful, peers.by_residue(4, form)) for n, form in inner.items()),
             Peer("SDPA, mask", SIMPLE, peers.masked_sdpa(dilated, tokens)),
         ]
 
     def make_strided() -> list[Peer]:
         return [
-            *_flex(tokens, flex.causal_strided(64)),
+            *_flex_peers(tokens, flex.causal_strided(64)),
             Peer("residues, causal SDPA", careful, peers.by_residue(64, peers.causal_sdpa)),
             Peer("SDPA, mask", SIMPLE, peers.masked_sdpa(strided, tokens)),
         ]
 
     def make_big_bird() -> list[Peer]:
         return [
-            *_flex(tokens, flex.big_bird(96, 64, random, tokens)),
+            *_flex_peers(tokens, flex.big_bird(96, 64, random, tokens)),
             Peer("gathered blocks, SDPA", careful, peers.gathered_blocks(big_bird, random, tokens, 96)),
             Peer("SDPA, mask", SIMPLE, peers.masked_sdpa(big_bird, tokens)),
         ]
@@ -195,7 +201,7 @@ def _sparse() -> list[Case]:
     ]
 
 
-def _neighborhood() -> list[Case]:
+def _neighborhood_cases() -> list[Case]:
     side, tiled = 56, "tiled SDPA"
     pattern = Neighborhood((side, side), 3)
 
@@ -205,10 +211,12 @@ def _neighborhood() -> list[Case]:
         made = [Peer(f"{unions[tile]}, SDPA", tiled, form) for tile, form in forms.items()]
         return [*made, Peer("SDPA, mask", SIMPLE, peers.masked_sdpa(pattern, side**2))]
 
-    return _both_ways("Neighborhood 7x7 on 56x56", (1, 4, side**2, 32), pattern, make, ({tiled: 2.5}, {tiled: 2.5}))
+    return _forward_and_training(
+        "Neighborhood 7x7 on 56x56", (1, 4, side**2, 32), pattern, make, ({tiled: 2.5}, {tiled: 2.5})
+    )
 
 
-def _linear(tokens: int) -> list[Case]:
+def _linear_cases(tokens: int) -> list[Case]:
     chunked = "chunked torch"
 
     def make(backward: bool) -> list[Peer]:
@@ -222,19 +230,21 @@ def _linear(tokens: int) -> list[Case]:
         return made
 
     bar, shape = {chunked: 3.0}, (1, 8, tokens, 64)
-    return _both_ways(f"linear causal elu1 {tokens} tokens", shape, Causal(), make, (bar, bar), feature_map="elu1")
+    return _forward_and_training(
+        f"linear causal elu1 {tokens} tokens", shape, Causal(), make, (bar, bar), feature_map="elu1"
+    )
 
 
 def table() -> list[Case]:
     """Every case, in the order in which they run."""
     return [
-        *_dense(),
-        *_causal(),
-        *_small_windows(),
-        *_window(4096),
-        *_window(16384),
-        *_sparse(),
-        *_neighborhood(),
-        *_linear(4096),
-        *_linear(16384),
+        *_dense_cases(),
+        *_causal_cases(),
+        *_small_window_cases(),
+        *_window_cases(4096),
+        *_window_cases(16384),
+        *_sparse_cases(),
+        *_neighborhood_cases(),
+        *_linear_cases(4096),
+        *_linear_cases(16384),
     ]

@@ -40,7 +40,7 @@ def assert_ours(case: Case, ours: Outcome, inputs: tuple[Tensor, ...]) -> float:
     Heads and batch rows do not touch each other, so some of them stand for all. Of a long sequence only the last
     queries are compared, and then no gradients of key and value, to which every query contributes.
     """
-    part = _part(case)
+    part = _select_subset(case)
     whole_length = part.queries == case.shape[2]
     query, key, value, upstream = (tensor.detach()[: part.batch, : part.heads].double() for tensor in inputs)
     # The last query sits on the last key, so fewer queries are the last ones.
@@ -57,30 +57,30 @@ def assert_ours(case: Case, ours: Outcome, inputs: tuple[Tensor, ...]) -> float:
         if whole_length:
             others = zip(ours.gradients[1:], truth.gradients[1:], strict=True)
             pairs += [(cut(mine, case.shape[2]), true) for mine, true in others]
-    return _largest(pairs, case.shape[2], "ours is wrong against float64")
+    return _largest_error(pairs, case.shape[2], "ours is wrong against float64")
 
 
 def assert_peer(case: Case, name: str, peer: Outcome, ours: Outcome) -> float:
     """Compare a peer with ours, all of it; returns the largest difference."""
     pairs = [(peer.output, ours.output), *zip(peer.gradients, ours.gradients, strict=True)]
-    return _largest(pairs, case.shape[2], f"{name} and ours differ")
+    return _largest_error(pairs, case.shape[2], f"{name} and ours differ")
 
 
-class _Part(NamedTuple):
+class _Subset(NamedTuple):
     batch: int
     heads: int
     queries: int
 
 
-def _part(case: Case) -> _Part:
+def _select_subset(case: Case) -> _Subset:
     batch, heads, tokens, _ = case.shape
     if tokens**2 > MOST_SCORES:
-        return _Part(1, 1, MOST_SCORES // tokens)
+        return _Subset(1, 1, MOST_SCORES // tokens)
     squares = MOST_SCORES // tokens**2
-    return _Part(min(batch, squares // heads), heads, tokens) if squares >= heads else _Part(1, squares, tokens)
+    return _Subset(min(batch, squares // heads), heads, tokens) if squares >= heads else _Subset(1, squares, tokens)
 
 
-def _largest(pairs: list[tuple[Tensor, Tensor]], length: int, message: str) -> float:
+def _largest_error(pairs: list[tuple[Tensor, Tensor]], length: int, message: str) -> float:
     largest = 0.0
     for found, true in pairs:
         error = float((found - true).abs().max())

@@ -49,22 +49,22 @@ def contest(case: Case, settings: Settings) -> Result:
     if case.name in settings.checked:
         result.errors, result.absent = settings.checked[case.name]
     else:
-        _check(case, forms, inputs, result)
+        _check_results(case, forms, inputs, result)
         settings.checked[case.name] = result.errors, result.absent
     able = [peer for peer in case.peers if peer.name not in result.absent]
     result.groups = {peer.name: peer.group for peer in able}
-    runners = {name: _runner(case, form, inputs) for name, form in forms.items() if name not in result.absent}
-    racing = _heats(able, runners, result)
+    runners = {name: _make_runner(case, form, inputs) for name, form in forms.items() if name not in result.absent}
+    racing = _time_heats(able, runners, result)
     with Watch() as watch:
         result.timings = race(
             {name: runners[name] for name in (OURS, *racing)}, rounds=settings.rounds, seconds=settings.seconds
         )
     result.load = watch.load
-    result.verdicts = _judge(case, able, result)
+    result.verdicts = _compute_verdicts(case, able, result)
     return result
 
 
-def _check(case: Case, forms: Mapping[str, Form], inputs: tuple[Tensor, ...], result: Result) -> None:
+def _check_results(case: Case, forms: Mapping[str, Form], inputs: tuple[Tensor, ...], result: Result) -> None:
     """Ours against float64, the others against ours. Who cannot run is absent; who is wrong stops the case."""
     ours = outcome(case, forms[OURS], inputs)
     result.errors[OURS] = assert_ours(case, ours, inputs)
@@ -79,7 +79,7 @@ def _check(case: Case, forms: Mapping[str, Form], inputs: tuple[Tensor, ...], re
         result.errors[name] = assert_peer(case, name, peer, ours)
 
 
-def _runner(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Run:
+def _make_runner(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Run:
     query, key, value, upstream = inputs
     if case.backward:
         return lambda: torch.autograd.grad(form(query, key, value), (query, key, value), upstream)
@@ -91,7 +91,7 @@ def _runner(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Run:
     return forward
 
 
-def _heats(able: list[Peer], runners: Mapping[str, Run], result: Result) -> list[str]:
+def _time_heats(able: list[Peer], runners: Mapping[str, Run], result: Result) -> list[str]:
     """Who races. Where a group is one peer there is nothing to decide; simple forms never race."""
     rivals = [peer for peer in able if peer.group == SIMPLE or sum(p.group == peer.group for p in able) > 1]
     if not rivals:
@@ -105,7 +105,7 @@ def _heats(able: list[Peer], runners: Mapping[str, Run], result: Result) -> list
     return [peer.name for peer in able if peer.name not in slow]
 
 
-def _judge(case: Case, able: list[Peer], result: Result) -> list[Verdict]:
+def _compute_verdicts(case: Case, able: list[Peer], result: Result) -> list[Verdict]:
     """One verdict for each group, those without a bar too."""
     ours = result.timings[OURS].median
     groups = dict.fromkeys([*case.bars, *(peer.group for peer in able if peer.group != SIMPLE)])

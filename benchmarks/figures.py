@@ -33,7 +33,9 @@ def decode(settings: Settings) -> Result:
     torch.manual_seed(0)
     query = torch.randn(1, HEADS, 1, DIM)
     caches = [torch.randn(2, 1, HEADS, CACHE_KEYS, DIM) for _ in range(CACHES)]
-    turn = itertools.cycle(caches)  # one for all competitors: nobody reads what the one before has just read
+    turn = itertools.cycle(
+        caches
+    )  # shared by all competitors, so that none reads what another has just brought into the cache
 
     def ours() -> torch.Tensor:
         key, value = next(turn)
@@ -71,7 +73,7 @@ def sparse_against_dense(settings: Settings) -> Result:
         Case("sparse", (1, HEADS, 4096, DIM), WINDOW, {}, list),
         Case("dense", (1, HEADS, 2048, DIM), Full(), {}, list),
     ]
-    runners = {case.name: _ours(case, settings, check=True) for case in cases}
+    runners = {case.name: _make_runner(case, settings, check=True) for case in cases}
     result = Result(SPARSE)
     with Watch() as watch:
         result.timings = race(runners, rounds=settings.rounds, seconds=settings.seconds)
@@ -85,13 +87,13 @@ def sparse_against_dense(settings: Settings) -> Result:
 def growth(settings: Settings) -> Result:
     """The exponent of time over tokens, fitted to all lengths on logarithms."""
     cases = {tokens: Case(f"{tokens} tokens", (1, HEADS, tokens, DIM), WINDOW, {}, list) for tokens in LENGTHS}
-    runners = {case.name: _ours(case, settings, check=False) for case in cases.values()}
+    runners = {case.name: _make_runner(case, settings, check=False) for case in cases.values()}
     result = Result(GROWTH)
     with Watch() as watch:
         result.timings = race(runners, rounds=settings.rounds, seconds=settings.seconds)
     result.load = watch.load
     medians = {tokens: result.timings[case.name].median for tokens, case in cases.items()}
-    exponent = _slope({math.log(tokens): math.log(median) for tokens, median in medians.items()})
+    exponent = _fit_slope({math.log(tokens): math.log(median) for tokens, median in medians.items()})
     result.verdicts = [Verdict(GROWTH, "exponent of tokens", exponent, 1.05, by="fit", at_least=False)]
     result.notes = [f"{'tokens':>8} {'ms':>9} {'us a token':>11} {'useful GF/s':>12}"]
     for tokens, median in medians.items():
@@ -100,7 +102,7 @@ def growth(settings: Settings) -> Result:
     return result
 
 
-def _ours(case: Case, settings: Settings, *, check: bool) -> Run:
+def _make_runner(case: Case, settings: Settings, *, check: bool) -> Run:
     inputs = case.inputs()
     if check:
         assert_ours(case, outcome(case, lambda *qkv: case.attend(*qkv, settings.backend), inputs), inputs)
@@ -113,7 +115,7 @@ def _ours(case: Case, settings: Settings, *, check: bool) -> Run:
     return run
 
 
-def _slope(points: dict[float, float]) -> float:
+def _fit_slope(points: dict[float, float]) -> float:
     """Least squares."""
     x, y = list(points), list(points.values())
     middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)

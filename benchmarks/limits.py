@@ -30,29 +30,29 @@ class Limits:
 
 
 def measure() -> Limits:
-    sgemm = max(_sgemm(size) for size in (1024, 1536, 2048))
-    peak, peak_by = _native_peak() or (sgemm, "the best sgemm, for there is no native library to ask")
+    sgemm = max(_measure_sgemm(size) for size in (1024, 1536, 2048))
+    peak, peak_by = _measure_native_peak() or (sgemm, "the best sgemm, for there is no native library to ask")
     floats = torch.ones(READ_FLOATS)
-    rates = {name: 4e-9 * READ_FLOATS / _best(way, floats, 5) for name, way in READERS.items()}
+    rates = {name: 4e-9 * READ_FLOATS / _fastest_seconds(way, floats, 5) for name, way in READERS.items()}
     read_by = max(rates, key=rates.__getitem__)
     return Limits(peak, peak_by, sgemm, rates[read_by], read_by)
 
 
-def _dot(floats: Tensor) -> Tensor:
+def _dot_product(floats: Tensor) -> Tensor:
     first, second = floats.view(2, -1)
     return torch.dot(first, second)
 
 
 # torch's own reductions differ in how close they come to the memory's limit; the best one counts.
-READERS: dict[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "dot": _dot, "amax": torch.amax}
+READERS: dict[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "dot": _dot_product, "amax": torch.amax}
 
 
-def _sgemm(size: int) -> float:
+def _measure_sgemm(size: int) -> float:
     left, right = torch.randn(2, size, size)
-    return 2e-9 * size**3 / _best(lambda matrix: matrix @ right, left, 4)
+    return 2e-9 * size**3 / _fastest_seconds(lambda matrix: matrix @ right, left, 4)
 
 
-def _best(way: Callable[[Tensor], Tensor], argument: Tensor, times: int) -> float:
+def _fastest_seconds(way: Callable[[Tensor], Tensor], argument: Tensor, times: int) -> float:
     """Seconds of the fastest run: a limit is what nothing disturbed."""
     spent = []
     for _ in range(times + 1):
@@ -63,7 +63,7 @@ def _best(way: Callable[[Tensor], Tensor], argument: Tensor, times: int) -> floa
     return min(spent[1:])
 
 
-def _native_peak() -> tuple[float, str] | None:
+def _measure_native_peak() -> tuple[float, str] | None:
     """GF/s of the native library's loop of nothing but multiply-adds, where there is one."""
     try:
         from regard.kernels import library

@@ -31,7 +31,7 @@ def describe() -> dict:
     """Processor, versions, settings and date, for the report."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": _read_processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
@@ -39,19 +39,19 @@ def describe() -> dict:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "regard": regard.__version__,
-        "commit": _commit(),
+        "commit": _read_commit(),
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
 
 
-def _commit() -> str | None:
+def _read_commit() -> str | None:
     """The commit that was measured, marked when files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
@@ -63,7 +63,7 @@ def _commit() -> str | None:
 
 @dataclass(frozen=True)
 class Load:
-    """Cores in use on average: `own` by this process, `others` by everybody else; `None` where nobody counts.
+    """Cores in use on average: `own` by this process, `others` by all others; `None` where it is unknown.
 
     With two threads `own` near 1 instead of 2 says that both sat on one core, or that little ran in parallel.
     """
@@ -84,19 +84,19 @@ class Watch:
     """Counts who used the processor: `with Watch() as watch: ...`, then `watch.load`."""
 
     def __enter__(self) -> Watch:
-        self._begin = (time.perf_counter(), time.process_time(), _busy())
+        self._begin = (time.perf_counter(), time.process_time(), _read_busy_seconds())
         return self
 
     def __exit__(self, *_: object) -> None:
         begin, own_begin, busy_begin = self._begin
         spent = max(time.perf_counter() - begin, 1e-9)
-        own, busy = (time.process_time() - own_begin) / spent, _busy()
+        own, busy = (time.process_time() - own_begin) / spent, _read_busy_seconds()
         # The kernel counts in steps of 10 ms, so a short measurement can come out a little below nothing.
         others = None if busy is None or busy_begin is None else max(0.0, (busy - busy_begin) / spent - own)
         self.load = Load(own, others)
 
 
-def _busy() -> float | None:
+def _read_busy_seconds() -> float | None:
     """Seconds that all cores together have not been idle; what a hypervisor took away counts as busy."""
     file = Path("/proc/stat")
     if not file.exists():

@@ -62,7 +62,7 @@ def library(name: str):
 _kept: list = []  # a library of torch forgets its operators when it is let go
 
 
-def _difference(mine: Tensor, theirs: Tensor) -> float:
+def _relative_difference(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).abs().max() / theirs.abs().max())
 
 
@@ -73,13 +73,13 @@ def gpt2() -> ModelCase:
     transformers = library("transformers")
     torch.manual_seed(0)
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    ours = GPT.from_foreign(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
+    ours = GPT.from_checkpoint(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
     use_huge_pages(ours)
     prompt = torch.randint(0, 50257, (1, 128), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(prompt)
     words = {"max_new_tokens": 128, "min_new_tokens": 128, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        error = _difference(ours(prompt), peer(prompt).logits)
+        error = _relative_difference(ours(prompt), peer(prompt).logits)
 
     def theirs() -> Tensor:
         with torch.inference_mode():
@@ -119,7 +119,7 @@ def minilm() -> ModelCase:
         torch.manual_seed(0)
         sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
         peer = transformers.BertModel(transformers.BertConfig(**sizes), attn_implementation="sdpa").eval()
-        ours = Bert.from_foreign(peer.config.to_dict(), peer.state_dict())
+        ours = Bert.from_checkpoint(peer.config.to_dict(), peer.state_dict())
     else:
         peer = transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
         ours = Bert.from_pretrained(folder)
@@ -153,7 +153,7 @@ def minilm() -> ModelCase:
         lambda: ours.embed(texts),
         {f"transformers sdpa, sorted, by {size}": theirs(size) for size in (8, 32)},
         1.4,
-        _difference(ours.embed(texts), theirs(32)()),
+        _relative_difference(ours.embed(texts), theirs(32)()),
         "Hugging Face",
         gflop=2e-9 * linear * tokens,
         per_second=(len(texts), "sentences"),
@@ -163,7 +163,7 @@ def minilm() -> ModelCase:
 # Images: ViT-S/16 and DaViT-tiny, forward and one step of training, batch 8
 
 
-def _vision(name: str, make: Callable, architecture: str, gmac: float, train: bool) -> ModelCase:
+def _make_vision_case(name: str, make: Callable, architecture: str, gmac: float, train: bool) -> ModelCase:
     timm = library("timm")
     torch.manual_seed(0)
     peer = timm.create_model(architecture, num_classes=1000)
@@ -177,8 +177,10 @@ def _vision(name: str, make: Callable, architecture: str, gmac: float, train: bo
     peer.eval()
     ours.eval()
     with torch.no_grad():
-        error = _difference(ours(images), peer(images))
-    runs: list[Run] = [_step(m, images, labels) if train else _forward(m, images) for m in (ours, peer)]
+        error = _relative_difference(ours(images), peer(images))
+    runs: list[Run] = [
+        _make_training_step(m, images, labels) if train else _make_forward(m, images) for m in (ours, peer)
+    ]
     return ModelCase(
         f"{name}, batch 8, {'training step' if train else 'forward'}",
         "224 x 224, float32" + (", AdamW (fused)" if train else ""),
@@ -192,7 +194,7 @@ def _vision(name: str, make: Callable, architecture: str, gmac: float, train: bo
     )
 
 
-def _forward(model: nn.Module, images: Tensor) -> Run:
+def _make_forward(model: nn.Module, images: Tensor) -> Run:
     def run() -> Tensor:
         with torch.inference_mode():
             return model(images)
@@ -200,7 +202,7 @@ def _forward(model: nn.Module, images: Tensor) -> Run:
     return run
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+def _make_training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     model = copy.deepcopy(model).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -217,8 +219,12 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
 CASES: dict[str, Callable[[], ModelCase]] = {
     "GPT-2": gpt2,
     "MiniLM": minilm,
-    "ViT-S/16 forward": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, False),
-    "ViT-S/16 training": lambda: _vision("ViT-S/16", ViT.from_foreign, "vit_small_patch16_224", 4.5989, True),
-    "DaViT-tiny forward": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, False),
-    "DaViT-tiny training": lambda: _vision("DaViT-tiny", DaViT.from_foreign, "davit_tiny", 4.5218, True),
+    "ViT-S/16 forward": lambda: _make_vision_case(
+        "ViT-S/16", ViT.from_checkpoint, "vit_small_patch16_224", 4.5989, False
+    ),
+    "ViT-S/16 training": lambda: _make_vision_case(
+        "ViT-S/16", ViT.from_checkpoint, "vit_small_patch16_224", 4.5989, True
+    ),
+    "DaViT-tiny forward": lambda: _make_vision_case("DaViT-tiny", DaViT.from_checkpoint, "davit_tiny", 4.5218, False),
+    "DaViT-tiny training": lambda: _make_vision_case("DaViT-tiny", DaViT.from_checkpoint, "davit_tiny", 4.5218, True),
 }

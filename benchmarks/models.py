@@ -3,35 +3,21 @@
 python -m benchmarks.models [--rounds N] [--seconds S] [--repeat R] [--only TEXT] [--out FILE]
 
 Both sides have the same weights and inputs, and their outputs are compared before they are timed. A case that loses is
-printed like any other, with a mark. The exit status tells whether every case could run and was right.
+printed like any other, with a mark. The exit code says whether every case ran and was correct.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import sys
 import warnings
-from pathlib import Path
 
-from benchmarks.attention import bind_threads
+from benchmarks.runner import bind_threads, make_parser, run_cases, save
 
 MOST_ERROR = 1e-3  # relative: float32 through a dozen layers
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every competitor, at least")
-    parser.add_argument("--seconds", type=float, default=10.0, help="go on with a case for so long, at least")
-    parser.add_argument("--repeat", type=int, default=1, help="run the whole table so often and show the spread")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--out", type=Path, default=Path("out/benchmarks/models.json"))
-    return parser.parse_args()
-
-
 def main() -> int:
-    asked = options()
+    args = make_parser(__doc__, rounds=5, seconds=10.0, out="out/benchmarks/models.json").parse_args()
     bind_threads()
 
     from benchmarks import limits, machine, report
@@ -41,18 +27,12 @@ def main() -> int:
     from benchmarks.timing import race
 
     warnings.filterwarnings("ignore")
-    names = [name for name in CASES if asked.only.lower() in name.lower()]
+    names = [name for name in CASES if args.only.lower() in name.lower()]
     if not names:
-        print(f"no case holds {asked.only!r}; the cases are {', '.join(CASES)}")
+        print(f"no case contains {args.only!r}; the cases are {', '.join(CASES)}")
         return 2
     described, reached = machine.describe(), limits.measure()
     print(report.header(described, reached, "auto"), flush=True)
-
-    def measured(name: str) -> Result:
-        try:
-            return contest(CASES[name]())
-        except Exception as reason:  # one case that fails must not hide the others
-            return Result(name, failed=f"{type(reason).__name__}: {reason}")
 
     def contest(case: ModelCase) -> Result:
         if not case.error < MOST_ERROR:
@@ -60,7 +40,7 @@ def main() -> int:
         result = Result(case.name, case.about, gflop=case.gflop, errors={}, notes=list(case.notes))
         result.notes.append(f"outputs differ by {case.error:.0e} of the largest")
         with Watch() as watch:
-            result.timings = race({OURS: case.ours} | case.peers, rounds=asked.rounds, seconds=asked.seconds, warm_up=1)
+            result.timings = race({OURS: case.ours} | case.peers, rounds=args.rounds, seconds=args.seconds, warm_up=1)
         result.load = watch.load
         result.groups = dict.fromkeys(case.peers, case.against)
         if case.per_second is not None:
@@ -78,24 +58,8 @@ def main() -> int:
         result.verdicts = [Verdict(case.name, case.against, ratio, case.bar, by=fastest)]
         return result
 
-    repeats: list[list[Result]] = []
-    for number in range(asked.repeat):
-        if asked.repeat > 1:
-            print(f"\n--- repeat {number + 1} of {asked.repeat}")
-        repeats.append([])
-        for name in names:
-            repeats[-1].append(measured(name))
-            print(report.case(repeats[-1][-1], reached), flush=True)
-    print(report.summary(repeats))
-    found = {
-        "machine": described,
-        "limits": dataclasses.asdict(reached),
-        "repeats": [[result.as_json() for result in results] for results in repeats],
-    }
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(found, indent=1))
-    print(f"\nsaved {asked.out}")
-    return 1 if any(result.failed for results in repeats for result in results) else 0
+    repeats = run_cases(names, lambda name: contest(CASES[name]()), args.repeat, reached)
+    return save(args.out, described, reached, repeats)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ def three_steps(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def masked_sdpa(pattern: Pattern, tokens: int) -> Form:
     """Dense SDPA with the pattern as a mask: simple, and it skips nothing."""
-    mask = _additive(pattern.matrix(tokens))
+    mask = _to_additive_mask(pattern.matrix(tokens))
     return lambda query, key, value: scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def _additive(allowed: Tensor) -> Tensor:
+def _to_additive_mask(allowed: Tensor) -> Tensor:
     return torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
 
 
@@ -57,7 +57,7 @@ def chunked_window(tokens: int, reach: int, chunk: int, *, joined: bool = False)
     assert not joined or 2 * reach % chunk == 0
     i, j = torch.arange(chunk)[:, None], torch.arange(width)
     place = torch.arange(chunks)[:, None] * chunk - reach + j
-    mask = _additive(((j >= i) & (j <= i + 2 * reach)) & ((place >= 0) & (place < tokens))[:, None])
+    mask = _to_additive_mask(((j >= i) & (j <= i + 2 * reach)) & ((place >= 0) & (place < tokens))[:, None])
 
     def neighbours(tensor: Tensor) -> Tensor:
         tensor = pad(tensor.flatten(0, 1), (0, 0, reach, reach))
@@ -106,7 +106,7 @@ def gathered_blocks(pattern: Pattern, random: Random, tokens: int, reach: int) -
     i = number[:, None] * size + torch.arange(size)
     j = (index[..., None] * size + torch.arange(size)).flatten(1)
     allowed = pattern.allows(i[:, :, None], j[:, None, :], keys=tokens) & real.repeat_interleave(size, 1)[:, None]
-    mask = _additive(allowed)
+    mask = _to_additive_mask(allowed)
 
     def gather(tensor: Tensor) -> Tensor:
         return tensor.flatten(0, 1).unflatten(1, (blocks, size))[:, index].flatten(2, 3)
@@ -133,7 +133,7 @@ def tiled_neighborhood(side: int, radius: int, tile: int) -> Form:
     key_at = (first - radius + torch.arange(width))[:, None, :]
     near = ((query_at - key_at).abs() <= radius) & (key_at >= 0) & (key_at < side)  # (tile, query, key) along one axis
     both = near[:, None, :, None, :, None] & near[None, :, None, :, None, :]
-    mask = _additive(both.reshape(tiles**2, tile**2, width**2))
+    mask = _to_additive_mask(both.reshape(tiles**2, tile**2, width**2))
 
     def cut(query: Tensor) -> Tensor:
         pieces = query.flatten(0, 1).unflatten(1, (tiles, tile, tiles, tile))

@@ -1,11 +1,11 @@
-"""Heads that look by position alone, against everyone who looks at all pairs: time, growth and memory.
+"""Attention by position alone against implementations over all pairs: time, growth and memory.
 
 python -m benchmarks.positional [--rounds N] [--only TEXT] [--grids 16,32,56,112] [--out FILE]
 
 64 channels, 9 heads that share one head of values, as the classifier of Cordonnier, Loukas and Jaggi (2020) has them.
-"2020" is their method in plain torch: relative encodings of all pairs, a softmax over the square, one product. Who
-needs more memory than MOST_BYTES for squares does not run, and the table says so. The exit status tells whether all
-agree.
+"2020" is their method in plain torch: relative encodings of all pairs, a softmax over the square, one product. An
+implementation that needs more memory than MOST_BYTES for squares does not run, and the table says so. The exit code
+says whether all results agree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make(kind: str, side: int):
 
 
 def runners(kind: str, side: int, way: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A forward pass, and a training step with gradients of values and of where to look."""
+    """A forward pass, and a training step with gradients of values and positions."""
     import torch
 
     from regard import attend
@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/positional.json"))
     asked = parser.parse_args()
 
-    from benchmarks.attention import bind_threads
+    from benchmarks.runner import bind_threads
 
     bind_threads()
     import torch
@@ -201,14 +201,14 @@ def main() -> int:
                 sizes = "   ".join(f"{way} {size:.0f}" for way, size in entry["MiB"].items() if size is not None)
                 print(f"{kind:9s} {side:3d} x {side:<3d} MiB of a step  {sizes}", flush=True)
             found.append(entry)
-        print(_growth(kind, [entry for entry in found if entry["kind"] == kind]), "\n", flush=True)
+        print(_format_growth(kind, [entry for entry in found if entry["kind"] == kind]), "\n", flush=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps({"machine": described, "found": found}, indent=1))
     print(f"saved {asked.out}")
     return int(wrong)
 
 
-def _growth(kind: str, entries: list[dict]) -> str:
+def _format_growth(kind: str, entries: list[dict]) -> str:
     """Exponents of the pixels between the second and the last grid, beside those of the formulas."""
     if len(entries) < 3:
         return ""

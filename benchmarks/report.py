@@ -29,13 +29,13 @@ def case(result: Result, limits: Limits) -> str:
         return f"\n{result.name}\n  <<< FAILED: {result.failed}"
     lines = [f"\n{result.name}    {result.load}", *([f"  {result.about}"] if result.about else [])]
     for name, timing in result.timings.items():
-        lines.append(f"  {name:<32} {timing!s:<34}{_rate(result, timing.seconds, limits)}")
+        lines.append(f"  {name:<32} {timing!s:<34}{_format_rate(result, timing.seconds, limits)}")
     for name, timing in result.heats.items():
         kind = "simple, not raced" if result.groups.get(name) == SIMPLE else "slower in the heats, not raced"
-        lines.append(f"  {name:<32} {timing!s:<34}{_rate(result, timing.seconds, limits)}  ({kind})")
+        lines.append(f"  {name:<32} {timing!s:<34}{_format_rate(result, timing.seconds, limits)}  ({kind})")
     lines += [f"  {name:<32} absent: {why}" for name, why in result.absent.items()]
     lines += [f"  {note}" for note in result.notes]
-    lines += [f"  {'=> ' + _versus(verdict):<67}{_number(verdict)}" for verdict in result.verdicts]
+    lines += [f"  {'=> ' + _format_peer(verdict):<67}{_format_ratio(verdict)}" for verdict in result.verdicts]
     if result.errors:
         worst = max(result.errors, key=result.errors.__getitem__)
         checked = f"{result.errors[OURS]:.0e} from float64" if OURS in result.errors else "not compared with float64"
@@ -44,24 +44,24 @@ def case(result: Result, limits: Limits) -> str:
     return "\n".join(lines)
 
 
-def _rate(result: Result, seconds: float, limits: Limits) -> str:
+def _format_rate(result: Result, seconds: float, limits: Limits) -> str:
     if result.gflop is None:
         return ""
     rate = result.gflop / seconds
     return f"{rate:7.1f} useful GF/s {100 * rate / limits.peak:4.0f} % of peak"
 
 
-def _versus(verdict: Verdict) -> str:
+def _format_peer(verdict: Verdict) -> str:
     return verdict.against + (f": {verdict.by}" if verdict.by and verdict.by != verdict.against else "")
 
 
-def _number(verdict: Verdict) -> str:
+def _format_ratio(verdict: Verdict) -> str:
     if verdict.value is None:
-        return f"   -    {_bar(verdict)}  {verdict.word}  {verdict.why}"
-    return f"{verdict.value:6.2f}  {_bar(verdict)}  {verdict.word}"
+        return f"   -    {_format_bar(verdict)}  {verdict.word}  {verdict.why}"
+    return f"{verdict.value:6.2f}  {_format_bar(verdict)}  {verdict.word}"
 
 
-def _bar(verdict: Verdict) -> str:
+def _format_bar(verdict: Verdict) -> str:
     if verdict.bar is None:
         return " " * 15
     return f"({'at least' if verdict.at_least else 'at most':<8} {verdict.bar:.2f})"
@@ -83,10 +83,10 @@ def summary(repeats: list[list[Result]]) -> str:
             missing.append(name)
         elif first.bar is not None and held < len(verdicts):
             lost.append(f"{name} against {against}")
-        word = first.word if len(verdicts) == 1 else _held(first, held, len(verdicts), bool(values))
-        lines.append(f"{name:<{width}}  {against:<26} {spread(values):>15}   {_bar(first)}  {word}")
+        word = first.word if len(verdicts) == 1 else _format_held(first, held, len(verdicts), bool(values))
+        lines.append(f"{name:<{width}}  {against:<26} {spread(values):>15}   {_format_bar(first)}  {word}")
     lines += [f"{result.name:<{width}}  <<< FAILED: {str(result.failed).splitlines()[0]}" for result in failed]
-    lines.append(f"\n{barred - len(lost) - len(missing)} of {barred} bars hold" + _every_time(len(repeats)))
+    lines.append(f"\n{barred - len(lost) - len(missing)} of {barred} bars hold" + _format_repeats(len(repeats)))
     lines += [f"{len(failed)} measurements failed"] if failed else []
     lines += [f"  loses: {name}" for name in lost] + [f"  not measured: {name}" for name in missing]
     disturbed = sorted({r.name for results in repeats for r in results if r.load is not None and r.load.disturbed})
@@ -111,11 +111,11 @@ def spread(values: list[float]) -> str:
     return low if len(values) == 1 else f"{low} .. {high}"
 
 
-def _held(first: Verdict, held: int, times: int, measured: bool) -> str:
+def _format_held(first: Verdict, held: int, times: int, measured: bool) -> str:
     if first.bar is None or not measured:
         return first.word
     return f"holds {held} of {times}" if held == times else f"<<< LOSES {times - held} of {times}"
 
 
-def _every_time(repeats: int) -> str:
+def _format_repeats(repeats: int) -> str:
     return f" in every one of {repeats} repeats" if repeats > 1 else ""

@@ -40,7 +40,7 @@ def race(runners: Mapping[str, Run], *, rounds: int, seconds: float = 0.0, warm_
     A turn begins with a call that does not count: the threads and the cached data of the one before still linger. Who
     began a round comes last in the next, so that no one always follows the same neighbour.
     """
-    entrants = [_Entrant(name, run, warm_up) for name, run in runners.items()]
+    entrants = [_Competitor(name, run, warm_up) for name, run in runners.items()]
     begin, done = time.perf_counter(), 0
     while done < rounds or time.perf_counter() - begin < seconds:
         first = done % len(entrants)
@@ -50,7 +50,7 @@ def race(runners: Mapping[str, Run], *, rounds: int, seconds: float = 0.0, warm_
     return {entrant.name: entrant.timing() for entrant in entrants}
 
 
-class _Entrant:
+class _Competitor:
     """One competitor, its times so far and a checksum of its results, so that no result goes unused."""
 
     def __init__(self, name: str, run: Run, warm_up: int) -> None:
@@ -69,7 +69,7 @@ class _Entrant:
         begin = time.perf_counter()
         result = self.run()
         spent = time.perf_counter() - begin
-        self.checksum += _one_number(result)
+        self.checksum += _reduce_to_number(result)
         return spent
 
     def timing(self) -> Timing:
@@ -79,10 +79,10 @@ class _Entrant:
         return Timing(median, low, high, len(self.times), self.checksum)
 
 
-def _one_number(result: object) -> float:
+def _reduce_to_number(result: object) -> float:
     """Any one number of a tensor, or of the first of several."""
     if isinstance(result, tuple | list):
-        return _one_number(result[0]) if result else 0.0
+        return _reduce_to_number(result[0]) if result else 0.0
     if isinstance(result, Tensor):
         return result.detach()[(0,) * result.ndim].item()
     return 0.0

@@ -70,7 +70,7 @@ def versus_peers(rounds: int, with_flex: bool) -> dict:
 
     forwards = {name: forward(form) for name, form in forms.items()}
     if with_flex:
-        forwards["FlexAttention, compiled"] = _flex(query, key, value)
+        forwards["FlexAttention, compiled"] = _make_flex(query, key, value)
     report = {}
     for what, runners, factor in (
         ("forward", forwards, 1.0),
@@ -86,7 +86,7 @@ def versus_peers(rounds: int, with_flex: bool) -> dict:
     return report
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], object]:
+def _make_flex(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], object]:
     form = compiled_flex(TOKENS, window(REACH))
     return functools.partial(form, *(tensor.detach() for tensor in (query, key, value)))
 

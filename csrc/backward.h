@@ -32,16 +32,16 @@ struct Backward {
   const Tile& tile;
   bool resumes;
   const Shares<T>& shares;
-  const T* upstream;  // of this head
-  T* query_slope;     // of this head
-  T* bias_slope;      // of this head, or null
+  const T* grad_output;  // of this head
+  T* query_grad;     // of this head
+  T* bias_grad;      // of this head, or null
   Keys<T>& keys;
   T* packed;         // queries (dim, query)
-  T* packed_slope;   // gradient of the output (value_dim, query)
+  T* packed_grad;   // gradient of the output (value_dim, query)
   T* rows;           // queries (query, dim), padded
-  T* slope_rows;     // gradient of the output (query, value_dim), padded
+  T* grad_rows;     // gradient of the output (query, value_dim), padded
   T* weights;        // (key, query)
-  T* slopes;         // (key, query)
+  T* score_grads;         // (key, query)
   T* output;         // gradient of the queries (dim, query)
   T** key_totals;
   T** value_totals;
@@ -58,71 +58,71 @@ struct Backward {
   template <int V>
   void run() {
     constexpr int L = kLanes<T>, W = V * L;
-    const T scale = static_cast<T>(task.beta * 1.4426950408889634074);
-    Vec<T> sums[V], delta[V];
-    begin<V>(sums, delta);
+    const T scale = static_cast<T>(task.scale * 1.4426950408889634074);
+    Vec<T> lse[V], delta[V];
+    begin<V>(lse, delta);
     const bool biased = head.table || head.bias;
     if (biased) {
       const TileBias<T> bias(task, head, tile, W);
-      blocks<V>(&bias, scale, sums, delta);
+      blocks<V>(&bias, scale, lse, delta);
     } else {
-      blocks<V>(nullptr, scale, sums, delta);
+      blocks<V>(nullptr, scale, lse, delta);
     }
     end<V>();
   }
 
  private:
   template <int V>
-  REGARD_INLINE void begin(Vec<T> (&sums)[V], Vec<T> (&delta)[V]) {
+  REGARD_INLINE void begin(Vec<T> (&lse)[V], Vec<T> (&delta)[V]) {
     constexpr int L = kLanes<T>, W = V * L;
     const int64_t dim = shares.dim, value_dim = shares.value_dim;
     const T* row[W];
-    const T* slope[W];
+    const T* score_grad[W];
     for (int lane = 0; lane < W; ++lane) {
       const int32_t q = lane < tile.queries ? lane : tile.queries - 1;
       const int64_t query = tile.query[q];
       if (lane == q) {
         // Copies with padding: products over queries read whole vectors of them.
         T* mine = rows + lane * dim;
-        convert<T>(head.query.base + query * head.query.stride, task.kind, task.dim, mine);
+        convert<T>(head.query.base + query * head.query.stride, task.dtype, task.dim, mine);
         for (int64_t d = task.dim; d < dim; ++d) mine[d] = T(0);
-        T* above = slope_rows + lane * value_dim;
-        std::memcpy(above, upstream + query * task.value_dim, task.value_dim * sizeof(T));
-        for (int64_t d = task.value_dim; d < value_dim; ++d) above[d] = T(0);
+        T* grad_row = grad_rows + lane * value_dim;
+        std::memcpy(grad_row, grad_output + query * task.value_dim, task.value_dim * sizeof(T));
+        for (int64_t d = task.value_dim; d < value_dim; ++d) grad_row[d] = T(0);
         const T* out = head.output + query * task.value_dim;
         Vec<T> some = Vec<T>{};
         int64_t d = 0;
-        for (; d + L <= task.value_dim; d += L) some += load<T>(out + d) * load<T>(above + d);
+        for (; d + L <= task.value_dim; d += L) some += load<T>(out + d) * load<T>(grad_row + d);
         T dot = sum_of<T>(some);
-        for (; d < task.value_dim; ++d) dot += out[d] * above[d];
+        for (; d < task.value_dim; ++d) dot += out[d] * grad_row[d];
         delta[lane / L][lane % L] = dot;
-        const T before = head.sums[query];
+        const T before = head.lse[query];
         // A query that saw nothing has weights of zero: 2^(score - inf).
-        sums[lane / L][lane % L] = before == -std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::infinity()
+        lse[lane / L][lane % L] = before == -std::numeric_limits<T>::infinity() ? std::numeric_limits<T>::infinity()
                                                                                  : before * kLog2E<T>;
       } else {
         delta[lane / L][lane % L] = T(0);
-        sums[lane / L][lane % L] = std::numeric_limits<T>::infinity();
+        lse[lane / L][lane % L] = std::numeric_limits<T>::infinity();
       }
       row[lane] = rows + q * dim;
-      slope[lane] = slope_rows + q * value_dim;
+      score_grad[lane] = grad_rows + q * value_dim;
     }
-    // An output that is not finite shows here, even where its slope is not asked for.
+    // An output that is not finite shows here, even where its gradient is not needed.
     Vec<T> check = Vec<T>{};
     for (int v = 0; v < V; ++v) check += delta[v] - delta[v];
     finite &= sum_of<T>(check) == T(0);
     pack<T>(row, W, task.dim, packed);
-    pack<T>(slope, W, task.value_dim, packed_slope);
+    pack<T>(score_grad, W, task.value_dim, packed_grad);
     for (int64_t n = 0; n < task.dim * W; n += L) store<T>(output + n, Vec<T>{});
   }
 
-  // One strip of a block: its weights and their slopes, and what these add to values, keys and queries.
+  // One strip of a block: its weights and their gradients, and what these add to values, keys and queries.
   template <int V>
   struct Strips {
     Backward& all;
     const TileBias<T>* bias;
     T scale;
-    const Vec<T>* sums;
+    const Vec<T>* lse;
     const Vec<T>* delta;
     Vec<T> check = Vec<T>{};
 
@@ -132,45 +132,45 @@ struct Backward {
       const Attention& task = all.task;
       const int64_t at = strip.first * W + strip.low * L;
       T* weights = all.weights + at;
-      T* slopes = all.slopes + at;
+      T* score_grads = all.score_grads + at;
       Vec<T> unused[V];
       for (int v = 0; v < V; ++v) unused[v] = Vec<T>{};
       Vec<T> least = Vec<T>{};  // the forward pass has looked at it
       score_strip<T, N, W>(all.keys, strip, bias, task.dim, all.packed, scale, all.weights, unused, least);
-      row_product<T, N, W>(all.keys.value + strip.first, strip.count, task.value_dim, all.packed_slope + strip.low * L,
-                           T(1), slopes, unused);
+      row_product<T, N, W>(all.keys.value + strip.first, strip.count, task.value_dim, all.packed_grad + strip.low * L,
+                           T(1), score_grads, unused);
       for (int64_t j = 0; j < strip.count; ++j)
 #pragma GCC unroll 3
         for (int n = 0; n < N; ++n) {
           const int64_t here = j * W + n * L;
           // A weight is at most one, however far huge scores are rounded.
-          const Vec<T> less = load<T>(weights + here) - sums[strip.low + n];
+          const Vec<T> less = load<T>(weights + here) - lse[strip.low + n];
           const Vec<T> weight = exp2<T>(choose<T>(less > Vec<T>{}, Vec<T>{}, less));
-          const Vec<T> slope = weight * (load<T>(slopes + here) - delta[strip.low + n]);
+          const Vec<T> score_grad = weight * (load<T>(score_grads + here) - delta[strip.low + n]);
           store<T>(weights + here, weight);
-          store<T>(slopes + here, slope);
+          store<T>(score_grads + here, score_grad);
         }
       const int64_t queries = all.tile.queries - strip.low * L < N * L ? all.tile.queries - strip.low * L : N * L;
       outer_product<T>(all.value_totals + strip.first, strip.count, all.shares.value_dim, weights, W, queries,
-                       all.slope_rows + strip.low * L * all.shares.value_dim, all.shares.value_dim);
+                       all.grad_rows + strip.low * L * all.shares.value_dim, all.shares.value_dim);
       if (bias) {
         all.template learn<W>(*bias, strip, queries);
         for (int64_t j = 0; j < strip.count; ++j)
           for (int n = 0; n < N; ++n) {
-            const Vec<T> slope = load<T>(slopes + j * W + n * L);
-            check += slope - slope;
+            const Vec<T> score_grad = load<T>(score_grads + j * W + n * L);
+            check += score_grad - score_grad;
           }
       }
-      if (task.beta == 0) return;
-      column_product<T, N, W>(all.keys.key + strip.first, strip.count, task.dim, slopes, all.output + strip.low * L);
-      outer_product<T>(all.key_totals + strip.first, strip.count, all.shares.dim, slopes, W, queries,
+      if (task.scale == 0) return;
+      column_product<T, N, W>(all.keys.key + strip.first, strip.count, task.dim, score_grads, all.output + strip.low * L);
+      outer_product<T>(all.key_totals + strip.first, strip.count, all.shares.dim, score_grads, W, queries,
                        all.rows + strip.low * L * all.shares.dim, all.shares.dim);
     }
   };
 
   template <int V>
-  REGARD_INLINE void blocks(const TileBias<T>* bias, T scale, const Vec<T> (&sums)[V], const Vec<T> (&delta)[V]) {
-    Strips<V> strips{*this, bias, scale, sums, delta};
+  REGARD_INLINE void blocks(const TileBias<T>* bias, T scale, const Vec<T> (&lse)[V], const Vec<T> (&delta)[V]) {
+    Strips<V> strips{*this, bias, scale, lse, delta};
     for (Walk walk(tile, kBackwardKeys); walk.more();) {
       walk.next(head, task.masks, keys);
       for (int64_t j = 0; j < keys.count; ++j) {
@@ -182,20 +182,20 @@ struct Backward {
     finite &= sum_of<T>(strips.check) == T(0);
   }
 
-  // The gradient of the bias is the slope of its score.
+  // The gradient of the bias is that of its score.
   template <int W>
   void learn(const TileBias<T>& bias, const Strip& strip, int64_t queries) {
     const int first = strip.low * kLanes<T>;
     for (int64_t j = strip.first; j < strip.first + strip.count; ++j) {
-      const T* slope = slopes + j * W + first;
+      const T* score_grad = score_grads + j * W + first;
       const int32_t token = keys.token[j];
       if (shares.table)
         for (int64_t q = 0; q < queries; ++q) {
           const int64_t entry = bias.code[first + q] - static_cast<int64_t>(task.key_code[token]);
-          if (entry >= 0 && entry < task.table_size) shares.table[entry] += slope[q];
+          if (entry >= 0 && entry < task.table_size) shares.table[entry] += score_grad[q];
         }
-      if (bias_slope)
-        for (int64_t q = 0; q < queries; ++q) bias_slope[bias.place[first + q] + token * bias.stride] += slope[q];
+      if (bias_grad)
+        for (int64_t q = 0; q < queries; ++q) bias_grad[bias.place[first + q] + token * bias.stride] += score_grad[q];
     }
   }
 
@@ -203,7 +203,7 @@ struct Backward {
   REGARD_INLINE void end() {
     constexpr int L = kLanes<T>, W = V * L;
     alignas(64) T factor[W];
-    for (int lane = 0; lane < W; ++lane) factor[lane] = static_cast<T>(task.beta);
+    for (int lane = 0; lane < W; ++lane) factor[lane] = static_cast<T>(task.scale);
     Vec<T> check = Vec<T>{};
     for (int64_t n = 0; n < task.dim * W; n += L) {
       const Vec<T> x = load<T>(output + n);
@@ -211,7 +211,7 @@ struct Backward {
     }
     finite &= sum_of<T>(check) == T(0);
     T* to[W];
-    for (int q = 0; q < W && q < tile.queries; ++q) to[q] = query_slope + tile.query[q] * task.dim;
+    for (int q = 0; q < W && q < tile.queries; ++q) to[q] = query_grad + tile.query[q] * task.dim;
     if (resumes)
       unpack<T, true>(output, tile.queries, W, task.dim, factor, to);
     else
@@ -267,7 +267,7 @@ class Way {
         most = segments > most ? segments : most;
       }
       Turns turns(task_.batch * task_.kv_heads);
-      if (!task_.bias_slope) {
+      if (!task_.bias_grad) {
         // The first segments of all heads, then the second ones: neighbours in this order do not wait for each other.
         const int64_t pairs = task_.batch * task_.kv_heads;
         auto work = [&](int64_t item) {
@@ -286,7 +286,7 @@ class Way {
       };
       parallel(threads_, rows * heads, work);
     }
-    if (task_.table_slope) add_rows();
+    if (task_.table_grad) add_rows();
     return worst(flags_);
   }
 
@@ -308,11 +308,11 @@ class Way {
     }
     Keys<T> keys(arena, task_, kBackwardKeys);
     T* packed = arena.take<T>(task_.dim * W);
-    T* packed_slope = arena.take<T>(task_.value_dim * W);
+    T* packed_grad = arena.take<T>(task_.value_dim * W);
     T* rows = arena.take<T>(dim_ * W);
-    T* slope_rows = arena.take<T>(value_dim_ * W);
+    T* grad_rows = arena.take<T>(value_dim_ * W);
     T* weights = arena.take<T>(kBackwardKeys * W);
-    T* slopes = arena.take<T>(kBackwardKeys * W);
+    T* score_grads = arena.take<T>(kBackwardKeys * W);
     T* output = arena.take<T>(task_.dim * W);
     T** key_totals = arena.take<T*>(kBackwardKeys);
     T** value_totals = arena.take<T*>(kBackwardKeys);
@@ -321,33 +321,33 @@ class Way {
     std::memset(shares.key, 0, range * dim_ * sizeof(T));
     std::memset(shares.value, 0, range * value_dim_ * sizeof(T));
     T* tables = arena.take<T>(group_ * task_.table_size);
-    if (task_.table_slope) std::memset(tables, 0, group_ * task_.table_size * sizeof(T));
+    if (task_.table_grad) std::memset(tables, 0, group_ * task_.table_size * sizeof(T));
     for (int64_t g = 0; g < group_; ++g) {
       const int64_t h = k * group_ + g, at = b * task_.heads + h;
       const Head<T> head(task_, b, h);
-      if (task_.table_slope) shares.table = tables + g * task_.table_size;
-      T* bias_slope =
-          task_.bias_slope ? static_cast<T*>(task_.bias_slope) + b * task_.bias_batch + h * task_.bias_head : nullptr;
+      if (task_.table_grad) shares.table = tables + g * task_.table_size;
+      T* bias_grad =
+          task_.bias_grad ? static_cast<T*>(task_.bias_grad) + b * task_.bias_batch + h * task_.bias_head : nullptr;
       for (int32_t n = here.first; n < here.last; ++n) {
         const Tile tile = program_.tile(list, n);
         Backward<T> backward{task_, head, tile, program_.resumes(), shares,
-                             static_cast<const T*>(task_.upstream) + at * task_.queries * task_.value_dim,
-                             static_cast<T*>(task_.query_slope) + at * task_.queries * task_.dim, bias_slope, keys, packed,
-                             packed_slope, rows, slope_rows, weights, slopes, output, key_totals, value_totals};
+                             static_cast<const T*>(task_.grad_output) + at * task_.queries * task_.value_dim,
+                             static_cast<T*>(task_.query_grad) + at * task_.queries * task_.dim, bias_grad, keys, packed,
+                             packed_grad, rows, grad_rows, weights, score_grads, output, key_totals, value_totals};
         with_vectors<T>(tile.queries, backward);
         if (!backward.finite) raise(flags_[kNotFinite - 1]);
       }
     }
     turns.wait(place, number);
     const bool first = part == 0 && number == 0;
-    bool fine = hand_over<T>(shares.key, dim_, here.low, here.high, static_cast<T>(task_.beta),
-                             static_cast<T*>(task_.key_slope) + place * task_.keys * task_.dim, task_.dim, task_.keys, first);
+    bool fine = hand_over<T>(shares.key, dim_, here.low, here.high, static_cast<T>(task_.scale),
+                             static_cast<T*>(task_.key_grad) + place * task_.keys * task_.dim, task_.dim, task_.keys, first);
     fine &= hand_over<T>(shares.value, value_dim_, here.low, here.high, T(1),
-                         static_cast<T*>(task_.value_slope) + place * task_.keys * task_.value_dim, task_.value_dim,
+                         static_cast<T*>(task_.value_grad) + place * task_.keys * task_.value_dim, task_.value_dim,
                          task_.keys, first);
     if (!fine) raise(flags_[kNotFinite - 1]);
-    if (task_.table_slope) {
-      T* total = static_cast<T*>(task_.table_slope) + place * group_ * task_.table_size;
+    if (task_.table_grad) {
+      T* total = static_cast<T*>(task_.table_grad) + place * group_ * task_.table_size;
       for (int64_t n = 0; n < group_ * task_.table_size; ++n) total[n] += tables[n];
     }
     turns.pass(place);
@@ -355,7 +355,7 @@ class Way {
 
   // table_slope (batch, head, entry): the first row becomes the sum of all.
   void add_rows() {
-    T* total = static_cast<T*>(task_.table_slope);
+    T* total = static_cast<T*>(task_.table_grad);
     const int64_t entries = task_.table_size;
     auto work = [&](int64_t h) {
       for (int64_t b = 1; b < task_.batch; ++b)
@@ -375,7 +375,7 @@ int32_t run_backward(const Attention& task) {
   const Program program(task.program);
   if (program.tallest() > kTallest<T>) return kTooTall;
   if (program.resumes())
-    std::memset(task.query_slope, 0, task.batch * task.heads * task.queries * task.dim * sizeof(T));
+    std::memset(task.query_grad, 0, task.batch * task.heads * task.queries * task.dim * sizeof(T));
   return Way<T>(task, program).run();
 }
 

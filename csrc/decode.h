@@ -38,13 +38,13 @@ REGARD_INLINE IntVec<T> widened(const char* halves) {
 }
 
 // The n-th vector of a row, in the number that is computed with; see half.h for the arithmetic.
-template <class T, Number kKind>
+template <class T, DType kKind>
 REGARD_INLINE Vec<T> load_as(const char* row, int64_t n) {
-  if constexpr (kKind == Number::kFloat32 || kKind == Number::kFloat64) {
+  if constexpr (kKind == DType::kFloat32 || kKind == DType::kFloat64) {
     return load<T>(reinterpret_cast<const T*>(row) + n * kLanes<T>);
   } else {
     const IntVec<T> bits = widened<T>(row + n * (REGARD_BYTES / 2));
-    if constexpr (kKind == Number::kBFloat16) return from_bits<T>(bits << 16);
+    if constexpr (kKind == DType::kBFloat16) return from_bits<T>(bits << 16);
     const IntVec<T> size = to_bits<T>(from_bits<T>((bits & 0x7fff) << 13) * splat<T>(T(5.192296858534828e33)));
     const IntVec<T> endless = (bits & 0x7c00) == 0x7c00;
     return from_bits<T>(size | (endless & 0x7f800000) | ((bits & 0x8000) << 16));
@@ -57,7 +57,7 @@ REGARD_INLINE void fetch(const char* row, int64_t bytes) {
 }
 
 // query . row for as many rows as a vector has lanes; the query is padded with zeros.
-template <class T, Number kKind>
+template <class T, DType kKind>
 REGARD_INLINE Vec<T> dots(const T* query, const char* const (&row)[kLanes<T>], int64_t dim) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[L] = {};
@@ -78,7 +78,7 @@ REGARD_INLINE Vec<T> dots(const T* query, const char* const (&row)[kLanes<T>], i
 }
 
 // V vectors of output += sum_j weight[j] row_j for `count` rows.
-template <class T, Number kKind, int V, bool kFetch>
+template <class T, DType kKind, int V, bool kFetch>
 REGARD_INLINE void add_columns(const T* weight, const char* rows, int64_t stride, int64_t count, T* output) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[V];
@@ -95,7 +95,7 @@ REGARD_INLINE void add_columns(const T* weight, const char* rows, int64_t stride
   for (int v = 0; v < V; ++v) store<T>(output + v * L, sum[v]);
 }
 
-template <class T, Number kKind, bool kFetch>
+template <class T, DType kKind, bool kFetch>
 void add_rows(const T* weight, const char* rows, int64_t stride, int64_t count, int64_t value_dim, T* output) {
   constexpr int L = kLanes<T>;
   const int64_t bytes = size_of(kKind);
@@ -126,7 +126,7 @@ struct Partial {
 };
 
 // One piece of one key head, for the query heads of its group and all their queries.
-template <class T, Number kKind>
+template <class T, DType kKind>
 class Piece {
  public:
   Piece(const Decode& task, int64_t batch, int64_t kv_head, int64_t first)
@@ -177,7 +177,7 @@ class Piece {
 
   // Scores are kept as powers of two, which are what the exponential is made of.
   void read_queries() {
-    const T scale = static_cast<T>(task_.beta * 1.4426950408889634074);
+    const T scale = static_cast<T>(task_.scale * 1.4426950408889634074);
     for (int64_t n = 0; n < sharers_; ++n) {
       const Rows<T> rows(task_.query, kKind, batch_, kv_head_ * group_ + n / task_.queries, task_.dim);
       T* to = queries_ + n * wide_;
@@ -267,8 +267,8 @@ bool merge(const Decode& task, int64_t row, T* partials, int64_t pieces, int64_t
     total += weight * *partial.sum;
     for (int64_t d = 0; d < task.value_dim; ++d) output[d] += weight * partial.output[d];
   }
-  if (task.sums)
-    static_cast<T*>(task.sums)[row] =
+  if (task.lse)
+    static_cast<T*>(task.lse)[row] =
         total == 0 ? -std::numeric_limits<T>::infinity()
                    : static_cast<T>((largest + __builtin_log2(static_cast<double>(total))) * 0.69314718055994530942);
   if (total == 0) return true;
@@ -288,7 +288,7 @@ struct Memory {
   Memory& operator=(const Memory&) = delete;
 };
 
-template <class T, Number kKind>
+template <class T, DType kKind>
 int32_t run(const Decode& task) {
   const int64_t rows = task.batch * task.heads * task.queries, group = task.heads / task.kv_heads;
   int64_t begin = task.keys, end = 0;
@@ -304,25 +304,25 @@ int32_t run(const Decode& task) {
   Memory memory(rows * pieces * size * static_cast<int64_t>(sizeof(T)) + 64);
   if (!memory.at) return kNoMemory;
   T* partials = static_cast<T*>(memory.at);
-  int32_t broken = 0, hungry = 0;
+  int32_t not_finite = 0, out_of_memory = 0;
   auto work = [&](int64_t item) {
     const int64_t head = item / pieces;
     Piece<T, kKind> piece(task, head / task.kv_heads, head % task.kv_heads, begin + item % pieces * kPiece);
-    if (!piece.run(partials + item * sharers * size, size)) raise(hungry);
-    if (piece.infinite()) raise(broken);
+    if (!piece.run(partials + item * sharers * size, size)) raise(out_of_memory);
+    if (piece.infinite()) raise(not_finite);
   };
   // A thread is worth waking for what takes longer to read than the waking.
   const double numbers = static_cast<double>(task.batch * task.kv_heads * (end - begin)) * (task.dim + task.value_dim);
   const double worth = numbers * static_cast<double>(sharers) / 1e5;
   const int64_t threads = worth < static_cast<double>(task.threads) ? static_cast<int64_t>(worth) + 1 : task.threads;
   parallel(threads, task.batch * task.kv_heads * pieces, work);
-  if (hungry) return kNoMemory;
+  if (out_of_memory) return kNoMemory;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t head = row / sharers;  // of the keys: the query heads of a group are neighbours
     T* first = partials + (head * pieces * sharers + row % sharers) * size;
-    if (!merge<T>(task, row, first, pieces, sharers * size)) broken = 1;
+    if (!merge<T>(task, row, first, pieces, sharers * size)) not_finite = 1;
   }
-  return broken ? kNotFinite : kFine;
+  return not_finite ? kNotFinite : kOk;
 }
 
 }  // namespace decoding
@@ -330,11 +330,11 @@ int32_t run(const Decode& task) {
 template <class T>
 int32_t run_decode(const Decode& task) {
   if constexpr (sizeof(T) == 8) {
-    return decoding::run<T, Number::kFloat64>(task);
+    return decoding::run<T, DType::kFloat64>(task);
   } else {
-    if (task.kind == Number::kBFloat16) return decoding::run<T, Number::kBFloat16>(task);
-    if (task.kind == Number::kFloat16) return decoding::run<T, Number::kFloat16>(task);
-    return decoding::run<T, Number::kFloat32>(task);
+    if (task.dtype == DType::kBFloat16) return decoding::run<T, DType::kBFloat16>(task);
+    if (task.dtype == DType::kFloat16) return decoding::run<T, DType::kFloat16>(task);
+    return decoding::run<T, DType::kFloat32>(task);
   }
 }
 

@@ -75,22 +75,22 @@ REGARD_EXPORT int32_t regard_attention_backward(const void* words) {
 REGARD_EXPORT int32_t regard_decode(const void* words) {
   return regard::now().decode(*static_cast<const regard::Decode*>(words));
 }
-REGARD_EXPORT int32_t regard_linear(const void* words) {
-  return regard::now().linear(*static_cast<const regard::Linear*>(words));
+REGARD_EXPORT int32_t regard_linear_attention(const void* words) {
+  return regard::now().linear_attention(*static_cast<const regard::LinearAttention*>(words));
 }
-REGARD_EXPORT int32_t regard_linear_backward(const void* words) {
-  return regard::now().linear_backward(*static_cast<const regard::Linear*>(words));
+REGARD_EXPORT int32_t regard_linear_attention_backward(const void* words) {
+  return regard::now().linear_attention_backward(*static_cast<const regard::LinearAttention*>(words));
 }
-REGARD_EXPORT int32_t regard_few(const void* words) {
-  return regard::now().few(*static_cast<const regard::Few*>(words));
+REGARD_EXPORT int32_t regard_gemv(const void* words) {
+  return regard::now().gemv(*static_cast<const regard::LinearLayer*>(words));
 }
-REGARD_EXPORT int32_t regard_many(const void* words) {
-  return regard::now().many(*static_cast<const regard::Many*>(words));
+REGARD_EXPORT int32_t regard_gemm(const void* words) {
+  return regard::now().gemm(*static_cast<const regard::Gemm*>(words));
 }
-REGARD_EXPORT void regard_exp2(int64_t kind, const void* from, void* to, int64_t count) {
-  regard::now().exp2(static_cast<regard::Number>(kind), from, to, count);
+REGARD_EXPORT void regard_exp2(int64_t dtype, const void* from, void* to, int64_t count) {
+  regard::now().exp2(static_cast<regard::DType>(dtype), from, to, count);
 }
-REGARD_EXPORT void regard_expect(void* memory, int64_t bytes) { regard::expect(memory, bytes); }
+REGARD_EXPORT void regard_use_huge_pages(void* memory, int64_t bytes) { regard::use_huge_pages(memory, bytes); }
 REGARD_EXPORT double regard_peak(int64_t threads, double seconds) { return regard::now().peak(threads, seconds); }
 REGARD_EXPORT const char* regard_name() { return regard::now().name; }
 REGARD_EXPORT int32_t regard_lanes() { return regard::now().lanes; }
@@ -108,8 +108,8 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
   switch (which) {
     case 0: return sizeof(regard::Attention) / 8;
     case 1: return sizeof(regard::Decode) / 8;
-    case 2: return sizeof(regard::Linear) / 8;
-    case 3: return sizeof(regard::Few) / 8;
-    default: return sizeof(regard::Many) / 8;
+    case 2: return sizeof(regard::LinearAttention) / 8;
+    case 3: return sizeof(regard::LinearLayer) / 8;
+    default: return sizeof(regard::Gemm) / 8;
   }
 }

@@ -1,4 +1,4 @@
-// The feature map elu(x) + 1 = max(x, 0) + e^min(x, 0), and its slope.
+// The feature map elu(x) + 1 = max(x, 0) + e^min(x, 0), and its derivative.
 #pragma once
 
 #include "vector.h"
@@ -94,9 +94,9 @@ REGARD_INLINE Vec<T> map_any(Vec<T> x) {
   return choose<T>(above, x, zero) + p * times_power<T>(one, half) * times_power<T>(one, rest);
 }
 
-// The slope at x, from phi = map(x): one above zero, and e^x = phi below.
+// The derivative at x, from phi = map(x): one above zero, and e^x = phi below.
 template <class T>
-REGARD_INLINE Vec<T> slope(Vec<T> phi) {
+REGARD_INLINE Vec<T> derivative(Vec<T> phi) {
   return choose<T>(phi > splat<T>(1), splat<T>(1), phi);
 }
 

@@ -35,13 +35,13 @@ struct Forward {
   void run() {
     constexpr int L = kLanes<T>, W = V * L;
     const T* rows[W];
-    // Lanes beyond the last query repeat it; nobody reads their results.
+    // Lanes beyond the last query repeat it; their results are not used.
     for (int lane = 0; lane < W; ++lane)
       rows[lane] = lane < tile.queries ? head.query.row(tile.query[lane], rooms + lane * task.dim) : rows[lane - 1];
     pack<T>(rows, W, task.dim, packed);
     Vec<T> top[V], sum[V];
     begin<V>(top, sum);
-    const T scale = static_cast<T>(task.beta * 1.4426950408889634074);
+    const T scale = static_cast<T>(task.scale * 1.4426950408889634074);
     const bool biased = head.table || head.bias;
     if (biased) {
       const TileBias<T> bias(task, head, tile, W);
@@ -69,7 +69,7 @@ struct Forward {
     for (int lane = 0; lane < W; ++lane) {
       const int32_t query = tile.query[lane < tile.queries ? lane : tile.queries - 1];
       rows[lane] = head.output + query * task.value_dim;
-      const T before = head.sums[query];
+      const T before = head.lse[query];
       top[lane / L][lane % L] = before * kLog2E<T>;
       sum[lane / L][lane % L] = before == -std::numeric_limits<T>::infinity() ? T(0) : T(1);
     }
@@ -182,7 +182,7 @@ struct Forward {
     T* rows[W];
     for (int q = 0; q < W && q < tile.queries; ++q) {
       rows[q] = head.output + tile.query[q] * task.value_dim;
-      head.sums[tile.query[q]] = total[q];
+      head.lse[tile.query[q]] = total[q];
     }
     unpack<T, false>(output, tile.queries, W, task.value_dim, factor, rows);
   }
@@ -209,7 +209,7 @@ int32_t run_forward(const Attention& task) {
     // Nobody has seen anything yet.
     const int64_t rows = task.batch * task.heads * task.queries;
     std::memset(task.output, 0, rows * task.value_dim * sizeof(T));
-    for (int64_t n = 0; n < rows; ++n) static_cast<T*>(task.sums)[n] = -std::numeric_limits<T>::infinity();
+    for (int64_t n = 0; n < rows; ++n) static_cast<T*>(task.lse)[n] = -std::numeric_limits<T>::infinity();
   }
   for (int32_t part = 0; part < program.parts(); ++part) {
     // Tiles are independent: any division among threads gives the same bits. A piece is worth the trouble of fetching.

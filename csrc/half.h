@@ -11,7 +11,7 @@
 namespace regard {
 namespace REGARD_ISA {
 
-inline int64_t size_of(Number kind) { return kind == Number::kFloat64 ? 8 : kind == Number::kFloat32 ? 4 : 2; }
+inline int64_t size_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
 inline float from_bfloat16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
@@ -36,11 +36,11 @@ inline float from_float16(uint16_t bits) {
 
 // `count` neighbours as the number the kernel computes with.
 template <class T>
-inline void convert(const void* from, Number kind, int64_t count, T* to) {
-  if (kind == Number::kBFloat16) {
+inline void convert(const void* from, DType dtype, int64_t count, T* to) {
+  if (dtype == DType::kBFloat16) {
     const auto* half = static_cast<const uint16_t*>(from);
     for (int64_t n = 0; n < count; ++n) to[n] = static_cast<T>(from_bfloat16(half[n]));
-  } else if (kind == Number::kFloat16) {
+  } else if (dtype == DType::kFloat16) {
     const auto* half = static_cast<const uint16_t*>(from);
     for (int64_t n = 0; n < count; ++n) to[n] = static_cast<T>(from_float16(half[n]));
   } else {

@@ -1,37 +1,37 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with REGARD_ISA and REGARD_BYTES set.
 #include "backward.h"
 #include "decode.h"
-#include "few.h"
+#include "gemv.h"
 #include "forward.h"
-#include "linear.h"
-#include "many.h"
+#include "linear_attention.h"
+#include "gemm.h"
 #include "peak.h"
 
 namespace regard {
 namespace REGARD_ISA {
 namespace {
 
-bool is_double(Number kind) { return kind == Number::kFloat64; }
+bool is_double(DType dtype) { return dtype == DType::kFloat64; }
 
 int32_t attention(const Attention& task) {
-  return is_double(task.kind) ? run_forward<double>(task) : run_forward<float>(task);
+  return is_double(task.dtype) ? run_forward<double>(task) : run_forward<float>(task);
 }
 int32_t attention_backward(const Attention& task) {
-  return is_double(task.kind) ? run_backward<double>(task) : run_backward<float>(task);
+  return is_double(task.dtype) ? run_backward<double>(task) : run_backward<float>(task);
 }
 int32_t decode(const Decode& task) {
-  return is_double(task.kind) ? run_decode<double>(task) : run_decode<float>(task);
+  return is_double(task.dtype) ? run_decode<double>(task) : run_decode<float>(task);
 }
-int32_t linear(const Linear& task) {
-  return is_double(task.kind) ? run_linear<double>(task) : run_linear<float>(task);
+int32_t linear_attention(const LinearAttention& task) {
+  return is_double(task.dtype) ? run_linear_attention<double>(task) : run_linear_attention<float>(task);
 }
-int32_t linear_backward(const Linear& task) {
-  return is_double(task.kind) ? run_linear_backward<double>(task) : run_linear_backward<float>(task);
+int32_t linear_attention_backward(const LinearAttention& task) {
+  return is_double(task.dtype) ? run_linear_attention_backward<double>(task) : run_linear_attention_backward<float>(task);
 }
 
-int32_t few_rows(const Few& task) { return is_double(task.kind) ? run_few<double>(task) : run_few<float>(task); }
+int32_t gemv_any(const LinearLayer& task) { return is_double(task.dtype) ? run_gemv<double>(task) : run_gemv<float>(task); }
 
-int32_t many_rows(const Many& task) { return is_double(task.kind) ? run_many<double>(task) : run_many<float>(task); }
+int32_t gemm_any(const Gemm& task) { return is_double(task.dtype) ? run_gemm<double>(task) : run_gemm<float>(task); }
 
 template <class T>
 void exp2_all(const T* from, T* to, int64_t count) {
@@ -44,8 +44,8 @@ void exp2_all(const T* from, T* to, int64_t count) {
   }
 }
 
-void exp2_any(Number kind, const void* from, void* to, int64_t count) {
-  if (is_double(kind))
+void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
+  if (is_double(dtype))
     exp2_all(static_cast<const double*>(from), static_cast<double*>(to), count);
   else
     exp2_all(static_cast<const float*>(from), static_cast<float*>(to), count);
@@ -58,8 +58,8 @@ void exp2_any(Number kind, const void* from, void* to, int64_t count) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear, linear_backward,
-    few_rows,                many_rows,     exp2_any,  measure_peak,
+    REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear_attention, linear_attention_backward,
+    gemv_any,                gemm_any,     exp2_any,  measure_peak,
 };
 
 }  // namespace REGARD_ISA

@@ -18,7 +18,7 @@ inline double measure_peak(int64_t threads, double seconds) {
   auto work = [&](int64_t item) {
     Vec<float> sum[kSums];
     for (int n = 0; n < kSums; ++n) sum[n] = splat<float>(1e-3f * static_cast<float>(n + 1));
-    // The compiler must not know these, or it would find a shortcut.
+    // Volatile, so that the compiler cannot simplify the loop.
     Vec<float> shrink = splat<float>(0.999f), push = splat<float>(1e-3f);
     __asm__ volatile("" : "+m"(shrink), "+m"(push));
     double steps = 0, spent = 0;

@@ -1,4 +1,4 @@
-// The scalar twins: the same tasks by plain loops, one pair after the other, summed in double. They are slow and simple on
+// The scalar reference: the same tasks by plain loops, one pair after the other, summed in double. They are slow and simple on
 // purpose; tests hold the vector kernels against them.
 #define REGARD_ISA scalar
 #define REGARD_BYTES 16
@@ -9,9 +9,8 @@
 
 #include "plan.h"
 #include "scalar_decode.h"
-#include "scalar_few.h"
-#include "scalar_linear.h"
-#include "scalar_many.h"
+#include "scalar_linear_layer.h"
+#include "scalar_linear_attention.h"
 #include "tile.h"
 
 namespace regard {
@@ -21,21 +20,21 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <class T>
-std::vector<double> row_of(const Tensor4& tensor, Number kind, int64_t b, int64_t h, int64_t token, int64_t dim) {
+std::vector<double> row_of(const Tensor4& tensor, DType dtype, int64_t b, int64_t h, int64_t token, int64_t dim) {
   std::vector<T> numbers(dim);
-  const Rows<T> rows(tensor, kind, b, h, dim);
-  convert<T>(rows.base + token * rows.stride, kind, dim, numbers.data());
+  const Rows<T> rows(tensor, dtype, b, h, dim);
+  convert<T>(rows.base + token * rows.stride, dtype, dim, numbers.data());
   return std::vector<double>(numbers.begin(), numbers.end());
 }
 
-// What query and key make of the score of one pair.
+// The content score of one pair.
 template <class T>
 double content(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t key) {
-  const auto q = row_of<T>(task.query, task.kind, b, h, query, task.dim);
-  const auto k = row_of<T>(task.key, task.kind, b, h / (task.heads / task.kv_heads), key, task.dim);
+  const auto q = row_of<T>(task.query, task.dtype, b, h, query, task.dim);
+  const auto k = row_of<T>(task.key, task.dtype, b, h / (task.heads / task.kv_heads), key, task.dim);
   double sum = 0;
   for (int64_t d = 0; d < task.dim; ++d) sum += q[d] * k[d];
-  return sum * task.beta;
+  return sum * task.scale;
 }
 
 // The score of one pair.
@@ -90,19 +89,19 @@ int32_t forward(const Attention& task) {
     const int64_t at = place(b, h, query);
     if (top[at] == -kInfinity) return;
     const double weight = std::exp(score<T>(task, b, h, query, key) - top[at]);
-    const auto value = row_of<T>(task.value, task.kind, b, h / (task.heads / task.kv_heads), key, task.value_dim);
+    const auto value = row_of<T>(task.value, task.dtype, b, h / (task.heads / task.kv_heads), key, task.value_dim);
     sum[at] += weight;
     for (int64_t d = 0; d < task.value_dim; ++d) output[at * task.value_dim + d] += weight * value[d];
   });
   for (int64_t at = 0; at < rows; ++at) {
-    static_cast<T*>(task.sums)[at] = static_cast<T>(sum[at] == 0 ? -kInfinity : top[at] + std::log(sum[at]));
+    static_cast<T*>(task.lse)[at] = static_cast<T>(sum[at] == 0 ? -kInfinity : top[at] + std::log(sum[at]));
     for (int64_t d = 0; d < task.value_dim; ++d) {
       const double x = sum[at] == 0 ? 0 : output[at * task.value_dim + d] / sum[at];
       static_cast<T*>(task.output)[at * task.value_dim + d] = static_cast<T>(x);
       finite &= std::isfinite(x);
     }
   }
-  return finite ? kFine : kNotFinite;
+  return finite ? kOk : kNotFinite;
 }
 
 template <class T>
@@ -123,46 +122,46 @@ int32_t backward(const Attention& task) {
   every_pair(task, [&](int64_t b, int64_t h, int64_t query, int64_t key) {
     const int64_t at = (b * task.heads + h) * task.queries + query;
     const int64_t other = (b * task.kv_heads + h / group) * task.keys + key;
-    const double total = static_cast<const T*>(task.sums)[at];
+    const double total = static_cast<const T*>(task.lse)[at];
     const double weight = total == -kInfinity ? 0 : std::exp(score<T>(task, b, h, query, key) - total);
-    const auto value = row_of<T>(task.value, task.kind, b, h / group, key, task.value_dim);
-    double slope = 0;
+    const auto value = row_of<T>(task.value, task.dtype, b, h / group, key, task.value_dim);
+    double score_grad = 0;
     for (int64_t d = 0; d < task.value_dim; ++d) {
-      const double above = static_cast<const T*>(task.upstream)[at * task.value_dim + d];
-      slope += above * (value[d] - static_cast<const T*>(task.output)[at * task.value_dim + d]);
-      dv[other * task.value_dim + d] += weight * above;
+      const double grad = static_cast<const T*>(task.grad_output)[at * task.value_dim + d];
+      score_grad += grad * (value[d] - static_cast<const T*>(task.output)[at * task.value_dim + d]);
+      dv[other * task.value_dim + d] += weight * grad;
     }
-    slope *= weight;
-    const auto q = row_of<T>(task.query, task.kind, b, h, query, task.dim);
-    const auto k = row_of<T>(task.key, task.kind, b, h / group, key, task.dim);
+    score_grad *= weight;
+    const auto q = row_of<T>(task.query, task.dtype, b, h, query, task.dim);
+    const auto k = row_of<T>(task.key, task.dtype, b, h / group, key, task.dim);
     for (int64_t d = 0; d < task.dim; ++d) {
-      dq[at * task.dim + d] += task.beta * slope * k[d];
-      dk[other * task.dim + d] += task.beta * slope * q[d];
+      dq[at * task.dim + d] += task.scale * score_grad * k[d];
+      dk[other * task.dim + d] += task.scale * score_grad * q[d];
     }
-    if (task.table_slope) {
+    if (task.table_grad) {
       const int64_t entry = int64_t(task.query_code[query]) - task.key_code[key];
-      // Everything in the first row: that is where the sum is looked for.
+      // Everything in the first row, which is the sum.
       if (entry >= 0 && entry < task.table_size)
-        static_cast<T*>(task.table_slope)[h * task.table_size + entry] += static_cast<T>(slope);
+        static_cast<T*>(task.table_grad)[h * task.table_size + entry] += static_cast<T>(score_grad);
     }
-    if (task.bias_slope)
-      static_cast<T*>(task.bias_slope)[b * task.bias_batch + h * task.bias_head + query * task.bias_query +
-                                       key * task.bias_key] += static_cast<T>(slope);
+    if (task.bias_grad)
+      static_cast<T*>(task.bias_grad)[b * task.bias_batch + h * task.bias_head + query * task.bias_query +
+                                       key * task.bias_key] += static_cast<T>(score_grad);
   });
-  const bool finite = put<T>(dq, task.query_slope) & put<T>(dk, task.key_slope) & put<T>(dv, task.value_slope);
-  return finite ? kFine : kNotFinite;
+  const bool finite = put<T>(dq, task.query_grad) & put<T>(dk, task.key_grad) & put<T>(dv, task.value_grad);
+  return finite ? kOk : kNotFinite;
 }
 
-bool is_double(Number kind) { return kind == Number::kFloat64; }
+bool is_double(DType dtype) { return dtype == DType::kFloat64; }
 
-int32_t attention(const Attention& task) { return is_double(task.kind) ? forward<double>(task) : forward<float>(task); }
+int32_t attention(const Attention& task) { return is_double(task.dtype) ? forward<double>(task) : forward<float>(task); }
 int32_t attention_backward(const Attention& task) {
-  return is_double(task.kind) ? backward<double>(task) : backward<float>(task);
+  return is_double(task.dtype) ? backward<double>(task) : backward<float>(task);
 }
 
-void exp2_any(Number kind, const void* from, void* to, int64_t count) {
+void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
   for (int64_t n = 0; n < count; ++n)
-    if (is_double(kind))
+    if (is_double(dtype))
       static_cast<double*>(to)[n] = std::exp2(static_cast<const double*>(from)[n]);
     else
       static_cast<float*>(to)[n] = std::exp2(static_cast<const float*>(from)[n]);
@@ -174,7 +173,7 @@ double no_peak(int64_t, double) { return 0; }
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    "scalar", 4, attention, attention_backward, decode, linear, linear_backward, few, many, exp2_any, no_peak,
+    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, exp2_any, no_peak,
 };
 
 }  // namespace scalar

@@ -1,4 +1,4 @@
-// The scalar twin of decode.h: the definition, in double precision, one key after the other.
+// The scalar reference of decode.h: the definition, in double precision, one key after the other.
 #pragma once
 
 #include <cmath>
@@ -11,12 +11,12 @@
 namespace regard {
 namespace scalar {
 
-inline double number_at(const Tensor4& tensor, Number kind, int64_t batch, int64_t head, int64_t token, int64_t n) {
+inline double number_at(const Tensor4& tensor, DType dtype, int64_t batch, int64_t head, int64_t token, int64_t n) {
   const int64_t place = batch * tensor.batch + head * tensor.head + token * tensor.token + n;
-  switch (kind) {
-    case Number::kFloat32: return static_cast<const float*>(tensor.data)[place];
-    case Number::kFloat64: return static_cast<const double*>(tensor.data)[place];
-    case Number::kBFloat16: return from_bfloat16(static_cast<const uint16_t*>(tensor.data)[place]);
+  switch (dtype) {
+    case DType::kFloat32: return static_cast<const float*>(tensor.data)[place];
+    case DType::kFloat64: return static_cast<const double*>(tensor.data)[place];
+    case DType::kBFloat16: return from_bfloat16(static_cast<const uint16_t*>(tensor.data)[place]);
     default: return from_float16(static_cast<const uint16_t*>(tensor.data)[place]);
   }
 }
@@ -35,9 +35,9 @@ int32_t decode_as(const Decode& task) {
     for (int64_t key = start; key < stop; ++key) {
       double sum = 0;
       for (int64_t d = 0; d < task.dim; ++d)
-        sum += number_at(task.query, task.kind, batch, head, query, d) *
-               number_at(task.key, task.kind, batch, kv_head, key, d);
-      score.push_back(task.beta * sum);
+        sum += number_at(task.query, task.dtype, batch, head, query, d) *
+               number_at(task.key, task.dtype, batch, kv_head, key, d);
+      score.push_back(task.scale * sum);
       largest = score.back() > largest ? score.back() : largest;
       finite = finite && score.back() != nothing;
     }
@@ -45,21 +45,21 @@ int32_t decode_as(const Decode& task) {
       const double weight = largest == nothing ? 0 : std::exp(score[key - start] - largest);
       total += weight;
       for (int64_t d = 0; d < task.value_dim; ++d)
-        output[d] += weight * number_at(task.value, task.kind, batch, kv_head, key, d);
+        output[d] += weight * number_at(task.value, task.dtype, batch, kv_head, key, d);
     }
     for (int64_t d = 0; d < task.value_dim; ++d) {
       const T mean = static_cast<T>(total != 0 ? output[d] / total : 0.0);
       static_cast<T*>(task.output)[row * task.value_dim + d] = mean;
       finite = finite && std::isfinite(mean);
     }
-    if (task.sums)
-      static_cast<T*>(task.sums)[row] = static_cast<T>(total != 0 ? largest + std::log(total) : nothing);
+    if (task.lse)
+      static_cast<T*>(task.lse)[row] = static_cast<T>(total != 0 ? largest + std::log(total) : nothing);
   }
-  return finite ? kFine : kNotFinite;
+  return finite ? kOk : kNotFinite;
 }
 
 inline int32_t decode(const Decode& task) {
-  return task.kind == Number::kFloat64 ? decode_as<double>(task) : decode_as<float>(task);
+  return task.dtype == DType::kFloat64 ? decode_as<double>(task) : decode_as<float>(task);
 }
 
 }  // namespace scalar

@@ -17,16 +17,16 @@ template <class T>
 struct Head {
   Rows<T> query, key, value;
   T* output;
-  T* sums;
+  T* lse;
   const T* table;
   const T* bias;
 
   Head(const Attention& task, int64_t b, int64_t h)
-      : query(task.query, task.kind, b, h, task.dim),
-        key(task.key, task.kind, b, h / (task.heads / task.kv_heads), task.dim),
-        value(task.value, task.kind, b, h / (task.heads / task.kv_heads), task.value_dim),
+      : query(task.query, task.dtype, b, h, task.dim),
+        key(task.key, task.dtype, b, h / (task.heads / task.kv_heads), task.dim),
+        value(task.value, task.dtype, b, h / (task.heads / task.kv_heads), task.value_dim),
         output(static_cast<T*>(task.output) + (b * task.heads + h) * task.queries * task.value_dim),
-        sums(static_cast<T*>(task.sums) + (b * task.heads + h) * task.queries),
+        lse(static_cast<T*>(task.lse) + (b * task.heads + h) * task.queries),
         table(task.table ? static_cast<const T*>(task.table) + h * task.table_head : nullptr),
         bias(task.bias ? static_cast<const T*>(task.bias) + b * task.bias_batch + h * task.bias_head : nullptr) {}
 };
@@ -54,23 +54,23 @@ struct Keys {
   int32_t strips = 0;
 
   static int64_t room(const Attention& task, int64_t most) {
-    const bool half = task.kind == Number::kBFloat16 || task.kind == Number::kFloat16;
+    const bool half = task.dtype == DType::kBFloat16 || task.dtype == DType::kFloat16;
     return 2 * Arena::room<T*>(most) + Arena::room<uint64_t>(most) + Arena::room<int32_t>(most) +
            Arena::room<Strip>(most + 1) +
            (half ? Arena::room<T>(most * task.dim) + Arena::room<T>(most * task.value_dim) : 0);
   }
-  Keys(Arena& arena, const Attention& task, int64_t many)
-      : key(arena.take<const T*>(many)),
-        value(arena.take<const T*>(many)),
-        word(arena.take<uint64_t>(many)),
-        token(arena.take<int32_t>(many)),
+  Keys(Arena& arena, const Attention& task, int64_t gemm)
+      : key(arena.take<const T*>(gemm)),
+        value(arena.take<const T*>(gemm)),
+        word(arena.take<uint64_t>(gemm)),
+        token(arena.take<int32_t>(gemm)),
         key_room(nullptr),
         value_room(nullptr),
-        strip(arena.take<Strip>(many + 1)),
-        most(many) {
-    if (task.kind == Number::kBFloat16 || task.kind == Number::kFloat16) {
-      key_room = arena.take<T>(many * task.dim);
-      value_room = arena.take<T>(many * task.value_dim);
+        strip(arena.take<Strip>(gemm + 1)),
+        most(gemm) {
+    if (task.dtype == DType::kBFloat16 || task.dtype == DType::kFloat16) {
+      key_room = arena.take<T>(gemm * task.dim);
+      value_room = arena.take<T>(gemm * task.value_dim);
     }
   }
 };
@@ -278,7 +278,7 @@ REGARD_INLINE void each_strip(const Keys<T>& keys, Work& work) {
       case 3:
         if constexpr (V >= 3) work.template run<3>(strip);
         break;
-      default: break;  // nobody sees these keys
+      default: break;  // hidden from all queries
     }
   }
 }

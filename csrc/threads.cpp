@@ -64,7 +64,7 @@ void* scratch(int64_t bytes) {
   return kept.memory;
 }
 
-void expect(void* memory, int64_t bytes) {
+void use_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   // Whole pages inside the block only; a system without large pages says no, which is no harm.
   constexpr uintptr_t kPage = 4096;

@@ -36,6 +36,6 @@ void* scratch(int64_t bytes);
 
 // Asks the system for large pages under memory that is about to be written for the first time. A block of tens of megabytes is
 // new at every call (the allocator hands it back each time), and 4 KB pages would cost more than a light attention.
-void expect(void* memory, int64_t bytes);
+void use_huge_pages(void* memory, int64_t bytes);
 
 }  // namespace regard

@@ -37,21 +37,21 @@ struct Rows {
   const char* base;
   int64_t stride;  // bytes between tokens
   int64_t dim;
-  Number kind;
+  DType dtype;
   bool direct;  // whether the numbers are T already
 
-  Rows(const Tensor4& tensor, Number number, int64_t batch, int64_t head, int64_t width)
+  Rows(const Tensor4& tensor, DType number, int64_t batch, int64_t head, int64_t width)
       : base(static_cast<const char*>(tensor.data) + (batch * tensor.batch + head * tensor.head) * size_of(number)),
         stride(tensor.token * size_of(number)),
         dim(width),
-        kind(number),
-        direct(number == Number::kFloat32 || number == Number::kFloat64) {}
+        dtype(number),
+        direct(number == DType::kFloat32 || number == DType::kFloat64) {}
 
   // The row of a token; `room` has place for it where it must be converted.
   REGARD_INLINE const T* row(int64_t token, T* room) const {
     const char* place = base + token * stride;
     if (direct) return reinterpret_cast<const T*>(place);
-    convert<T>(place, kind, dim, room);
+    convert<T>(place, dtype, dim, room);
     return room;
   }
 };
@@ -60,7 +60,7 @@ struct Rows {
 REGARD_INLINE void raise(int32_t& flag) { __atomic_store_n(&flag, 1, __ATOMIC_RELAXED); }
 
 REGARD_INLINE int32_t worst(const int32_t (&flags)[3]) {
-  return flags[kNoMemory - 1] ? kNoMemory : flags[kTooTall - 1] ? kTooTall : flags[kNotFinite - 1] ? kNotFinite : kFine;
+  return flags[kNoMemory - 1] ? kNoMemory : flags[kTooTall - 1] ? kTooTall : flags[kNotFinite - 1] ? kNotFinite : kOk;
 }
 
 REGARD_INLINE int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }

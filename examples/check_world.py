@@ -22,7 +22,7 @@ from regard.adapters import adapt
 from regard.adapters.huggingface import tiny
 from regard.errors import RegardError
 from regard.laws import LAWS, check
-from regard.laws.claims import infer
+from regard.laws.claims import infer_claims
 
 FAMILIES = """
 GPT2LMHeadModel LlamaForCausalLM MistralForCausalLM FalconForCausalLM BertModel T5ForConditionalGeneration YosoModel
@@ -73,7 +73,7 @@ def main() -> None:
         start = time.perf_counter()
         try:
             model = tiny(name)
-            claims = [slug for slug in infer(adapt(model)) if given.law is None or slug in given.law]
+            claims = [slug for slug in infer_claims(adapt(model)) if given.law is None or slug in given.law]
             report = check(model, claims=claims, seed=given.seed, fast=not given.full)
         except RegardError as refusal:
             print(f"{name:<34} {refusal.headline}")

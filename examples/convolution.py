@@ -1,6 +1,6 @@
 """A convolution is attention (Cordonnier, Loukas and Jaggi, ICLR 2020, theorem 1), and a network of them is one too.
 
-Each tap of a kernel becomes a head that looks one step away from its pixel; what it sees is multiplied by the tap.
+Each tap of a kernel becomes a head that attends to one fixed offset; its values are multiplied by the tap.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ The choir sang without a conductor.
 
 
 def read_sentences(file: Path | None) -> list[str]:
-    """The lines to search; ValueError where there is none, or where a file is no text."""
+    """The lines to search; ValueError if there are none, or if a file is not text."""
     try:
         lines = SENTENCES if file is None else file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as reason:
-        raise ValueError(f"{file} is no text in UTF-8 (byte {reason.start:,})") from None
+        raise ValueError(f"{file} is not UTF-8 text (byte {reason.start:,})") from None
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
         raise ValueError(f"{file} has no sentences: every line is empty")

@@ -1,4 +1,4 @@
-"""Patterns of attention: draw every one, attend over a long sequence, and leave a report to look at.
+"""Patterns of attention: draw every one, attend over a long sequence, and write a report.
 
 It writes out/patterns.svg and out/report.html in the working folder.
 """

@@ -18,8 +18,8 @@ import time
 from regard.downloads import Unavailable, fetch
 from regard.errors import RegardError
 from regard.models import GPT, stream
-from regard.models.files.llama2c import read_tokenizer
-from regard.models.files.scored_tokenizer import BEGIN, END
+from regard.models.io.llama2c import read_tokenizer
+from regard.models.io.sentencepiece_tokenizer import BEGIN, END
 
 
 def main(arguments: list[str] | None = None) -> int:

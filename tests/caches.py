@@ -169,7 +169,7 @@ class Inside(Core):
 
 
 class Switched(Core):
-    """Remembers while `use_cache=True`, until `reset_cache()`."""
+    """HasCache while `use_cache=True`, until `reset_cache()`."""
 
     def __init__(self, **words: object) -> None:
         super().__init__(**words)  # type: ignore[arg-type]

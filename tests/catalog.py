@@ -171,25 +171,27 @@ def tensors(lengths, *, batch=ROWS, heads=3, kv_heads=3, dim=5, value_dim=7, dty
 
 
 def results(attend, query, key, value, **words):
-    """Output and gradients of query, key, value and of the bias, for a fixed upstream gradient."""
+    """Output and gradients of query, key, value and of the bias, for a fixed grad_output."""
     inputs = [query, key, value, *bias_tensors(words.get("bias"))]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     output = attend(query, key, value, **words)
-    upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).cos().to(output.dtype)
+    grad_output = (
+        torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).cos().to(output.dtype)
+    )
     if not output.requires_grad:
         return [output, *(torch.zeros_like(tensor) for tensor in wanted)]
-    grads = torch.autograd.grad(output, wanted, upstream, allow_unused=True)
+    grads = torch.autograd.grad(output, wanted, grad_output, allow_unused=True)
     return [output, *(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True))]
 
 
 def bounds(query, key, value, scale, dtype, extra_scores=8.0):
-    """How far rounding can move the output and the gradients, for upstream gradients up to 1.
+    """How far rounding can move the output and the gradients, for a grad_output of at most 1.
 
     A score is a sum of `dim` products: it moves by at most `eps (dim + 2) |score|`, with `|score|` bounded by the
-    largest entries (`extra_scores` covers the bias). A weight moves by twice that relative to itself, plus one
-    rounding for each key it is
-    normalised over: `relative`. A slope `weight * (up . value - delta)` is at most `weight * 2 * reach` and inherits
-    twice that error. Weights sum to one over keys; over queries they sum to at most the number of queries.
+    largest entries (`extra_scores` covers the bias). A weight moves by twice that relative to itself, plus one rounding
+    for each key it is normalised over: `relative`. The gradient of a score, `weight * (grad_output . value - delta)`,
+    is at most `weight * 2 * reach` and inherits twice that error. Weights sum to one over keys; over queries they sum
+    to at most the number of queries.
     """
     eps = torch.finfo(dtype).eps
     dim, keys, queries = query.shape[-1], key.shape[-2], query.shape[-2] * max(1, query.shape[1] // key.shape[1])
@@ -198,14 +200,14 @@ def bounds(query, key, value, scale, dtype, extra_scores=8.0):
     score = scale * dim * q * k + extra_scores
     relative = eps * (2 * (dim + 2) * score + keys + 8)
     reach = 2 * value.shape[-1] * v
-    slope = 4 * relative * reach
+    derivative = 4 * relative * reach
     content = 1 + scale  # a bias that reads content adds terms of the size of the content score
     return {
         "output": relative * v,
-        "query": slope * content * k,
-        "key": slope * content * q * queries,
+        "query": derivative * content * k,
+        "key": derivative * content * q * queries,
         "value": relative * queries,
-        "bias": slope * queries * query.shape[0] * query.shape[1] * (1 + q) * (1 + k) * dim,
+        "bias": derivative * queries * query.shape[0] * query.shape[1] * (1 + q) * (1 + k) * dim,
     }
 
 

@@ -14,11 +14,11 @@ from regard import (
     TransformerXL,
 )
 from regard.layers import (
+    AttentionSizes,
     LearnedPositions,
     MultiHeadAttention,
     Rotary,
     SinusoidalPositions,
-    Sizes,
 )
 
 F64 = torch.float64
@@ -28,7 +28,7 @@ F64 = torch.float64
 TOLERANCE = {F64: 1e-12, torch.float32: 1e-5}
 
 
-SIZES = Sizes(13, heads=6, kv_heads=2, key=4, value=5, output=11)
+SIZES = AttentionSizes(13, heads=6, kv_heads=2, key=4, value=5, output=11)
 
 
 POSITIONS = ["none", "sinusoidal", "learned", "halves", "pairs", "alibi", "table", "quadratic", "transformer-xl"]

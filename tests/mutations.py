@@ -333,7 +333,7 @@ def odd_tensors(tensor: Tensor) -> dict[str, Tensor]:
 def replace_tensor(rng: random.Random, kind: str, folder: Path) -> str:
     """One tensor, or all, of another kind; or another name, or something that is no tensor."""
     model, layout = FORMATS[kind]
-    state = {name: tensor.detach().clone() for name, tensor in MODELS[model].to_foreign(layout)[1].items()}
+    state = {name: tensor.detach().clone() for name, tensor in MODELS[model].to_checkpoint(layout)[1].items()}
     name = rng.choice(sorted(state))
     torch_file = kind.endswith("torch") or rng.random() < 0.3
     kinds = odd_tensors(state[name])

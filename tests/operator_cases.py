@@ -44,7 +44,7 @@ class Truth:
     weight_error: dict[str, float]  # in units of eps
 
 
-def truth_of(case: Case, upstream: Tensor) -> Truth:
+def truth_of(case: Case, grad_output: Tensor) -> Truth:
     leaves, full = {}, {}
     batch, square = case.batch, (*case.batch, case.heads, case.queries, case.keys)
     for name, given in case.inputs.items():
@@ -79,12 +79,12 @@ def truth_of(case: Case, upstream: Tensor) -> Truth:
         reads_content=reads,
         dtype=torch.float64 if case.dtype == torch.float64 else torch.float32,
     )
-    grads, spread = _gradients(found.output, leaves, full, parameters, upstream)
+    grads, spread = _gradients(found.output, leaves, full, parameters, grad_output)
     slopes, weight_error = _slopes(case, full, beta, found.largest_score, parameters)
     return Truth(found.output.detach(), grads, spread, slopes, weight_error)
 
 
-def _gradients(output, leaves, full, parameters, upstream) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _gradients(output, leaves, full, parameters, grad_output) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Gradients of all that learns, and the sums of the sizes of what they are added up from."""
     grads, spread = {}, {}
     wanted = {name: full[name] for name, leaf in leaves.items() if leaf.requires_grad}
@@ -93,7 +93,7 @@ def _gradients(output, leaves, full, parameters, upstream) -> tuple[dict[str, Te
         return grads, spread
     answers: tuple[Tensor | None, ...] = (None,) * len(wanted)
     if output.requires_grad:
-        answers = torch.autograd.grad(output, list(wanted.values()), upstream.double(), allow_unused=True)
+        answers = torch.autograd.grad(output, list(wanted.values()), grad_output.double(), allow_unused=True)
     for (name, tensor), grad in zip(wanted.items(), answers, strict=True):
         grad = torch.zeros_like(tensor) if grad is None else grad
         if name in leaves:
@@ -152,8 +152,8 @@ def check(case: Case, backends: tuple[str, ...] = BACKENDS) -> Counter[str]:
         return compared
     generator = torch.Generator().manual_seed(case.upstream_seed)
     shape = (*case.batch, case.heads, case.queries, case.value_dim)
-    upstream = torch.randn(shape, generator=generator, dtype=torch.float64).clamp(-UPSTREAM, UPSTREAM).to(case.dtype)
-    truth = truth_of(case, upstream)
+    grad_output = torch.randn(shape, generator=generator, dtype=torch.float64).clamp(-UPSTREAM, UPSTREAM).to(case.dtype)
+    truth = truth_of(case, grad_output)
     outputs: dict[str, Tensor] = {}
     for backend in backends:
         leaves, views = {}, {}
@@ -180,7 +180,7 @@ def check(case: Case, backends: tuple[str, ...] = BACKENDS) -> Counter[str]:
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         if isinstance(case.bias, Bias):
             wanted |= {f"bias.{name}": p for name, p in case.bias.named_parameters() if p.requires_grad}
-        grads = torch.autograd.grad(output, list(wanted.values()), upstream, allow_unused=True)
+        grads = torch.autograd.grad(output, list(wanted.values()), grad_output, allow_unused=True)
         for (name, leaf), grad in zip(wanted.items(), grads, strict=True):
             assert grad is not None, f"{backend}: no gradient of {name}\n{case}"
             assert grad.dtype == leaf.dtype

@@ -41,12 +41,12 @@ def _widen_window(pattern, lengths, block, run=scores.group_tiles):
     return run(pattern, lengths, block)
 
 
-def _start_late(pattern, lengths, run=native.intervals):
+def _start_late(pattern, lengths, run=native.find_key_intervals):
     seen = run(pattern, lengths)
     return seen if seen is None else (torch.minimum(seen[0] + 1, seen[1]), seen[1])
 
 
-def _look_backwards(request, run=positional.table_of) -> Tensor:
+def _look_backwards(request, run=positional.make_table) -> Tensor:
     return run(request).flip(-1)
 
 
@@ -55,12 +55,12 @@ def _swap_axes(bias, run=positional.axis_scores):
     return axes if axes is None else tuple(scores.mT for scores in axes)
 
 
-def _take_neighbour(bias, lengths, run=native.table_of):
+def _take_neighbour(bias, lengths, run=native.make_bias_table):
     table, *codes = run(bias, lengths)
     return table.roll(1, -1), *codes
 
 
-def _first_winner(*arguments, run=blocked.winners):
+def _first_winner(*arguments, run=blocked.find_winners):
     best, winner, count = run(*arguments)
     return best, winner, count.clamp(max=1)
 
@@ -73,7 +73,7 @@ def _no_row(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor[..., :1], dtype=torch.bool)
 
 
-def _round_half(request, position, run=reference.weights):
+def _round_half(request, position, run=reference.compute_weights):
     weight, *rest = run(request, position)
     return weight.to(request.query.dtype).to(weight.dtype), *rest
 
@@ -114,19 +114,19 @@ FAULTS: dict[str, Fault] = {
     "padding that is read": (
         "linear",
         linear_attention,
-        "_real_keys",
+        "_find_real_keys",
         lambda found, r: torch.ones(1, 1, r.key.shape[2], 1) > 0,
     ),
     "a window too wide": ("blocked", scores, "group_tiles", _widen_window),
-    "an interval too short": ("native", native, "intervals", _start_late),
-    "a table of its neighbours": ("native", native, "table_of", _take_neighbour),
+    "an interval too short": ("native", native, "find_key_intervals", _start_late),
+    "a table of its neighbours": ("native", native, "make_bias_table", _take_neighbour),
     "half a gradient's bits": ("native", native, "_unify_dtypes", _shorten_half),
-    "a bias the wrong way round": ("positional", positional, "table_of", _look_backwards),
+    "a bias the wrong way round": ("positional", positional, "make_table", _look_backwards),
     "axes the wrong way round": ("positional", positional, "axis_scores", _swap_axes),
     "heads that share the wrong keys": ("sdpa", sdpa, "scaled_dot_product_attention", _share_wrong_heads),
-    "heads in another order": ("reference", reference, "_repeat", _repeat_heads),
-    "ties that are not shared": ("blocked", blocked, "winners", _first_winner),
+    "heads in another order": ("reference", reference, "_repeat_heads", _repeat_heads),
+    "ties that are not shared": ("blocked", blocked, "find_winners", _first_winner),
     "softmax written past its strides": ("blocked", blocked, "_softmax_in_place", _softmax_as_if_dense),
     "broken rows that pass": ("blocked", blocked, "find_nonfinite_rows", _no_row),
-    "weights in half precision": ("reference", reference, "weights", _round_half),
+    "weights in half precision": ("reference", reference, "compute_weights", _round_half),
 }

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,8 +202,21 @@ def busy_thread():
     thread.join()
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, or `None` where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def exit_code_of_forked(run: Callable[[], None], seconds: float = 40.0) -> int | None:
-    """The exit code of a child process that runs a function, or `None` if it hangs."""
+    """The exit code of a child process that runs a function, or `None` if it hangs.
+
+    A child hangs if it uses no processor time for so many seconds, or more of it than that: on a busy machine one that
+    works may take much longer.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -210,11 +224,14 @@ def exit_code_of_forked(run: Callable[[], None], seconds: float = 40.0) -> int |
             os._exit(0)
         except BaseException:
             os._exit(1)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    used, idle_since = 0.0, time.monotonic()
+    while time.monotonic() - idle_since < seconds and used < seconds:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        now = cpu_seconds(child)
+        if now is not None and now > used:
+            used, idle_since = now, time.monotonic()
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -1,7 +1,7 @@
-"""The picture of the house, drawn from the real imports; `python tests/test_house.py` prints it.
+"""The picture of the packages in docs/design.md, from the real imports; `python tests/test_house.py` prints it.
 
-A floor imports only from the floors below it. Two rooms on one floor do not import each other, except the
-words. Backends never import one another. No file outgrows 500 lines. Imports inside functions and under
+A package imports only from the levels below its own. Two packages on one level do not import each other, except the
+descriptions. Backends never import one another. No file outgrows 500 lines. Imports inside functions and under
 TYPE_CHECKING count too.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "regard"
 
-# From the roof down. A room is a module or a folder directly under src/regard.
-FLOORS: dict[str, set[str]] = {
-    "street": {"__main__"},
-    "doors": {"cli", "lab"},
-    "work": {"laws", "cost_model", "visualize", "convert", "train"},
+# From the top down. A package is a module or a folder directly under src/regard.
+LEVELS: dict[str, set[str]] = {
+    "command": {"__main__"},
+    "entry points": {"cli", "lab"},
+    "tools": {"laws", "cost_model", "visualize", "convert", "train"},
     "adapters": {"adapters"},
     "downloads": {"downloads"},
     "models": {"models"},
@@ -27,12 +27,12 @@ FLOORS: dict[str, set[str]] = {
     "operator": {"attention"},
     "backends": {"backends"},
     "kernels": {"kernels"},
-    "words": {"patterns", "biases", "planner", "calculus", "features"},
-    "ground": {"autocast", "batching", "caching", "nonfinite", "render"},
+    "descriptions": {"patterns", "biases", "planner", "calculus", "features"},
+    "foundation": {"autocast", "batching", "caching", "nonfinite", "render"},
     "errors": {"errors"},
 }
-# Floors whose rooms may use each other.
-OPEN_FLOORS = {"words"}
+# Levels whose packages may import each other.
+OPEN_LEVELS = {"descriptions"}
 # What backends share: modules of regard.backends that are not themselves backends.
 SHARED_BY_BACKENDS = {"base", "limits", "scores", "tiles"}
 MOST_LINES = 500
@@ -65,7 +65,7 @@ def arrows_of(package: Path) -> list[Arrow]:
         for name in imported_names(file, importer):
             imported = longest_module(name, modules)
             if imported == package.name and name.count(".") > 1:
-                imported = ".".join(name.split(".")[:2])  # a room that is not built yet, not the public face
+                imported = ".".join(name.split(".")[:2])  # a package that is not built yet, not the public face
             if imported is not None and imported != importer:
                 arrows.add(Arrow(importer, imported))
     return sorted(arrows)
@@ -92,37 +92,37 @@ def longest_module(name: str, modules: Iterable[str]) -> str | None:
 # Judging them
 
 
-def room_of(module: str) -> str:
-    """The room of a module; the empty name is the public face, regard itself."""
+def package_of(module: str) -> str:
+    """The package of a module; the empty name is the public face, regard itself."""
     return ".".join(module.split(".")[1:2])
 
 
-def floor_of(room: str) -> str | None:
-    return next((floor for floor, rooms in FLOORS.items() if room in rooms), None)
+def level_of(package: str) -> str | None:
+    return next((level for level, packages in LEVELS.items() if package in packages), None)
 
 
 def unknown_rooms(modules: Iterable[str]) -> list[str]:
-    strangers = sorted({room_of(module) for module in modules} - {""} - set().union(*FLOORS.values()))
-    return [f"regard.{room} is on no floor: add it to FLOORS in tests/test_house.py" for room in strangers]
+    unknown = sorted({package_of(module) for module in modules} - {""} - set().union(*LEVELS.values()))
+    return [f"regard.{package} is on no level: add it to LEVELS in tests/test_house.py" for package in unknown]
 
 
 def wrong_arrows(arrows: Iterable[Arrow]) -> list[str]:
-    """Arrows that point up, or across a floor. The public face imports anything, and nothing imports it."""
-    order = list(FLOORS)
+    """Arrows that point up, or across a level. The public face imports anything, and nothing imports it."""
+    order = list(LEVELS)
     wrong = []
     for importer, imported in arrows:
-        here, there = room_of(importer), room_of(imported)
-        above, below = floor_of(here), floor_of(there)
+        here, there = package_of(importer), package_of(imported)
+        above, below = level_of(here), level_of(there)
         if here == there or here == "" or above is None:
             continue
         if there == "":
-            wrong.append(f"{importer} imports the public face; import the room itself")
+            wrong.append(f"{importer} imports the public face; import the package itself")
         elif below is None:
             continue  # unknown_rooms reports it
         elif order.index(below) < order.index(above):
             wrong.append(f"{importer} ({above}) imports {imported} ({below}): the arrow points up")
-        elif above == below and above not in OPEN_FLOORS:
-            wrong.append(f"{importer} imports {imported}: both rooms are on the floor {above}")
+        elif above == below and above not in OPEN_LEVELS:
+            wrong.append(f"{importer} imports {imported}: both packages are on the level {above}")
     return wrong
 
 
@@ -130,7 +130,7 @@ def entangled_backends(arrows: Iterable[Arrow]) -> list[str]:
     """Arrows by which one backend reaches another; only the registry, regard.backends, knows them all."""
     wrong = []
     for importer, imported in arrows:
-        if room_of(importer) != "backends" or room_of(imported) != "backends":
+        if package_of(importer) != "backends" or package_of(imported) != "backends":
             continue
         here, there = (".".join(name.split(".")[2:3]) for name in (importer, imported))
         if here == "" or here == there or there in SHARED_BY_BACKENDS:
@@ -155,27 +155,35 @@ def count_lines(root: Path) -> dict[str, int]:
 
 
 def picture(modules: Iterable[str], arrows: Iterable[Arrow]) -> str:
-    """One line for each room that exists, under its floor: the room, and the rooms that it imports."""
-    rooms = {room_of(module) for module in modules}
-    uses: dict[str, set[str]] = {room: set() for room in rooms}
+    """One line for each package that exists, under its level: the package, and the packages that it imports."""
+    packages = {package_of(module) for module in modules}
+    uses: dict[str, set[str]] = {package: set() for package in packages}
     for importer, imported in arrows:
-        uses[room_of(importer)].add(room_of(imported))
-    order = [room for floor in FLOORS.values() for room in sorted(floor)]
+        uses[package_of(importer)].add(package_of(imported))
+    order = [package for level in LEVELS.values() for package in sorted(level)]
     lines = []
-    for floor, members in FLOORS.items():
-        label = floor
-        for room in sorted(members & rooms):
-            targets = [other for other in order if other in uses[room] - {room}]
-            lines.append(f"{label:<10} {room:<10} {'-> ' + ' '.join(targets) if targets else ''}".rstrip())
+    for level, members in LEVELS.items():
+        label = level
+        for package in sorted(members & packages):
+            targets = [other for other in order if other in uses[package] - {package}]
+            lines.append(f"{label:<12} {package:<10} {'-> ' + ' '.join(targets) if targets else ''}".rstrip())
             label = ""
     return "\n".join(lines)
 
 
-# The real house
+# The real packages
 
 
-def test_every_room_is_on_a_floor():
+def test_every_package_is_on_a_level():
     assert unknown_rooms(modules_of(PACKAGE)) == []
+
+
+def test_the_page_of_the_design_lists_the_same_levels_and_packages():
+    page = (ROOT / "docs" / "design.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    existing = {package_of(module) for module in modules_of(PACKAGE)}
+    for level, packages in LEVELS.items():
+        line = next((line for line in page.splitlines() if line.startswith(f"    {level} ")), "")
+        assert level == "command" or packages & existing <= set(line.split()), f"docs/design.md: {level}"
 
 
 def test_no_arrow_points_up_or_across():
@@ -190,7 +198,7 @@ def test_no_file_outgrows_its_reader():
     assert too_long(count_lines(ROOT)) == []
 
 
-def test_the_house_is_not_empty():
+def test_there_are_modules_and_imports_to_check():
     assert {"regard.errors", "regard.patterns.base"} <= set(modules_of(PACKAGE))
     assert any(arrow.imported == "regard.errors" for arrow in arrows_of(PACKAGE))
 
@@ -198,10 +206,10 @@ def test_the_house_is_not_empty():
 # Twins: each check can fail, and fails only for its own reason
 
 
-def test_an_unknown_room_is_caught_with_the_table_to_extend():
+def test_an_unknown_package_is_caught_with_the_table_to_extend():
     (message,) = unknown_rooms(["regard", "regard.attention", "regard.misc.things"])
     assert "regard.misc" in message
-    assert "FLOORS in tests/test_house.py" in message
+    assert "LEVELS in tests/test_house.py" in message
 
 
 def test_an_arrow_up_is_caught():
@@ -210,9 +218,9 @@ def test_an_arrow_up_is_caught():
     assert len(wrong_arrows([Arrow("regard.errors", "regard.planner.blocks")])) == 1
 
 
-def test_an_arrow_across_is_caught_except_between_words():
+def test_an_arrow_across_is_caught_except_between_descriptions():
     (message,) = wrong_arrows([Arrow("regard.cost_model.count", "regard.visualize")])
-    assert "on the floor work" in message
+    assert "on the level tools" in message
     assert wrong_arrows([Arrow("regard.planner.blocks", "regard.patterns.base")]) == []
 
 
@@ -251,7 +259,7 @@ def test_a_long_file_is_caught(tmp_path):
     assert [message.split(" has ")[0] for message in messages] == ["csrc/c.cpp", "src/a.py"]
 
 
-def test_every_way_to_write_an_import_is_seen(tmp_path):
+def test_every_form_of_import_is_found(tmp_path):
     house = tmp_path / "regard"
     files = {
         "__init__.py": "from .attention import attend",
@@ -274,9 +282,9 @@ def test_every_way_to_write_an_import_is_seen(tmp_path):
         ("regard.planner.blocks", "regard.planner"),
     }
     assert picture(modules_of(house), arrows_of(house)).splitlines() == [
-        "operator   attention  -> biases planner",
-        "words      planner    -> errors",
-        "errors     errors",
+        "operator     attention  -> biases planner",
+        "descriptions planner    -> errors",
+        "errors       errors",
     ]
 
 

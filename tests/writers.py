@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Histories:
-    """The memory of a toy: a number that depends on every token read, in order. It notes how it was reordered."""
+    """The cache of a toy: a number that depends on every token read, in order. It notes how it was reordered."""
 
     def __init__(self, state: Tensor, length: int) -> None:
         self.state = state
@@ -20,7 +20,7 @@ class Histories:
 
 
 class Toy:
-    """A writer whose logits are a row of a random table, chosen by a number that depends on the whole history.
+    """A model whose logits are a row of a random table, chosen by a number that depends on the whole history.
 
     A row that continues another's history gets another's logits, so a wrong reorder cannot go unnoticed. `reads`
     holds the number of rows of every call, `grads` whether gradients were on.
@@ -28,15 +28,17 @@ class Toy:
 
     SIZE = 7919
 
-    def __init__(self, vocab_size=11, *, context=None, prompts_count=True, seed=0, spread=1.0, dtype=torch.float64):
+    def __init__(
+        self, vocab_size=11, *, context=None, prompt_fills_context=True, seed=0, spread=1.0, dtype=torch.float64
+    ):
         generator = torch.Generator().manual_seed(seed)
         self.table = (torch.randn(self.SIZE, vocab_size, generator=generator, dtype=torch.float64) * spread).to(dtype)
         self.vocab_size = vocab_size
         self.context_length = context
-        self.prompts_count = prompts_count
+        self.prompt_fills_context = prompt_fills_context
         self.reads: list[int] = []
         self.grads: list[bool] = []
-        self.memories: list[Histories] = []
+        self.caches: list[Histories] = []
 
     def _read(self, state: Tensor, tokens: Tensor) -> Tensor:
         return (state * 31 + tokens + 1) % self.SIZE
@@ -53,23 +55,23 @@ class Toy:
             state = self._read(state, torch.tensor(token))
         return self.table[state]
 
-    def start(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
+    def prefill(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
         batch, longest = prompts.shape
         state = torch.zeros(batch, dtype=torch.int64)
         real = torch.full((batch,), longest) if lengths is None else lengths
         for place in range(longest):
             state = torch.where(place >= longest - real, self._read(state, prompts[:, place]), state)
-        self.memories.append(Histories(state, longest))
-        return self._logits(state), self.memories[-1]
+        self.caches.append(Histories(state, longest))
+        return self._logits(state), self.caches[-1]
 
-    def extend(self, tokens: Tensor, memory: Histories) -> Tensor:
-        assert tokens.shape == (len(memory.state), 1)
-        memory.state = self._read(memory.state, tokens[:, 0])
-        memory.length += 1
-        return self._logits(memory.state)
+    def decode_step(self, tokens: Tensor, cache: Histories) -> Tensor:
+        assert tokens.shape == (len(cache.state), 1)
+        cache.state = self._read(cache.state, tokens[:, 0])
+        cache.length += 1
+        return self._logits(cache.state)
 
 
-class HuggingMemory:
+class HuggingFaceCache:
     """Hugging Face's cache, the mask of what is real in it, and the position of each row's next token."""
 
     def __init__(self, cache, mask: Tensor) -> None:
@@ -88,29 +90,29 @@ class HuggingMemory:
 class Hugging:
     """A decoder of Hugging Face as a writer."""
 
-    prompts_count = True
+    prompt_fills_context = True
 
     def __init__(self, model) -> None:
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.context_length = model.config.n_positions
 
-    def start(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
+    def prefill(self, prompts: Tensor, lengths: Tensor | None, capacity: int):
         batch, longest = prompts.shape
         real = torch.full((batch,), longest) if lengths is None else lengths
         mask = (torch.arange(longest) >= longest - real[:, None]).long()
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         out = self.model(input_ids=prompts, attention_mask=mask, position_ids=positions, use_cache=True)
-        return out.logits[:, -1], HuggingMemory(out.past_key_values, mask)
+        return out.logits[:, -1], HuggingFaceCache(out.past_key_values, mask)
 
-    def extend(self, tokens: Tensor, memory: HuggingMemory) -> Tensor:
-        positions = memory.mask.sum(-1, keepdim=True)
-        memory.mask = torch.cat([memory.mask, torch.ones_like(tokens)], dim=1)
+    def decode_step(self, tokens: Tensor, cache: HuggingFaceCache) -> Tensor:
+        positions = cache.mask.sum(-1, keepdim=True)
+        cache.mask = torch.cat([cache.mask, torch.ones_like(tokens)], dim=1)
         out = self.model(
             input_ids=tokens,
-            attention_mask=memory.mask,
+            attention_mask=cache.mask,
             position_ids=positions,
-            past_key_values=memory.cache,
+            past_key_values=cache.cache,
             use_cache=True,
         )
         return out.logits[:, -1]

@@ -1,4 +1,4 @@
-"""What the models cost: by formula, and by the clock."""
+"""The cost of the models: counted, and measured."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ SIDES = (8, 16, 32, 64)
 
 
 @dataclass
-class Price:
-    """One image through one model: counted, and measured in batches."""
+class ModelCost:
+    """The cost of one image: counted, and measured in batches."""
 
     name: str
     parameters: int
     macs: int
-    kept: int  # bytes that a backward pass needs
+    saved_bytes: int  # activations for backward
     milliseconds: float
 
 
 @dataclass
 class Mixing:
-    """Heads over a square image: one axis after the other, or all pairs of pixels."""
+    """Multiply-adds on a square image: axis by axis, or over all pairs of pixels."""
 
     side: int
     separable: int
     pairs: int
 
 
-def price(name: str, run: Run) -> Price:
+def measure_cost(name: str, run: Run) -> ModelCost:
     found = cost(run.model)
     images = run.data.normalise(run.data.test.images)
-    return Price(
-        name, int(found.parameters), int(found.macs), int(found.activation_bytes), clock(run.model, images) * 1000
+    return ModelCost(
+        name,
+        int(found.parameters),
+        int(found.macs),
+        int(found.activation_bytes),
+        measure_seconds(run.model, images) * 1000,
     )
 
 
-def clock(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
+def measure_seconds(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
     """Seconds for an image in a batch: the median of a few passes."""
     times = []
     with torch.no_grad():
@@ -57,9 +61,9 @@ def clock(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
 
 
 def mixing(config: SpatialConfig) -> list[Mixing]:
-    """The whole model on larger and larger images, with heads that fall apart into rows and columns, and without.
+    """The whole model on images of increasing size, with separable heads and with others.
 
-    A quadratic score is a sum over the axes, so that its softmax is a product; a slanted Gaussian's is not.
+    A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not.
     """
     found = []
     for side in SIDES:

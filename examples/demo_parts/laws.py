@@ -1,4 +1,4 @@
-"""The trained models before the laws, and a mistake that the laws find."""
+"""The laws of the trained models, and a counterexample for a faulty layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.laws import Report
 
 
 class OffByOne(nn.Module):
-    """Causal attention that was written late at night: its mask lets every token see the next one."""
+    """Causal attention with a faulty mask: every token attends to the next one, too."""
 
     def __init__(self, dim: int = 8) -> None:
         super().__init__()
@@ -25,19 +25,19 @@ class OffByOne(nn.Module):
         return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
 
 
-def judge(
-    models: dict[str, nn.Module], tell: Callable[[str], None], only: list[str] | None = None
+def check_models(
+    models: dict[str, nn.Module], report: Callable[[str], None], only: list[str] | None = None
 ) -> dict[str, Report]:
-    """A fast check of each: every law that it claims, or only some."""
+    """A fast check of each model: every law that it claims, or only some."""
     found = {}
     for name, model in models.items():
-        tell(name)
+        report(name)
         found[name] = check(model, fast=True, name=name, only=only)
     return found
 
 
-def mistake() -> str:
-    """What the laws say about a mask that is off by one."""
+def report_off_by_one() -> str:
+    """The report about a mask that is off by one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = OffByOne()

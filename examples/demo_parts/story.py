@@ -1,4 +1,4 @@
-"""The report: what was done, told on one page."""
+"""The report of the demo: one HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from demo_parts.convolution import Converted
-from demo_parts.costs import Mixing, Price
+from demo_parts.costs import Mixing, ModelCost
 from regard import __version__
 from regard.laws import Report
 from regard.layers import head_profile
@@ -20,22 +20,22 @@ from regard.train import Images, Run
 from regard.visualize import ExplorerModel, make_explorer, make_player
 from regard.visualize.kernels import effective_kernels, find_strongest_pairs, kernel_figure
 
-WORDS = {"holds": "holds", "broken": "broken", "flaky": "flaky", "undecided": "undecided", "not applicable": "–"}
+OUTCOMES = {"holds": "holds", "broken": "broken", "flaky": "flaky", "undecided": "undecided", "not applicable": "–"}
 KERNELS = 8
 WIDE = 3  # standard deviations of a wide head, in pixels
-CNN_REACH, LEARNED_REACH = 2, 4  # pixels around the one that asks
+CNN_REACH, LEARNED_REACH = 2, 4  # pixels around the query
 
 
 @dataclass
 class Results:
-    """All that the page tells."""
+    """The contents of the page."""
 
     spatial: Run
     vit: Run
     converted: Converted
     laws: dict[str, Report]
     mistake: str
-    prices: list[Price]
+    prices: list[ModelCost]
     mixing: list[Mixing]
     seconds: dict[str, float]
 
@@ -45,45 +45,48 @@ def report(results: Results) -> Page:
     spatial, vit = results.spatial, results.vit
     page = Page(
         headline(results),
-        title="Regard: attention that learned where to look",
-        kicker=f"Regard {__version__} · {spatial.data.name} · {len(spatial.data.train):,} images to learn from, "
-        f"{len(spatial.data.test)} for the test",
+        title="Regard: positional attention learned on digits",
+        kicker=f"Regard {__version__} · {spatial.data.name} · {len(spatial.data.train):,} training and "
+        f"{len(spatial.data.test)} test images",
         lead=Markup(
-            "A transformer without a single convolution read handwritten digits. Its heads look at fixed places around "
-            "each pixel, they chose these places themselves, and <b>you can watch them do it</b>. Then a real "
-            "convolution became attention, and not one answer changed."
+            "A transformer without convolutions classifies handwritten digits. Each of its heads attends to a learned "
+            "position relative to the query, and <b>the player below shows how these positions were learned</b>. Then "
+            "the convolutions of a CNN are converted to attention without changing a prediction."
         ),
     )
     page.open_with(tiles(facts(results)))
-    page.add("The heads find their places", *heads(spatial))
-    page.add("Point at a pixel", *pixels(spatial, vit))
-    page.add("How they learned", *learning(spatial, vit))
+    page.add("Learned head positions", *heads(spatial))
+    page.add("Attention maps", *pixels(spatial, vit))
+    page.add("Accuracy during training", *learning(spatial, vit))
     page.add("A convolution is attention", *convolutions(results.converted, spatial))
-    page.add("The laws", *laws(results.laws, results.mistake))
-    page.add("What it costs", *costs(results.prices, results.mixing))
+    page.add("Laws", *laws(results.laws, results.mistake))
+    page.add("Cost", *costs(results.prices, results.mixing))
     page.close_with(*closing(results))
     return page
 
 
 def headline(results: Results) -> str:
     run = results.spatial
-    return f"{sum_of_heads(run)} heads learned where to look, and read {percent(run.accuracy)} of the digits"
+    return f"{count_heads(run)} positional heads classify {percent(run.accuracy)} of the digits correctly"
 
 
-def sum_of_heads(run: Run) -> int:
+def count_heads(run: Run) -> int:
     return sum(each.heads for each in run.epochs[-1].head_profiles.values())
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    held = sum(v.outcome == "holds" for report in results.laws.values() for v in report.verdicts)
-    judged = sum(v.outcome != "not applicable" for report in results.laws.values() for v in report.verdicts)
+    holding = sum(v.outcome == "holds" for report in results.laws.values() for v in report.verdicts)
+    checked = sum(v.outcome != "not applicable" for report in results.laws.values() for v in report.verdicts)
     converted = results.converted
     return [
-        (percent(results.spatial.accuracy), "of the test images read by heads that look by position alone"),
-        (percent(results.vit.accuracy), "by a small vision transformer, whose heads look by content"),
-        (f"{converted.agreed} of {converted.images}", "answers of a CNN that stayed the same when it became attention"),
-        (f"{held} of {judged}", "laws claimed by the models hold, searched for counterexamples"),
-        (duration(sum(results.seconds.values())), "of computing for everything on this page, training included"),
+        (
+            percent(results.spatial.accuracy),
+            "test accuracy of the spatial transformer, whose heads attend by position alone",
+        ),
+        (percent(results.vit.accuracy), "test accuracy of a small vision transformer, whose heads attend by content"),
+        (f"{converted.agreed} of {converted.images}", "predictions of a CNN unchanged by its conversion to attention"),
+        (f"{holding} of {checked}", "checks of laws that the models claim found no counterexample"),
+        (duration(sum(results.seconds.values())), "of computing for this page, including training"),
     ]
 
 
@@ -97,17 +100,16 @@ def heads(run: Run) -> list[str]:
     how = ", ".join(f"{far:.1f}" for far in moved)
     return [
         paragraph(
-            "Each dot is a head, seen from the pixel that asks (the orange square). Nobody told a head where to look: "
-            "its place and its width are numbers that training moves. In this run the heads of the ",
-            f"{len(moved)} layers travelled {how} pixels on average. {narrow} of {sum_of_heads(run)} became so narrow "
-            "that more than half of their weight lies on one pixel, as a convolution's tap does; "
-            f"{wide} became wider than {WIDE} pixels, and see much of the image at once.",
+            "Each dot is a head, relative to the query (the orange square). The centre and the width of a head are "
+            f"parameters. In this run the heads of the {len(moved)} layers moved by {how} pixels on average. {narrow} "
+            f"of {count_heads(run)} heads have over half of their weight on one pixel, like a tap of a convolution; "
+            f"{wide} have a standard deviation above {WIDE} pixels and average over much of the image.",
         ),
         make_player(
             epochs,
             labels,
-            "One panel for each layer, one color and number for each head. The dot is the centre of mass of what the "
-            "head sees; half of its weight lies in the filled shape, nine tenths within the line. Drag the slider, or "
+            "One panel for each layer, one color and number for each head. The dot is the centre of mass of the head's "
+            "attention weights; half of them lie in the filled shape, nine tenths within the line. Drag the slider or "
             "press play; hover over a head to see it alone.",
             eager=True,
         ),
@@ -121,21 +123,21 @@ def pixels(spatial: Run, vit: Run) -> list[str]:
     shown = data.normalise(images)
     names = [f"a {data.names[label]}" for label in data.test.labels[chosen].tolist()]
     models = [
-        ExplorerModel("Spatial transformer", spatial.model, shown, said(spatial, shown)),
-        ExplorerModel("Vision transformer", vit.model, shown, said(vit, shown)),
+        ExplorerModel("Spatial transformer", spatial.model, shown, predict(spatial, shown)),
+        ExplorerModel("Vision transformer", vit.model, shown, predict(vit, shown)),
     ]
     return [
         paragraph(
-            "Choose a digit and move over it: every small picture is one head, and blue is what it looks at from the "
-            "pixel you point at. The spatial transformer sees every image from the same places. The vision "
-            "transformer looks at what is there, so its maps change from digit to digit."
+            "Choose a digit and move over it: every small image is one head, and blue is its attention weight from the "
+            "selected pixel. The maps of the spatial transformer are the same for every image; those of the vision "
+            "transformer depend on the content."
         ),
         make_explorer(
             models,
             images,
             names,
-            "Test images, which neither model has learned from. The number is the largest weight of a head; each map "
-            "has its own scale. Arrow keys move the pixel, too.",
+            "Test images. The number is the largest weight of a head; each map has its own scale. Arrow keys move the "
+            "selected pixel, too.",
         ),
     ]
 
@@ -146,8 +148,8 @@ def learning(spatial: Run, vit: Run) -> list[str]:
         f"Vision transformer, {vit.recipe.epochs} epochs": [epoch.accuracy for epoch in vit.epochs],
     }
     seconds = f"{duration(spatial.seconds)} and {duration(vit.seconds)}"
-    words = f"Test images that were read correctly, from before the first epoch to the last; learning took {seconds}."
-    return [share_chart(series, words, ("untrained", "last epoch"), 0.0, 1.0)]
+    caption = f"Test accuracy from the initial model to the last epoch; training took {seconds}."
+    return [share_chart(series, caption, ("untrained", "last epoch"), 0.0, 1.0)]
 
 
 def convolutions(converted: Converted, spatial: Run) -> list[str]:
@@ -155,32 +157,34 @@ def convolutions(converted: Converted, spatial: Run) -> list[str]:
     pairs = find_strongest_pairs(conv, KERNELS)
     first_layer = next(iter(spatial.epochs[-1].head_profiles.values()))
     rows = {
-        "Kernels that a CNN learned": effective_kernels(conv, pairs, CNN_REACH),
-        "The same layer as attention: the sum of its heads": effective_kernels(head_profile(layer), pairs, CNN_REACH),
+        "Kernels of a trained CNN": effective_kernels(conv, pairs, CNN_REACH),
+        "The same layer converted to attention: its effective kernels": effective_kernels(
+            head_profile(layer), pairs, CNN_REACH
+        ),
     }
     learned = {
-        "What the heads of the spatial transformer add up to, in its first layer": effective_kernels(
+        "Effective kernels of the spatial transformer's first layer": effective_kernels(
             first_layer, find_strongest_pairs(first_layer, KERNELS), LEARNED_REACH
         )
     }
     cases = [(case.name, str(case.heads), power(case.error)) for case in converted.cases]
     return [
         paragraph(
-            "A head that looks exactly one step to the left picks out the left neighbour. Nine such heads are a 3 × 3 "
-            "convolution (Cordonnier, Loukas and Jaggi 2020). ",
+            "Nine heads that each attend to one fixed offset compute a 3 × 3 convolution (Cordonnier, Loukas and Jaggi "
+            "2020). ",
             code("convert_network(cnn)"),
-            f" replaced both convolutions of a CNN that reads {percent(converted.accuracy)} of the digits. Logits "
-            f"differ by {power(converted.error)} at most, in float32, and {converted.agreed} of {converted.images} "
-            "answers are the same.",
+            f" replaced both convolutions of a CNN with {percent(converted.accuracy)} test accuracy. Logits differ by "
+            f"{power(converted.error)} at most, in float32, and {converted.agreed} of {converted.images} predictions "
+            "are the same.",
         ),
         kernel_figure(
             rows,
-            "Each square is a kernel around the pixel that asks, on one scale: red adds, blue takes away, white is "
-            "nothing. The first two rows are equal, as they should be.",
+            "Each square is a kernel around the query, on one scale: red is positive, blue negative, white zero. The "
+            "two rows are equal.",
         ),
         kernel_figure(
             learned,
-            "Heads that were free to look anywhere add up to kernels, too: soft, and as large as they like.",
+            "Heads with learned positions have effective kernels too: smooth, and of any size.",
             shared=False,
         ),
         html_table(["Convolution", "Heads", "Largest difference, float64"], cases),
@@ -200,27 +204,27 @@ def laws(reports: dict[str, Report], mistake: str) -> list[str]:
                 cells.append(Cell("not claimed" if found is None else "–", "silent"))
             else:
                 kind = "flaky" if found.outcome == "undecided" else found.outcome
-                cells.append(Cell(f"{WORDS[found.outcome]} · {found.tried} cases", kind))
+                cells.append(Cell(f"{OUTCOMES[found.outcome]} · {found.tried} cases", kind))
         rows.append((f"{number} {slug}", *cells))
     return [
         paragraph(
-            "Attention fails without a noise: a mask that is off by one trains well and cheats. ",
+            "Faults in attention are silent: a model whose mask is off by one still trains. ",
             code("check(model)"),
-            " searches for the smallest case in which a model breaks a law that it claims. The trained models:",
+            " searches for the smallest case in which a model breaks a law that it claims. For the trained models:",
         ),
         Table([Column("Law"), *map(Column, reports)], rows).to_html(),
-        paragraph("And this is how it looks when something is wrong, here a causal mask that is off by one:"),
+        paragraph("A layer whose causal mask is off by one gets this report:"),
         code_block(mistake),
     ]
 
 
-def costs(prices: list[Price], mixing: list[Mixing]) -> list[str]:
+def costs(prices: list[ModelCost], mixing: list[Mixing]) -> list[str]:
     rows = [
         (
             each.name,
             f"{each.parameters:,}",
             f"{each.macs:,}",
-            f"{each.kept / 1024:,.0f} KiB",
+            f"{each.saved_bytes / 1024:,.0f} KiB",
             f"{each.milliseconds:.2f} ms",
         )
         for each in prices
@@ -237,15 +241,12 @@ def costs(prices: list[Price], mixing: list[Mixing]) -> list[str]:
         for each in mixing
     ]
     return [
+        paragraph("Counted for one image of 8 × 8 pixels; the time is measured in batches of the whole test set."),
+        html_table(["Model", "Parameters", "Multiply-adds", "Saved activations", "Measured time"], rows),
         paragraph(
-            "Counted by formula, to the unit, for one image of 8 × 8 pixels; the time is measured, in batches of the "
-            "whole test set."
-        ),
-        html_table(["Model", "Parameters", "Multiply-adds", "Kept for backward", "Measured"], rows),
-        paragraph(
-            "A head whose score is a sum over rows and columns has a softmax that is a product. Regard averages one "
-            "axis after the other instead of all pairs of pixels, with the same result. The saving grows with the "
-            "image (multiply-adds of the whole model):"
+            "If the score of a head is a sum of a row term and a column term, its softmax is a product. Regard then "
+            "averages along one axis after the other instead of over all pairs of pixels, with the same result. The "
+            "saving grows with the image (multiply-adds of the whole model):"
         ),
         html_table(["Image", "All pairs", "Axis by axis", "Saved", ""], ratios),
     ]
@@ -256,22 +257,22 @@ def closing(results: Results) -> list[str]:
     return [
         paragraph("Made by ", code("make demo"), f" with seed {results.spatial.recipe.seed}: {steps}."),
         paragraph(
-            "How long to train, how fast heads may move and how images are changed was chosen while looking at the "
-            f"accuracy on these same {len(results.spatial.data.test)} test images, with this one seed: expect a little "
-            "less on digits nobody has looked at, and read nothing into a difference of a few images."
+            "The number of epochs, the learning rates and the augmentation were chosen on these same "
+            f"{len(results.spatial.data.test)} test images, with this one seed: the accuracies are slightly "
+            "optimistic, and a difference of a few images means nothing."
         ),
         paragraph(
             f"torch {torch.__version__}, Python {platform.python_version()}, one thread for each model, "
-            f"{platform.machine()}. This page is one file and asks nobody for anything."
+            f"{platform.machine()}. This page is one self-contained file."
         ),
     ]
 
 
-# Words
+# Formatting
 
 
 def html_table(names: list[str], rows: list[tuple]) -> Markup:
-    """A table of numbers under their names, the first column says of what."""
+    """A table of numbers; the first column names the rows."""
     return Table([Column(names[0]), *(Column(name, "right") for name in names[1:])], rows).to_html()
 
 
@@ -281,12 +282,12 @@ def one_of_each(data: Images) -> list[int]:
     return [int((labels == label).nonzero()[0]) for label in range(len(data.names)) if bool((labels == label).any())]
 
 
-def said(run: Run, shown: torch.Tensor) -> list[str]:
+def predict(run: Run, shown: torch.Tensor) -> list[str]:
     with torch.no_grad():
-        sure, guess = run.model(shown).softmax(-1).max(-1)
+        probability, guess = run.model(shown).softmax(-1).max(-1)
     return [
-        f"The model takes it for a {run.data.names[index]}, {percent(share)} sure."
-        for index, share in zip(guess.tolist(), sure.tolist(), strict=True)
+        f"Prediction: {run.data.names[index]}, with probability {percent(share)}."
+        for index, share in zip(guess.tolist(), probability.tolist(), strict=True)
     ]
 
 
@@ -295,7 +296,7 @@ def percent(share: float) -> str:
 
 
 def power(number: float) -> str:
-    """9e-16 as it is written by hand."""
+    """9e-16 as a power of ten."""
     digit, _, exponent = f"{number:.0e}".partition("e")
     return f"{digit} · 10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}" if number else "0"
 

@@ -79,9 +79,9 @@ class Claimant:
     def laws(self) -> list[str]:
         """The slugs of the laws that are claimed; only a target that does not say has to be made for that."""
         from regard.laws.checking import find_laws
-        from regard.laws.claims import infer
+        from regard.laws.claims import infer_claims
 
-        claims = find_laws(infer(self.subject) if self.claims is None else self.claims)
+        claims = find_laws(infer_claims(self.subject) if self.claims is None else self.claims)
         claims += find_laws(self.also) if self.also else []
         slugs = list(dict.fromkeys(law.slug for law in claims))
         return slugs if self.reference is None else [*slugs, "reference"]

@@ -52,7 +52,7 @@ class ShapeError(RegardError, ValueError):
 
 
 class BackendError(RegardError, RuntimeError):
-    """A backend was named that cannot run the attention it was asked for."""
+    """The named backend cannot run this attention."""
 
 
 class CalculusError(RegardError, ValueError):
@@ -64,7 +64,7 @@ class ConfigError(RegardError, ValueError):
 
 
 class CheckpointError(RegardError, ValueError):
-    """Files or tensors that do not make the model they were asked to make."""
+    """Files or tensors that do not fit the model."""
 
 
 class InputError(RegardError, ValueError):
@@ -72,15 +72,15 @@ class InputError(RegardError, ValueError):
 
 
 class CacheError(RegardError, ValueError):
-    """A cache that is asked for what it does not hold."""
+    """A cache that does not hold what is needed."""
 
 
 class CostError(RegardError, ValueError):
-    """A question about cost that has no answer: a size that is missing, or a target that cannot be followed."""
+    """A cost that cannot be computed: a size is missing, or the target cannot be traced."""
 
 
 class LawViolation(RegardError, AssertionError):
-    """A law that is claimed and does not hold; also an AssertionError, as which tests know it.
+    """A law that is claimed and does not hold; also an AssertionError, for test runners.
 
         LawViolation: causality - a later token changed an earlier output.
           subject  SelfAttention(dim=7, heads=1)

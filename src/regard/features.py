@@ -57,7 +57,7 @@ class FeatureMap:
         return dim
 
     def describe(self) -> str:
-        """One line for people: the map, and whether it stands in for exp."""
+        """A one-line description: the map, and whether it approximates exp."""
         kind = "approximates exp" if self.approximates_exp else "a kernel of its own, not exp"
         return f"{self!r}: {kind}"
 
@@ -192,7 +192,7 @@ class FromCallable(FeatureMap):
         return self.function(x)
 
     def width(self, dim: int) -> int:
-        """Found by asking the function about one vector of zeros."""
+        """Found by calling the function with a vector of zeros."""
         with torch.no_grad():
             return self.function(torch.zeros(1, dim)).shape[-1]
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from regard.adapters.attention_readers import find_reader
 from regard.adapters.example_inputs import ExampleInputs, InputSpec, infer_inputs
-from regard.adapters.module_modes import eval_mode
 from regard.layers import MultiHeadAttention
+from regard.layers.modes import eval_mode
 from regard.models import GPT, GPTConfig
 
 SIZES = {"B": 2, "N": 5, "M": 7, "T": 3, "R": 16, "W": 24}

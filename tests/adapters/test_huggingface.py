@@ -8,7 +8,8 @@ from twins import transformers
 
 from regard.adapters import adapt
 from regard.adapters.float64 import float64_casts
-from regard.adapters.huggingface import decodes, positions, tiny
+from regard.adapters.huggingface import is_decoder, tiny
+from regard.adapters.mask_patterns import count_positions
 from regard.adapters.rng import Rng
 from regard.errors import InputError
 from regard.laws import check
@@ -43,7 +44,7 @@ def test_a_class_that_does_not_exist_is_refused_by_name():
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_claims_causality_and_a_cache(name):
     subject = adapt(tiny(name))
-    assert decodes(subject.target)
+    assert is_decoder(subject.target)
     assert {"causality", "cache", "cache-algebra", "padding"} <= set(subject.claims)
     assert {"aligned", "cache", "mask"} <= subject.abilities
 
@@ -56,8 +57,8 @@ def test_an_encoder_claims_no_causality(name):
 
 
 def test_a_family_of_encoders_decodes_only_when_its_configuration_says_so():
-    assert decodes(tiny("BertLMHeadModel"))
-    assert not decodes(tiny("BertLMHeadModel", is_decoder=False))
+    assert is_decoder(tiny("BertLMHeadModel"))
+    assert not is_decoder(tiny("BertLMHeadModel", is_decoder=False))
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration", "MixtralForCausalLM", "ViTModel"])
@@ -86,7 +87,7 @@ def test_special_tokens_are_never_drawn(llama):
 
 def test_positions_count_real_tokens():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    assert positions(mask)[mask].tolist() == [0, 1, 2, 0, 1, 2]
+    assert count_positions(mask)[mask].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_mask_comes_with_positions_so_that_padding_on_the_left_is_nothing():

@@ -88,7 +88,7 @@ def test_the_width_of_a_layer_is_found_in_its_matrices():
 
 def test_a_model_is_no_longer_than_its_table_of_positions():
     subject = adapt(Words())
-    assert (subject.vocab_size, subject.longest) == (29, 13)
+    assert (subject.vocab_size, subject.max_length) == (29, 13)
     assert subject.lengths(5, 17, 40) == [5]
 
 

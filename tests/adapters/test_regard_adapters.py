@@ -9,10 +9,10 @@ import torch
 
 from regard import Alibi, Attention, Causal, Full, Mask, Padding, Window, attend
 from regard.adapters import adapt
-from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
+from regard.adapters.mask_patterns import count_positions, is_padding, pattern_of_mask
 from regard.adapters.rng import Rng
 from regard.errors import InputError
-from regard.layers import Block, FeedForward, IncrementalAttention, MultiHeadAttention
+from regard.layers import FeedForward, IncrementalAttention, MultiHeadAttention, TransformerBlock
 from regard.models import GPT, Bert, BertConfig, GPTConfig
 
 
@@ -44,7 +44,7 @@ def test_the_pattern_of_a_mask_is_padding_where_it_is_padding():
     assert pattern_of_mask(mask, 2, 3) == Mask(mask[:, None])
     assert is_padding(right, "right")
     assert not is_padding(right, "left")
-    assert positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
+    assert count_positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
 
 
 def test_a_description_claims_what_it_says():
@@ -92,10 +92,12 @@ def test_a_cache_pads_its_first_piece_on_the_left():
 
 def test_a_block_with_another_text_is_causal_and_has_no_cache():
     causal = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal()))
-    alone = adapt(Block(causal, FeedForward(12, 20)))
+    alone = adapt(TransformerBlock(causal, FeedForward(12, 20)))
     assert {"causality", "cache"} <= set(alone.claims)
     assert "cache" in alone.abilities
-    assert "cache" not in adapt(Block(causal, FeedForward(12, 20), cross=MultiHeadAttention(12, 3))).abilities
+    assert (
+        "cache" not in adapt(TransformerBlock(causal, FeedForward(12, 20), cross=MultiHeadAttention(12, 3))).abilities
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right", "between"])

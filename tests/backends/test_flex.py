@@ -33,7 +33,7 @@ from regard import (
     attend,
 )
 from regard.backends import find
-from regard.backends.flex import BLOCK, _compiled, block_mask, blocks, pointwise, run_with
+from regard.backends.flex import BLOCK, _run_compiled, block_mask, find_key_blocks, is_pointwise, run_with
 from regard.errors import BackendError
 from regard.patterns import EVERY, Lengths
 
@@ -174,7 +174,7 @@ def test_the_block_table_is_that_of_the_dense_matrix(pattern, queries):
     padded = torch.zeros(len(dense), -(-queries // BLOCK) * BLOCK, -(-TOKENS // BLOCK) * BLOCK, dtype=torch.bool)
     padded[:, :queries, :TOKENS] = dense
     tiles = padded.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # row, down, query, across, key
-    seen = blocks(pattern, Lengths(queries, TOKENS))
+    seen = find_key_blocks(pattern, Lengths(queries, TOKENS))
     full, partial = (torch.zeros(tiles.shape[0], tiles.shape[1], tiles.shape[3], dtype=torch.int64) for _ in "ab")
     for table, count, index in [
         (full, seen.full_count, seen.full),
@@ -189,15 +189,15 @@ def test_the_block_table_is_that_of_the_dense_matrix(pattern, queries):
 
 
 def test_whole_blocks_of_plain_patterns_are_found():
-    seen = blocks(Causal(), Lengths(512, 512))
+    seen = find_key_blocks(Causal(), Lengths(512, 512))
     assert seen.full_count.tolist() == [[0, 1, 2, 3]]
     assert seen.partial_count.tolist() == [[1, 1, 1, 1]]
-    assert blocks(Full(), Lengths(512, 384)).full_count.tolist() == [[3, 3, 3, 3]]
-    assert blocks(Window(100, 0), Lengths(512, 512)).partial_count.tolist() == [[1, 2, 2, 2]]
+    assert find_key_blocks(Full(), Lengths(512, 384)).full_count.tolist() == [[3, 3, 3, 3]]
+    assert find_key_blocks(Window(100, 0), Lengths(512, 512)).partial_count.tolist() == [[1, 2, 2, 2]]
 
 
 def test_a_long_sequence_never_meets_its_square():
-    seen = blocks(Window(500, 500) | First(3), Lengths(100_003, 100_003))
+    seen = find_key_blocks(Window(500, 500) | First(3), Lengths(100_003, 100_003))
     assert seen.partial.shape == (1, 782, 782)
     # At most eleven blocks of a window and the one with the global keys; the first block of queries sees all.
     assert seen.partial_count.sum() + seen.full_count.sum() < 782 * 13 + 782
@@ -248,9 +248,9 @@ def test_patterns_are_pointwise_or_known_not_to_be():
     # On a GPU a pattern that reduces would compile to a wrong mask; there it is refused.
     cpu, lengths = torch.device("cpu"), Lengths(TOKENS, TOKENS)
     table = torch.arange(3 * TOKENS).reshape(TOKENS, 3)
-    assert not pointwise(Where(lambda i, j: (table[i] == j[..., None]).any(-1)), lengths, cpu)
-    assert pointwise(Where(lambda i, j: table[i, j % 3] > 5), lengths, cpu)
-    reducing = {type(pattern).__name__ for pattern in PATTERNS if not pointwise(pattern, lengths, cpu)}
+    assert not is_pointwise(Where(lambda i, j: (table[i] == j[..., None]).any(-1)), lengths, cpu)
+    assert is_pointwise(Where(lambda i, j: table[i, j % 3] > 5), lengths, cpu)
+    reducing = {type(pattern).__name__ for pattern in PATTERNS if not is_pointwise(pattern, lengths, cpu)}
     assert reducing <= {"Random"}
 
 
@@ -273,7 +273,7 @@ def test_patterns_are_pointwise_or_known_not_to_be():
     ids=str,
 )
 def test_the_compiled_kernel_equals_the_reference(monkeypatch, pattern, bias, queries):
-    monkeypatch.setattr(type(find("flex")), "run", lambda self, request: run_with(request, _compiled))
+    monkeypatch.setattr(type(find("flex")), "run", lambda self, request: run_with(request, _run_compiled))
     q, k, v = tensors(queries, dtype=torch.float32)
     v[1, 1, 127] = torch.nan
     # Sums of 391 float32 numbers of about one.

@@ -64,7 +64,7 @@ def test_learned_biases_get_the_slope_of_finite_differences(backend, name):
     parameters = list(bias.parameters())
     grads = torch.autograd.grad(loss(), parameters)
     directions = [torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in parameters]
-    slope = sum(float((g * d).sum()) for g, d in zip(grads, directions, strict=True))
+    derivative = sum(float((g * d).sum()) for g, d in zip(grads, directions, strict=True))
     step, found = 1e-5, []
     for sign in (1, -2):
         with torch.no_grad():
@@ -72,8 +72,8 @@ def test_learned_biases_get_the_slope_of_finite_differences(backend, name):
                 parameter += sign * step * direction
             found.append(float(loss()))
     # A central difference is off by step^2 times a third derivative, and by the rounding of two sums.
-    assert slope != 0
-    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    assert derivative != 0
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(derivative, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize("backend", TILED)
@@ -89,9 +89,9 @@ def test_a_bias_that_is_not_learned_gets_no_gradient_and_costs_none(backend):
 def test_second_derivatives_are_refused_in_words(backend):
     query, key, value = tensors((5, 5))
     output = attend(query, key, value, pattern=Window(1, 1), backend=backend)
-    (slope,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+    (derivative,) = torch.autograd.grad(output.sum(), query, create_graph=True)
     with pytest.raises(BackendError, match="once, not twice"):
-        slope.sum().backward()
+        derivative.sum().backward()
 
 
 @pytest.mark.parametrize(

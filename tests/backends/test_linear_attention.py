@@ -7,7 +7,6 @@ import torch
 
 import regard
 from regard import Causal, Full, LinearState, Padding, Window, attend, step
-from regard.backends import linear_attention
 from regard.errors import BackendError, CalculusError, ShapeError
 from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
 
@@ -80,7 +79,7 @@ def test_auto_takes_it_and_says_why_others_do_not():
 
 @pytest.mark.parametrize("chunk", [1, 3, 64, 1000])
 def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk):
-    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    monkeypatch.setattr("regard.kernels.linear_attention.CHUNK", chunk)
     assert_agrees(*tensors(131, 131), pattern=Causal(), feature_map="taylor2")
 
 
@@ -288,7 +287,7 @@ def test_a_step_remembers_what_was_not_finite():
 )
 @pytest.mark.parametrize("lengths", [(5, 5), (2, 5), (7, 5)])
 def test_gradients_agree_with_finite_differences(monkeypatch, lengths, pattern):
-    monkeypatch.setattr(linear_attention, "CHUNK", 2)
+    monkeypatch.setattr("regard.kernels.linear_attention.CHUNK", 2)
     inputs = [tensor.requires_grad_() for tensor in tensors(*lengths, heads=2, kv_heads=1)]
 
     def run(q, k, v):

@@ -32,8 +32,8 @@ from regard import (
 from regard.backends import choose, find
 from regard.backends.base import Request, bias_tensors
 from regard.backends.positional import ratio
-from regard.backends.positional.costs import way
-from regard.backends.positional.layout import Layout
+from regard.backends.positional.costs import choose_method
+from regard.backends.positional.relative_layout import RelativeLayout
 
 PRODUCTS = ("band", "slabs", "transform")
 GRIDS = [(5, 7), (11, 13), (1, 7), (7, 1), (1, 1)]
@@ -41,9 +41,11 @@ GRIDS = [(5, 7), (11, 13), (1, 7), (7, 1), (1, 1)]
 
 @contextmanager
 def only(product):
-    """A ratio is taken in this way, whatever it costs; "cheapest" leaves it to the costs."""
-    dear = {"TAP": "band", "PRODUCT": "slabs", "POINT": "transform"}
-    costs = {} if product == "cheapest" else {name: 0.0 if way == product else 1e9 for name, way in dear.items()}
+    """The ratio is computed by this method, whatever its cost; "cheapest" leaves the choice to the costs."""
+    constants = {"TAP": "band", "PRODUCT": "slabs", "POINT": "transform"}
+    costs = (
+        {} if product == "cheapest" else {name: 0.0 if method == product else 1e9 for name, method in constants.items()}
+    )
     with patch.multiple(ratio, **costs) if costs else nullcontext():
         yield
 
@@ -61,9 +63,12 @@ def results(bias, lengths, *, backend, dtype, kv_heads=None, heads=None, pattern
     value.requires_grad_()
     learned = [value, *(tensor for tensor in bias_tensors(bias) if tensor.requires_grad)]
     output = attend(query, key, value, scale=0, bias=bias, pattern=pattern, backend=backend)
-    upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(dtype)
-    slopes = torch.autograd.grad(output, learned, upstream, allow_unused=True)
-    return [output.detach(), *(torch.zeros_like(t) if s is None else s for t, s in zip(learned, slopes, strict=True))]
+    grad_output = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(dtype)
+    computed_grads = torch.autograd.grad(output, learned, grad_output, allow_unused=True)
+    return [
+        output.detach(),
+        *(torch.zeros_like(t) if s is None else s for t, s in zip(learned, computed_grads, strict=True)),
+    ]
 
 
 def largest_score(bias, lengths):
@@ -77,7 +82,7 @@ def assert_agrees(bias, lengths, *, dtype=torch.float64, **words):
 
     A score of size `s` is off by a few `eps s`, and so is, relatively, a weight; a sum adds `eps` for each key. A
     gradient of a score is a weight times values of up to 4, summed over queries, channels and batch; centres and roots
-    multiply it by slopes of the score, which are at most about its size and the grid's.
+    multiply it by computed_grads of the score, which are at most about its size and the grid's.
     """
     found = results(bias, lengths, backend="positional", dtype=dtype, **words)
     truth = results(copy.deepcopy(bias).double(), lengths, backend="reference", dtype=torch.float64, **words)
@@ -160,13 +165,13 @@ def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, fa
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("grid", [None, (5, 7)])
 def test_heads_that_have_lost_sight_of_the_image_stay_where_they_are(grid, dtype):
-    # From so far away a single pixel is seen: nothing changes when a head moves. The slope of a score is 2e4 there, and
-    # would multiply what rounding leaves of slopes that cancel.
+    # From so far away one pixel has all weight: nothing changes when a head moves. The gradient of a score is 2e4, and
+    # would multiply what rounding leaves of gradients that cancel.
     axes = 1 if grid is None else 2
     bias = Gaussian(3, grid=grid, centre=[[5e3] * axes, [-7e3] * axes, [3e3] * axes], dtype=dtype)
-    _, _, *slopes = results(bias, (35, 35), backend="positional", dtype=dtype)
-    assert len(slopes) == 2
-    assert all(float(slope.abs().max()) == 0 for slope in slopes)
+    _, _, *computed_grads = results(bias, (35, 35), backend="positional", dtype=dtype)
+    assert len(computed_grads) == 2
+    assert all(float(derivative.abs().max()) == 0 for derivative in computed_grads)
 
 
 @settings(max_examples=40, deadline=None)
@@ -231,7 +236,7 @@ def test_a_band_slabs_and_a_transform_are_the_same_sum(product, monkeypatch):
                 assert_agrees(Alibi(3), lengths, dtype=dtype, pattern=Window(4, 1))
     table = torch.zeros(2, 9 * 13, dtype=torch.float64)
     with only(product):
-        chosen = type(ratio.Ways(table, Layout((5, 7), (5, 7)), torch.float64).product).__name__
+        chosen = type(ratio.Ways(table, RelativeLayout((5, 7), (5, 7)), torch.float64).product).__name__
     assert chosen == {"band": "Band", "slabs": "Slabs", "transform": "Spectrum"}[product]
 
 
@@ -245,9 +250,9 @@ def test_slabs_take_channels_and_batch_rows_in_pieces(monkeypatch):
 
 
 def test_slabs_are_made_only_while_they_are_small():
-    assert ratio.slabs_fit(Layout((32, 32), (32, 32)), 9)
-    assert not ratio.slabs_fit(Layout((112, 112), (112, 112)), 9)
-    assert not ratio.slabs_fit(Layout((1, 4096), (1, 4096)), 1)  # along a line they would be the square
+    assert ratio.slabs_fit(RelativeLayout((32, 32), (32, 32)), 9)
+    assert not ratio.slabs_fit(RelativeLayout((112, 112), (112, 112)), 9)
+    assert not ratio.slabs_fit(RelativeLayout((1, 4096), (1, 4096)), 1)  # along a line they would be the square
 
 
 def test_without_the_direct_rows_a_peak_outside_the_image_would_lose_all_digits(monkeypatch):
@@ -286,7 +291,7 @@ def test_only_sums_over_rows_and_columns_are_taken_apart():
     query, key, value = inputs((35, 35), 1, 1, torch.float64)
 
     def taken(bias):
-        return way(Request(query, key, value, Full(), 0.0, bias))
+        return choose_method(Request(query, key, value, Full(), 0.0, bias))
 
     slanted = Gaussian(1, (5, 7), centre=[[0, 0]], root=[[[1.0, 0.0], [0.9, 0.4]]]).double().requires_grad_(False)
     straight = Gaussian(1, (5, 7), centre=[[0, 0]], root=[[[1.2, 0.0], [0.0, 0.4]]]).requires_grad_(False)
@@ -361,8 +366,8 @@ def test_a_sample_of_its_own_is_batched_by_vmap():
     found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, value)
     for number in range(4):
         truth = torch.func.grad(loss)(parameters, value[number])
-        for name, slope in truth.items():
-            assert torch.allclose(found[name][number], slope, rtol=1e-10, atol=1e-12)
+        for name, derivative in truth.items():
+            assert torch.allclose(found[name][number], derivative, rtol=1e-10, atol=1e-12)
 
 
 def test_second_derivatives_of_a_ratio_are_refused_in_words():
@@ -370,9 +375,9 @@ def test_second_derivatives_of_a_ratio_are_refused_in_words():
     value = torch.randn(1, 1, 15, 2, dtype=torch.float64, requires_grad=True)
     nothing = torch.zeros(1, 1, 15, 1, dtype=torch.float64)
     output = attend(nothing, nothing, value, scale=0, bias=bias, backend="positional")
-    (slope,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
+    (derivative,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
     with pytest.raises(BackendError, match="once, not twice"):
-        slope.sum().backward()
+        derivative.sum().backward()
 
 
 def test_nothing_to_see_is_zero_and_nobody_asking_is_empty():

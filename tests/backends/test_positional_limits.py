@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard import Gaussian, Quadratic, RelativeTable, RowColumn, Shift, TransformerXL, attend
-from regard.backends.positional import content
+from regard.backends.positional import position_features
 from regard.kernels import library
 
 # 1 - theta(alpha)^-n with theta(alpha) = sum over integers j of exp(-alpha j^2), for lines and for planes
@@ -131,8 +131,8 @@ def compared(bias, lengths, dtype, kv_heads=2, scale=0.4):
     for backend, precision in (("positional", dtype), ("reference", torch.float64)):
         tensors, hill = [tensor.to(precision).requires_grad_() for tensor in made], bias.to(precision)
         output = attend(*tensors, scale=scale, bias=hill, backend=backend)
-        upstream = torch.arange(output.numel()).reshape(output.shape).cos().to(precision)
-        slopes = torch.autograd.grad(output, [*tensors, *hill.parameters()], upstream)
+        grad_output = torch.arange(output.numel()).reshape(output.shape).cos().to(precision)
+        slopes = torch.autograd.grad(output, [*tensors, *hill.parameters()], grad_output)
         yield [part.detach().double() for part in (output, *slopes)]
 
 
@@ -147,7 +147,7 @@ def test_a_hill_added_to_content_is_ordinary_attention_with_more_features(
 ):
     if kernels and library.missing() is not None:
         pytest.skip(f"no kernels: {library.missing()}")
-    monkeypatch.setattr(content, "_has_kernels", lambda query: kernels)
+    monkeypatch.setattr(position_features, "_has_kernels", lambda query: kernels)
     bias = kind(4, grid, generator=torch.Generator().manual_seed(1))
     found, truth = compared(bias, lengths, dtype)
     # Terms of up to 2 alpha |place| |key| cancel: 2 x 0.5 x 17 x 9. Gradients are sums over 35 queries of 7 channels.
@@ -160,7 +160,7 @@ def test_a_hill_added_to_content_is_ordinary_attention_with_more_features(
 def test_with_content_what_is_not_a_number_is_seen_by_all(kernels, monkeypatch):
     if kernels and library.missing() is not None:
         pytest.skip(f"no kernels: {library.missing()}")
-    monkeypatch.setattr(content, "_has_kernels", lambda query: kernels)
+    monkeypatch.setattr(position_features, "_has_kernels", lambda query: kernels)
     bias = Quadratic(2, (3, 5))
     for which in range(3):
         tensors = list(torch.randn(3, 1, 2, 15, 4).unbind())

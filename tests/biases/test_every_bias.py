@@ -117,7 +117,7 @@ def test_a_compiled_flex_attention_takes_the_score_of_one_head(case):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the number of entries of the largest tensor that any operation gave."""
+    """HasCache the number of entries of the largest tensor that any operation gave."""
 
     entries = 0
 

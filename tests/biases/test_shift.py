@@ -99,11 +99,11 @@ def test_along_a_line_the_last_query_sits_on_the_last_key(lengths):
 @pytest.mark.parametrize(
     ("words", "because"),
     [
-        (dict(steps=[[0, 1.5]], grid=GRID), "whole number"),
-        (dict(steps=[[0, 1, 2]], grid=GRID), "whole number"),
-        (dict(steps=[[0, 1]], grid=GRID, edges="wrap"), "something must be found"),
-        (dict(steps=[[1]], edges="replicate"), "where a line ends"),
-        (dict(steps="far", grid=GRID), "whole number"),
+        (dict(steps=[[0, 1.5]], grid=GRID), "integer"),
+        (dict(steps=[[0, 1, 2]], grid=GRID), "integer"),
+        (dict(steps=[[0, 1]], grid=GRID, edges="wrap"), "defines what is there"),
+        (dict(steps=[[1]], edges="replicate"), "end of a sequence"),
+        (dict(steps="far", grid=GRID), "integer"),
     ],
 )
 def test_what_cannot_be_is_refused(words, because):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import main
-from regard.cli.check import read_option
+from regard.cli.arguments import read_option
 from regard.errors import InputError
 from regard.laws import LAWS
 from regard.patterns import Window
@@ -112,7 +112,7 @@ def test_options_reach_the_subject(folder, capsys):
         ("mask=hide", "hide"),
         ("left=true", True),
         ("left=None", None),
-        ("image=3,32,64", (3, 32, 64)),
+        ("image_size=3,32,64", (3, 32, 64)),
         ("pattern=Window(3, 0)", Window(3, 0)),
     ],
 )
@@ -125,7 +125,7 @@ def test_an_option_is_a_number_a_constant_a_pattern_or_a_word(text, value):
 
 @pytest.mark.parametrize("text", ["heads", "=3", "heads=", "a b=3"])
 def test_what_is_no_option_is_refused(text):
-    with pytest.raises(InputError, match="is no option"):
+    with pytest.raises(InputError, match="is not an option"):
         read_option(text)
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_option_is_refused(text):
         ("check a_module_to_check:attend --kind hat", "invalid choice: 'hat'"),
         ("check a_module_to_check:attend --kind model", "attend does not run as a"),
         ("check a_module_to_check:attend --seed x", "invalid int value"),
-        ("check a_module_to_check:attend --option heads", "'heads' is no option"),
+        ("check a_module_to_check:attend --option heads", "'heads' is not an option"),
         ("check a_module_to_check:attend --option 'pattern=Widow(3)'", "Widow"),
         ("check a_module_to_check:attend --json no/folder.json", "no/folder.json cannot be written"),
         ("check a_module_to_check:attend --html .", "it is a folder"),

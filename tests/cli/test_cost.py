@@ -251,7 +251,7 @@ def test_piped_it_is_plain_text_of_one_width():
 
 
 def test_a_status_is_seen_by_somebody_only_and_leaves_nothing(capsys, monkeypatch):
-    from regard.cli.cost import status
+    from regard.cli.output import status
 
     with status("following", after=0.0):
         pass

@@ -6,7 +6,7 @@ import pytest
 
 from regard.cli import main
 from regard.models import ViT, ViTConfig
-from regard.train import Images, Part, SpatialRecipe, ViTRecipe, train
+from regard.train import Images, ImageSplit, SpatialRecipe, ViTRecipe, train
 from regard.train.data import digits
 
 
@@ -25,7 +25,7 @@ def test_a_run_shows_the_way_of_its_heads(runs, tmp_path, capsys):
         assert main(["show", str(runs / "spatial"), "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 1000
     said = capsys.readouterr()
-    assert "2 states" in said.out
+    assert "2 epochs" in said.out
     assert str(tmp_path / "heads.svg") in said.err
 
 
@@ -61,7 +61,7 @@ def test_a_checkpoint_shows_an_image_from_a_file(tmp_path, capsys):
     assert main(words) == 0
     assert "the class token" in capsys.readouterr().out
     assert main([*words[:3], str(tmp_path / "model" / "config.json"), *words[4:]]) == 2
-    assert "no image that can be read" in capsys.readouterr().err
+    assert "cannot be read as an image" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "model"), "--digit", "7"]) == 2
     assert "no such digit for this model" in capsys.readouterr().err
 
@@ -69,7 +69,7 @@ def test_a_checkpoint_shows_an_image_from_a_file(tmp_path, capsys):
 def test_a_pattern_is_drawn(tmp_path, capsys):
     out = tmp_path / "pattern.svg"
     assert main(["show", "Causal() & Window(4, 0)", "--tokens", "11", "--token", "3", "-o", str(out)]) == 0
-    assert "pairs may meet" in capsys.readouterr().out
+    assert "pairs are allowed" in capsys.readouterr().out
 
 
 def test_tokens_are_read_by_a_module(tmp_path, monkeypatch, capsys):
@@ -100,11 +100,11 @@ def test_what_cannot_be_drawn_is_refused(runs, tmp_path, monkeypatch, capsys, wo
 
 def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
     whole = digits()
-    parts = (Part(part.pixels[:70], part.labels[:70], part.white) for part in (whole.train, whole.test))
+    parts = (ImageSplit(part.pixels[:70], part.labels[:70], part.white) for part in (whole.train, whole.test))
     few = Images("mine", *parts, names=whole.names)
     train(SpatialRecipe(epochs=1, layers=1, dim=8, hidden_dim=8, heads=2), tmp_path / "run", data=few, progress=False)
     assert main(["show", str(tmp_path / "run"), "-o", str(tmp_path / "heads.svg")]) == 0
-    assert "2 states" in capsys.readouterr().out
+    assert "2 epochs" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "run"), "--digit", "7"]) == 2
     assert "not the images of this run" in capsys.readouterr().err
 
@@ -112,16 +112,16 @@ def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--head", "1"], "no head to choose"),
-        (["--layer", "one"], "'one' is no list of whole numbers"),
-        (["--pixel", "3,4"], "no query to choose"),
-        (["--ids", "1,2"], "reads no text"),
-        (["--text", "a seven"], "reads no text"),
-        (["--head", "0", "-o", "heads.gif"], "no head to choose"),
-        (["--digit", "7", "--data-folder", "."], "digits need no folder"),
+        (["--head", "1"], "no head to select"),
+        (["--layer", "one"], "'one' is not a list of integers"),
+        (["--pixel", "3,4"], "no query to select"),
+        (["--ids", "1,2"], "does not apply to this run"),
+        (["--text", "a seven"], "does not apply to this run"),
+        (["--head", "0", "-o", "heads.gif"], "no head to select"),
+        (["--digit", "7", "--data-folder", "."], "digits takes no folder"),
     ],
 )
-def test_words_that_would_not_be_heard_are_refused(runs, tmp_path, monkeypatch, capsys, words, message):
+def test_options_without_effect_are_refused(runs, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     assert main(["show", str(runs / "spatial"), *words]) == 2
     assert message in capsys.readouterr().err

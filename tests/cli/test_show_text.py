@@ -125,11 +125,11 @@ def test_texts_that_a_model_cannot_read_are_refused(folders, tmp_path, monkeypat
     [
         ("1,2,99999999", ("no token 99999999", "vocabulary of")),
         ("1,-2,3", ("no token -2",)),
-        ("1,two,3", ("'1,two,3' is no list of whole numbers",)),
-        ("", ("is no list of whole numbers", "it is empty")),
-        ("1,,3", ("is no list of whole numbers",)),
-        ("1.5", ("is no list of whole numbers",)),
-        ("99999999999999999999999", ("is no list of whole numbers", "more than 64 bits")),
+        ("1,two,3", ("'1,two,3' is not a list of integers",)),
+        ("", ("is not a list of integers", "it is empty")),
+        ("1,,3", ("is not a list of integers",)),
+        ("1.5", ("is not a list of integers",)),
+        ("99999999999999999999999", ("is not a list of integers", "more than 64 bits")),
         (",".join(["1"] * 5000), ("too long", "5,000 tokens")),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
     assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
     assert max(map(len, out.splitlines())) <= 80
-    assert "1442 to learn from" in err
+    assert "1442 training and 355 test images" in err
     assert (folder / "heads.png").stat().st_size > 1000
     assert (folder / "heads.html").stat().st_size > 1000
     told = json.loads((tmp_path / "run.json").read_text())
@@ -52,25 +52,25 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
 
     assert main([*command, *SMALL]) == 2
-    assert "--resume to go on with it" in capsys.readouterr().err
+    assert "--resume to continue it" in capsys.readouterr().err
     assert main([*command, *SMALL, "--resume"]) == 0
     assert f"{run.accuracy:.2%}" in capsys.readouterr().out
     assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2
-    assert "belongs to another run" in capsys.readouterr().err
+    assert "has a run with another recipe" in capsys.readouterr().err
 
 
 def test_a_run_is_pruned_on_request(tmp_path, capsys):
     command = ["train", "spatial", "--epochs", "1", "--folder", "here", "--prune", "--json", "run.json", *SMALL]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert "dropped 0 degenerate heads" in out
+    assert "removed 0 degenerate heads" in out
     told = json.loads((tmp_path / "run.json").read_text())["pruned"]
     assert told["dropped"] == {}
     assert told["accuracy"]["before"] == told["accuracy"]["after"]
     assert read_run(tmp_path / "here-pruned").recipe.rate == read_run(tmp_path / "here").recipe.rate / 10
 
 
-def test_a_vit_has_no_heads_to_tell_of(tmp_path, capsys):
+def test_a_vit_prints_no_table_of_heads(tmp_path, capsys):
     options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch=240"]
     assert main(["train", "vit", "--epochs", "1", "--folder", "vit", *options]) == 0
     out = capsys.readouterr().out
@@ -81,24 +81,24 @@ def test_a_vit_has_no_heads_to_tell_of(tmp_path, capsys):
 def test_a_recipe_can_be_chosen_without_the_test_part(tmp_path, capsys):
     assert main(["train", "vit", "--held", "--epochs", "1", *SMALL, "--option", "heads=2"]) == 0
     out, err = capsys.readouterr()
-    assert "1157 to learn from, 285 for the test" in err
+    assert "1157 training and 285 test images" in err
     assert "vit on digits, held: test accuracy" in out
     run = read_run(tmp_path / "runs" / "vit-digits-held-seed0")
     assert (run.recipe.held, len(run.data.test)) == (True, 285)
 
 
-def test_a_lesson_is_told_and_drawn(tmp_path, capsys):
-    command = ["train", "teacher", "--steps", "60", "--option", "canvas=6,5", "--folder", "lesson", "--json", "l.json"]
+def test_a_teacher_run_prints_a_summary_and_writes_plots(tmp_path, capsys):
+    command = ["train", "teacher", "--steps", "60", "--option", "canvas=6,5", "--folder", "teacher", "--json", "l.json"]
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "relative loss" in out
-    assert "from the lattice" in out
+    assert "distance of the heads" in out
     told = json.loads((tmp_path / "l.json").read_text())
-    assert told == json.loads((tmp_path / "lesson" / "lesson.json").read_text())
+    assert told == json.loads((tmp_path / "teacher" / "teacher.json").read_text())
     assert len(told["losses"]) == 60
     assert len(told["distances"]) == 9
     for name in ("heads.png", "kernels.png"):
-        assert (tmp_path / "lesson" / name).stat().st_size > 1000
+        assert (tmp_path / "teacher" / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_a_lesson_is_told_and_drawn(tmp_path, capsys):
     [
         (["spatial", "--option", "layer=3"], "does not know 'layer'"),
         (["spatial", "--option", "rate=-1"], "rate=-1"),
-        (["spatial", "--option", "rate"], "is no option"),
+        (["spatial", "--option", "rate"], "is not an option"),
         (["spatial", "--epochs", "0"], "epochs=0"),
         (["spatial", "--position", "nowhere"], "invalid choice"),
-        (["spatial", "--data-folder", "here"], "The digits need no folder"),
+        (["spatial", "--data-folder", "here"], "digits takes no folder"),
         (["vit", "--data", "mnist", "--data-folder", "nowhere"], "There is no train-images-idx3-ubyte"),
-        (["teacher", "--option", "kernel=2"], "no such teacher"),
+        (["teacher", "--option", "kernel=2"], "no convolution to learn"),
         (["davit"], "invalid choice"),
     ],
 )
@@ -149,7 +149,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     finally:
         program.kill()
     assert program.returncode == 130
-    assert "kept in long" in err
+    assert "saved in long" in err
     assert "regard train spatial --epochs 500 --folder long" in err
     assert err.strip().endswith("--resume")
     assert "Traceback" not in err
@@ -160,11 +160,11 @@ def test_what_could_not_be_written_is_refused_before_anything_is_learned(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("a letter")
     for words, message in (
-        (["spatial", "--json", "nowhere/summary.json"], "no folder nowhere"),
+        (["spatial", "--json", "nowhere/summary.json"], "there is no folder"),
         (["spatial", "--json", "."], "a folder"),
-        (["teacher", "--json", "nowhere/summary.json"], "no folder nowhere"),
-        (["teacher", "--folder", "file/lesson"], "cannot be made"),
-        (["spatial", "--folder", "file"], "cannot be kept"),
+        (["teacher", "--json", "nowhere/summary.json"], "there is no folder"),
+        (["teacher", "--folder", "file/teacher"], "cannot be created"),
+        (["spatial", "--folder", "file"], "cannot be saved"),
     ):
         assert main(["train", *words]) == 2
         assert message in capsys.readouterr().err

@@ -260,7 +260,7 @@ def unknown_mode():
         (nn.Linear(3, 4), "neither a Conv1d nor a Conv2d"),
         (nn.Conv2d(3, 4, 3, dtype=torch.complex64), "real numbers"),
         (Odd(3, 4, 3), "something of its own"),
-        (unknown_mode(), "beyond the edges in mode 'wrap'"),
+        (unknown_mode(), "padding mode 'wrap'"),
     ],
 )
 def test_what_is_no_such_convolution_is_refused(conv, because):

@@ -25,7 +25,7 @@ from regard import (
 )
 from regard.features import FavorPlus
 from regard.layers import (
-    Block,
+    AttentionSizes,
     ChannelAttention,
     FeedForward,
     GridAttention,
@@ -33,7 +33,7 @@ from regard.layers import (
     MultiHeadAttention,
     PatchEmbedding,
     Rotary,
-    Sizes,
+    TransformerBlock,
     WindowAttention,
 )
 from regard.models import (
@@ -131,7 +131,7 @@ def attentions(draw) -> Case:
     """Self-attention, with any of its sizes free, by a pattern and perhaps a bias."""
     heads, group, batch, tokens = draw(SMALL), draw(SMALL), draw(SMALL), draw(LENGTH)
     width = draw(SMALL) * heads * group * 2
-    sizes = Sizes(
+    sizes = AttentionSizes(
         width,
         heads * group,
         heads,
@@ -199,7 +199,7 @@ def crossings(draw) -> Case:
     """Attention to another text, whose tokens may have other channels."""
     heads, batch, tokens, keys = draw(SMALL), draw(SMALL), draw(LENGTH), draw(LENGTH)
     width, context = 2 * heads * draw(SMALL), draw(st.none() | LENGTH)
-    layer = MultiHeadAttention(Sizes(width, heads, context=context), bias=draw(st.booleans()))
+    layer = MultiHeadAttention(AttentionSizes(width, heads, context=context), bias=draw(st.booleans()))
     inputs = torch.randn(batch, tokens, width), torch.randn(batch, keys, context or width)
     return Case(layer, inputs, {"batch": batch, "tokens": tokens, "keys": keys})
 
@@ -211,7 +211,7 @@ def blocks(draw) -> Case:
     pattern = draw(st.sampled_from([None, Causal()]))
     norm = draw(st.sampled_from([nn.LayerNorm, nn.RMSNorm]))
     cross = MultiHeadAttention(width, heads) if draw(st.booleans()) else None
-    block = Block(
+    block = TransformerBlock(
         MultiHeadAttention(width, heads, attention=Attention(pattern=pattern)),
         FeedForward(width, draw(LENGTH), draw(st.sampled_from(["gelu", "swiglu"]))),
         cross=cross,

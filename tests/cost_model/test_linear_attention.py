@@ -14,7 +14,7 @@ from regard import Attention, Causal, Full, Padding, Window, attend
 from regard.backends import linear_attention as linear_backend
 from regard.cost_model import cost
 from regard.features import FavorPlus
-from regard.layers import MultiHeadAttention, Rotary, Sizes
+from regard.layers import AttentionSizes, MultiHeadAttention, Rotary
 from regard.patterns import Pattern
 
 PATTERNS = {
@@ -73,9 +73,9 @@ def test_whoever_is_counted_keeps_what_a_mean_keeps(pattern: Pattern | None, bac
 
 
 LAYERS = {
-    "heads": (Sizes(12, 3), True),
-    "shared heads": (Sizes(12, 6, 3), "qo"),
-    "one head": (Sizes(12, 1), False),
+    "heads": (AttentionSizes(12, 3), True),
+    "shared heads": (AttentionSizes(12, 6, 3), "qo"),
+    "one head": (AttentionSizes(12, 1), False),
 }
 
 

@@ -11,7 +11,7 @@ from regard.cost_model import measuring
 from regard.cost_model.machine import Machine
 from regard.cost_model.measuring import beside, measure
 from regard.errors import CostError
-from regard.layers import Block, FeedForward, MultiHeadAttention, PatchEmbedding
+from regard.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TransformerBlock
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Transformer, TransformerConfig, ViT, ViTConfig
 
 STEPS = ("forward", "backward", "training")
@@ -32,7 +32,7 @@ MODULES = {
     "bert": (lambda: Bert(BertConfig(vocab_size=11, context_length=16, dim=8, layers=1, heads=2)), {"tokens": 7}),
     "vit": (lambda: ViT(ViTConfig(image=(8, 12), patch=4, dim=8, layers=1, heads=2)), {}),
     "attention": (masked, {"tokens": 7}),
-    "block": (lambda: Block(masked(), FeedForward(8, 16)), {"tokens": 7}),
+    "block": (lambda: TransformerBlock(masked(), FeedForward(8, 16)), {"tokens": 7}),
     "linear": (lambda: nn.Linear(3, 5), {"tokens": 7}),
     "patches": (lambda: PatchEmbedding(3, 8, 4), {"image": (8, 12)}),
     "torch's attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), {"tokens": 7}),
@@ -148,7 +148,7 @@ DECODERS = {
     "attention": masked,
     "window": lambda: masked(Window(3, 0)),
     "sums": lambda: MultiHeadAttention(8, 2, attention=Attention(pattern=Causal(), feature_map="elu1")),
-    "block": lambda: Block(masked(), FeedForward(8, 16)),
+    "block": lambda: TransformerBlock(masked(), FeedForward(8, 16)),
 }
 
 

@@ -281,9 +281,9 @@ class TestCache:
         model = Transformer(TransformerConfig(vocab_size=499, dim=48, layers=2, heads=3, hidden_dim=64)).eval()
         memory = cost(model, batch=2, tokens=8, context_tokens=17).memory
         with torch.no_grad():
-            kept = model.start(ids(2, 17), capacity=7)[1]
-        crosses = sum(tensor.nbytes for cross in kept.crosses for tensor in (cross.key, cross.value))
-        assert memory.cache == crosses + sum(cache.bytes for cache in kept.caches)
+            kept = model.prefill(ids(2, 17), capacity=7)[1]
+        crosses = sum(tensor.nbytes for cross in kept.cross_layers for tensor in (cross.key, cross.value))
+        assert memory.cache == crosses + sum(cache.bytes for cache in kept.layers)
 
     def test_what_does_not_decode_has_none(self) -> None:
         memory = cost(Bert(BertConfig(vocab_size=499, dim=48, layers=1, heads=3)), tokens=7).memory
@@ -293,10 +293,10 @@ class TestCache:
 
 
 def _cache_bytes(model: GPT, batch: int, tokens: int) -> int:
-    memory = model.new_memory(tokens)
+    held = model.new_cache(tokens)
     with torch.no_grad():
-        model(ids(batch, tokens), memory=memory)
-    return sum(cache.bytes for cache in memory.caches)
+        model(ids(batch, tokens), cache=held)
+    return sum(cache.bytes for cache in held.layers)
 
 
 class TestWhatFits:

@@ -17,7 +17,7 @@ from regard.cost_model import cost
 from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError
 from regard.layers import (
-    Block,
+    AttentionSizes,
     ChannelAttention,
     FeedForward,
     GridAttention,
@@ -29,7 +29,7 @@ from regard.layers import (
     PatchEmbedding,
     Rotary,
     SinusoidalPositions,
-    Sizes,
+    TransformerBlock,
     WindowAttention,
 )
 from regard.models import GPT, Bert, BertConfig, GPTConfig, SpatialConfig, SpatialTransformer, ViT, ViTConfig
@@ -47,9 +47,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]] = 
     "layer norm": (nn.LayerNorm(7), (x(5, 7),), TEXT),
     "rms norm": (nn.RMSNorm(7), (x(5, 7),), TEXT),
     "feed-forward": (FeedForward(7, 11, "swiglu"), (x(5, 7),), TEXT),
-    "attention": (MultiHeadAttention(Sizes(12, 6, 2, value=5, output=7)), (x(5, 12),), TEXT),
+    "attention": (MultiHeadAttention(AttentionSizes(12, 6, 2, value=5, output=7)), (x(5, 12),), TEXT),
     "cross-attention": (
-        MultiHeadAttention(Sizes(12, 3, context=7, values=9)),
+        MultiHeadAttention(AttentionSizes(12, 3, context=7, values=9)),
         (x(5, 12), x(4, 7), x(4, 9)),
         {**TEXT, "keys": 4},
     ),
@@ -124,7 +124,7 @@ def test_sizes_that_follow_from_others_have_no_symbol() -> None:
     assert (found.macs.formula - (4 * batch * tokens * width**2 + 2 * batch * tokens**2 * width)).expand() == 0
     assert found.parameters.formula.free_symbols == {width}
     assert found.pairs.formula == batch * heads * tokens**2
-    free = cost(MultiHeadAttention(Sizes(12, 4, 2, key=5, value=7, context=3, values=9, output=11)))
+    free = cost(MultiHeadAttention(AttentionSizes(12, 4, 2, key=5, value=7, context=3, values=9, output=11)))
     names = {str(symbol) for symbol in free.macs.formula.free_symbols | free.parameters.formula.free_symbols}
     assert names == set("BNMDHGdeXYO")
 
@@ -184,7 +184,7 @@ def test_a_decode_step(pattern: Any) -> None:
 
 
 def test_parts_add_up() -> None:
-    block = Block(MultiHeadAttention(6, 3, rotary=Rotary(2)), FeedForward(6, 11))
+    block = TransformerBlock(MultiHeadAttention(6, 3, rotary=Rotary(2)), FeedForward(6, 11))
     found = cost(block, step="training", **TEXT)
     parts = found.by_part().values()
     for name in ("parameters", "macs", "bytes", "activation_bytes", "depth", "pairs", "exponentials"):

@@ -104,7 +104,7 @@ def test_a_decoding_step_sees_the_last_row(pattern, past):
 @settings(max_examples=80, deadline=None)
 def test_every_form_holds_where_its_conditions_do(pattern, queries, keys):
     values = {N: queries, M: keys}
-    for form in pattern._pair_forms(N, M, (queries, keys)):
+    for form in pattern._pair_count_formulas(N, M, (queries, keys)):
         if all(sympy.sympify(condition).subs(values) == sympy.true for condition in form.when):
             assert form.formula.subs(values) == brute(pattern, queries, keys)
 
@@ -191,10 +191,10 @@ def test_rows_are_added_up():
 
 
 def test_simple_patterns_stay_and_obvious_ones_become_simple():
-    assert (Causal() & Window(3, 5, step=2))._simplified() == Window(3, 0, step=2)
-    assert (Window(3, 5) & Window(4, 2))._simplified() == Window(3, 2)
-    assert (Full() & (Full() & Causal()))._simplified() == Causal()
-    assert (Causal() & Blocks(3))._simplified() == Causal() & Blocks(3)
+    assert (Causal() & Window(3, 5, step=2))._simplify() == Window(3, 0, step=2)
+    assert (Window(3, 5) & Window(4, 2))._simplify() == Window(3, 2)
+    assert (Full() & (Full() & Causal()))._simplify() == Causal()
+    assert (Causal() & Blocks(3))._simplify() == Causal() & Blocks(3)
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,9 @@ def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:
         return
     double = model.double()
     with torch.no_grad():
-        memory = double.new_memory()
-        double(words, memory=memory)
-        counted = count(double, words[:, :1], memory=memory).macs
+        cache = double.new_cache()
+        double(words, cache=cache)
+        counted = count(double, words[:, :1], cache=cache).macs
     asked = {"batch": words.shape[0], "tokens": words.shape[1]}
     assert cost(model, step="decode", backend="reference", **asked).macs == counted
 

@@ -14,7 +14,7 @@ import regard
 from regard import Attention, Axial, Causal, First, Full, GridStride, GridWindow, Neighborhood, Where, Window
 from regard.cost_model import Cost, cost
 from regard.cost_model.symbols import size_symbols
-from regard.layers import ChannelAttention, MultiHeadAttention, Sizes, WindowAttention
+from regard.layers import AttentionSizes, ChannelAttention, MultiHeadAttention, WindowAttention
 from regard.models import (
     GPT,
     Bert,
@@ -201,7 +201,7 @@ def test_the_transformer() -> None:
 )
 def test_parameters_of_multi_head_attention(heads, width, key, value, out, parameters) -> None:
     """ETH a1: H D (2 d + e) + H e O + O, with a bias at the output alone."""
-    layer = MultiHeadAttention(Sizes(width, heads, key=key, value=value, output=out), bias="o")
+    layer = MultiHeadAttention(AttentionSizes(width, heads, key=key, value=value, output=out), bias="o")
     assert cost(layer).parameters == parameters
 
 
@@ -237,7 +237,7 @@ def test_heads_that_share_the_channels_cost_the_same(heads: int) -> None:
     assert shared.macs == projections + joining + 2 * scores
     assert shared.pairs == shared.exponentials == 65_536 * heads
     with torch.device("meta"):
-        full = MultiHeadAttention(Sizes(512, heads, key=512), bias="")
+        full = MultiHeadAttention(AttentionSizes(512, heads, key=512), bias="")
     found = cost(full, tokens=256)
     assert found.parameters == (786_432 + 512**2) * heads
     assert found.macs == heads * (projections + joining + 2 * scores)

@@ -13,7 +13,15 @@ from torch import nn
 from regard.attention import Attention
 from regard.biases import Alibi, RelativeTable
 from regard.cost_model import cost
-from regard.layers import Block, FeedForward, LearnedPositions, Linear, MultiHeadAttention, Rotary, Sizes
+from regard.layers import (
+    AttentionSizes,
+    FeedForward,
+    LearnedPositions,
+    Linear,
+    MultiHeadAttention,
+    Rotary,
+    TransformerBlock,
+)
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Transformer, TransformerConfig
 from regard.patterns import Causal, Window
 
@@ -63,7 +71,7 @@ def some_attention(chance: random.Random, attention: Attention) -> tuple[MultiHe
     width = heads * chance.randint(1, 2)
     rotary = Rotary(2) if key >= 2 and chance.random() < 0.3 else None
     other = rotary is None and chance.random() < 0.3
-    sizes = Sizes(
+    sizes = AttentionSizes(
         width,
         heads,
         kv_heads,
@@ -117,10 +125,10 @@ def test_what_a_bias_keeps(bias):
 @pytest.mark.parametrize("out", [12, 5])
 @pytest.mark.parametrize("other", [True, False])
 def test_what_a_block_keeps(order, norm, out, other):
-    block = Block(
-        MultiHeadAttention(Sizes(12, 3, output=out), rotary=Rotary(2)),
+    block = TransformerBlock(
+        MultiHeadAttention(AttentionSizes(12, 3, output=out), rotary=Rotary(2)),
         FeedForward(out, 7),
-        cross=MultiHeadAttention(Sizes(out, 2, key=3, context=9)) if other else None,
+        cross=MultiHeadAttention(AttentionSizes(out, 2, key=3, context=9)) if other else None,
         norm=norm,
         order=order,
         shortcut="same" if out == 12 else "project",

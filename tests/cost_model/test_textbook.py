@@ -13,7 +13,7 @@ from regard import Attention, Causal, GridWindow, Where, Window, cost
 from regard.calculus import separable_attention
 from regard.cost_model import textbook
 from regard.errors import CostError
-from regard.layers import MultiHeadAttention, Sizes
+from regard.layers import AttentionSizes, MultiHeadAttention
 
 # Prince, 12.1
 
@@ -232,7 +232,7 @@ def test_a_grid_has_one_tree_over_all_its_tokens():
 def test_parameters_of_multi_head_attention(sizes, count):
     heads, channels, hidden, value, output = sizes
     assert textbook.parameters(*sizes)["parameters"] == count
-    layer = MultiHeadAttention(Sizes(channels, heads, key=hidden, value=value, output=output), bias="o")
+    layer = MultiHeadAttention(AttentionSizes(channels, heads, key=hidden, value=value, output=output), bias="o")
     assert sum(parameter.numel() for parameter in layer.parameters()) == count
 
 

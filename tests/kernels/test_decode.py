@@ -13,7 +13,7 @@ from regard import Blocks, Causal, First, Full, Padding, Strided, Window
 from regard.errors import BackendError, PatternError
 from regard.kernels import library
 from regard.kernels.decode import run_decode
-from regard.kernels.intervals import intervals
+from regard.kernels.key_intervals import find_key_intervals
 from regard.patterns import Lengths
 
 # batch, heads, kv_heads, queries, keys, dim, value_dim: one key, parts of vectors, several pieces of 1024 keys
@@ -226,7 +226,7 @@ def test_operations_are_counted():
 def test_intervals_are_the_pattern_or_there_are_none(lengths):
     known = 0
     for pattern in catalog.PATTERNS:
-        if not catalog.fits(pattern, lengths) or (found := intervals(pattern, Lengths(*lengths))) is None:
+        if not catalog.fits(pattern, lengths) or (found := find_key_intervals(pattern, Lengths(*lengths))) is None:
             continue
         known += 1
         start, stop = found
@@ -255,14 +255,14 @@ def test_intervals_are_the_pattern_or_there_are_none(lengths):
     ids=repr,
 )
 def test_intervals_by_hand(pattern, edges):
-    found = intervals(pattern, Lengths(2, 7))
+    found = find_key_intervals(pattern, Lengths(2, 7))
     assert found is None if edges is None else [edge.tolist() for edge in found] == list(edges)
 
 
 def test_many_queries_have_no_intervals_and_wrong_lengths_are_refused():
-    assert intervals(Causal(), Lengths(9, 20)) is None
+    assert find_key_intervals(Causal(), Lengths(9, 20)) is None
     with pytest.raises(PatternError):
-        intervals(Padding([30]), Lengths(1, 20))
+        find_key_intervals(Padding([30]), Lengths(1, 20))
 
 
 def test_an_interval_beyond_the_cache_ends_with_it():

@@ -105,7 +105,7 @@ def gradients(run, inputs, above):
     return torch.autograd.grad(results, [leaf for leaf in leaves if leaf is not None], above)
 
 
-def upstream(inputs, results, dtype):
+def grad_output(inputs, results, dtype):
     make = torch.Generator().manual_seed(7)
     above = [torch.randn(r.shape, generator=make, dtype=torch.float64).to(dtype) for r in results]
     return above if inputs[3] is not None else [above[0], torch.zeros_like(above[1]), torch.zeros_like(above[2])]
@@ -152,10 +152,10 @@ def test_it_is_what_it_is_defined_as(chosen, phi, with_state, dtype):
         inputs = problem(size, phi, with_state=with_state, dtype=dtype)
         expected = definition(*wide(inputs), phi)
         assert_within(attention(*inputs, phi), expected, output_limit(inputs, phi, dtype))
-        above = upstream(inputs, expected, dtype)
-        slopes = gradients(lambda *x, phi=phi: attention(*x, phi), inputs, above)
+        above = grad_output(inputs, expected, dtype)
+        grads = gradients(lambda *x, phi=phi: attention(*x, phi), inputs, above)
         truth = gradients(lambda *x, phi=phi: definition(*x, phi), wide(inputs), wide(above))
-        assert_within(slopes, truth, gradient_limits(inputs, phi, above, dtype))
+        assert_within(grads, truth, gradient_limits(inputs, phi, above, dtype))
 
 
 def test_the_bounds_can_be_broken():
@@ -224,7 +224,10 @@ def test_the_number_of_threads_changes_no_bit(threads, size):
         threads(count)
         inputs = problem(size, ELU1, with_state=True, dtype=torch.float32)
         results = attention(*inputs, ELU1)
-        return [*results, *gradients(lambda *x: attention(*x, ELU1), inputs, upstream(inputs, results, torch.float32))]
+        return [
+            *results,
+            *gradients(lambda *x: attention(*x, ELU1), inputs, grad_output(inputs, results, torch.float32)),
+        ]
 
     alone = everything(1)
     for count in (2, 5):
@@ -235,20 +238,20 @@ def test_the_number_of_threads_changes_no_bit(threads, size):
 def test_a_row_does_not_depend_on_its_batch():
     inputs = problem((3, 4, 2, 53, 11, 13), with_state=True, dtype=torch.float32)
     whole = attention(*inputs, PLAIN)
-    above = upstream(inputs, whole, torch.float32)
-    slopes = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
+    above = grad_output(inputs, whole, torch.float32)
+    grads = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
     one = [tensor[1:2] for tensor in inputs]
     for mine, expected in zip(attention(*one, PLAIN), whole, strict=True):
         assert torch.equal(mine, expected[1:2])
     alone = gradients(lambda *x: attention(*x, PLAIN), one, [each[1:2] for each in above])
-    for mine, expected in zip(alone, slopes, strict=True):
+    for mine, expected in zip(alone, grads, strict=True):
         assert torch.equal(mine, expected[1:2])
 
 
 def test_strides_change_no_bit():
     inputs = problem((2, 4, 2, 53, 11, 13), dtype=torch.float32)
     expected = attention(*inputs, PLAIN)
-    above = upstream(inputs, expected, torch.float32)
+    above = grad_output(inputs, expected, torch.float32)
     by_token = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[:3]]
     by_column = [tensor.mT.contiguous().mT for tensor in inputs[:3]]
     plain = gradients(lambda *x: attention(*x, PLAIN), inputs, above)
@@ -412,12 +415,12 @@ def test_the_backend_with_and_without_it_agree(monkeypatch, lengths, pattern, fe
     real = kernel._run
     monkeypatch.setattr(kernel, "_run", lambda *arguments: calls.append(1) or real(*arguments))
     above = torch.randn(2, 4, lengths[0], 5, generator=make, dtype=torch.float64)
-    output, slopes = run(*inputs), gradients(run, inputs, above)
+    output, grads = run(*inputs), gradients(run, inputs, above)
     assert calls
     monkeypatch.setattr(regard.backends.linear_attention, "is_supported", lambda *_: False)
     calls.clear()
     torch.testing.assert_close(output, run(*inputs), rtol=1e-11, atol=1e-11)
-    for mine, truth in zip(slopes, gradients(run, inputs, above), strict=True):
+    for mine, truth in zip(grads, gradients(run, inputs, above), strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-10, atol=1e-10)
     assert not calls
 

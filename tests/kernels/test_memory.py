@@ -113,7 +113,7 @@ GUARDED = (
 import torch
 from regard import Causal, First, RelativeTable, Window
 from regard.kernels import library
-from regard.kernels.positions import table_of
+from regard.kernels.bias_table import make_bias_table
 from regard.kernels.program import program
 from regard.kernels.softmax import Score, attention
 from regard.patterns import Lengths
@@ -129,7 +129,8 @@ def attend(tokens, dim, value_dim, dtype, pattern, at_end):
     shapes = (2, 2, tokens, dim), (2, 1, tokens, dim), (2, 1, tokens, value_dim)
     inputs = [placed(torch.randn(shape).to(dtype), at_end).requires_grad_() for shape in shapes]
     bias = placed(torch.randn(1, 2, tokens, tokens, dtype=wide), at_end).requires_grad_()
-    table, *codes = (placed(part, at_end) for part in table_of(RelativeTable(2, distance=2, dtype=wide), lengths))
+    relative = RelativeTable(2, distance=2, dtype=wide)
+    table, *codes = (placed(part, at_end) for part in make_bias_table(relative, lengths))
     made = program(pattern, lengths, library.lanes(wide))
     words, masks = placed(made.words, at_end), placed(made.masks, at_end)
     for score in (

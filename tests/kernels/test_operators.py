@@ -84,11 +84,11 @@ def test_nothing_that_is_saved_or_given_is_written_to():
     before = [tensor.detach().clone() for tensor in kept]
     output = run(*inputs, pattern=TWO_PARTS, bias=bias)
     first = output.detach().clone()
-    upstream = torch.ones_like(output)
-    twice = [torch.autograd.grad(output, [*inputs, bias.table], upstream, retain_graph=True) for _ in range(2)]
+    grad_output = torch.ones_like(output)
+    twice = [torch.autograd.grad(output, [*inputs, bias.table], grad_output, retain_graph=True) for _ in range(2)]
     assert all(torch.equal(one, other) for one, other in zip(*twice, strict=True))
     assert torch.equal(output, first)
-    assert bool((upstream == 1).all())
+    assert bool((grad_output == 1).all())
     assert all(torch.equal(tensor.detach(), old) for tensor, old in zip(kept, before, strict=True))
 
 
@@ -232,7 +232,7 @@ def test_jacobians_equal_those_of_the_reference():
 
 @pytest.mark.parametrize("kind", ["table", "tensor"])
 def test_per_sample_gradients_of_a_bias_equal_a_loop(kind):
-    """One sample's slope of the bias never meets another's."""
+    """One sample's derivative of the bias never meets another's."""
     samples = [plain(torch.float64, seed) for seed in range(3)]
     stacked = [torch.stack([sample[n] for sample in samples]) for n in range(3)]
     module = RelativeTable(HEADS, distance=3).double()
@@ -297,8 +297,8 @@ def test_a_second_derivative_is_refused_in_words_on_every_way(way):
     query = query.detach().as_subclass(Marked).requires_grad_() if way == "subclass" else query
     attended = compiled_run if way == "compiled" else run
     with FlopCounterMode(display=False) if way == "counted" else contextlib.nullcontext():
-        (slope,) = torch.autograd.grad(attended(query, key, value).sum(), query, create_graph=True)
-        loss = slope.sin().sum()
+        (derivative,) = torch.autograd.grad(attended(query, key, value).sum(), query, create_graph=True)
+        loss = derivative.sin().sum()
     refusal = "does not currently support double backward" if way == "compiled" else "once, not twice"
     with pytest.raises(RuntimeError if way == "compiled" else BackendError, match=refusal):
         torch.autograd.grad(loss, key)
@@ -384,9 +384,9 @@ def test_expanded_tensors_are_read_where_they_are():
     assert torch.equal(run(*wide), run(*(tensor.contiguous() for tensor in wide)))
     one = [x[:1, :1, :1].expand(-1, -1, TOKENS, -1) for x in (query, key, value)]
     assert torch.equal(run(*one), run(*(tensor.contiguous() for tensor in one)))
-    upstream = torch.ones(()).expand(BATCH, HEADS, TOKENS, VALUE_DIM)
+    grad_output = torch.ones(()).expand(BATCH, HEADS, TOKENS, VALUE_DIM)
     inputs = made()
-    grads = [torch.autograd.grad(run(*inputs), inputs, up) for up in (upstream, upstream.contiguous())]
+    grads = [torch.autograd.grad(run(*inputs), inputs, up) for up in (grad_output, grad_output.contiguous())]
     assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
 
 

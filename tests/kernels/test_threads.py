@@ -32,8 +32,8 @@ def everything(pattern, kind, *, rows=slice(None), dtype=torch.float32, dim=13):
     if not isinstance(kind, str):
         bias = torch.randn(kind, dtype=dtype, generator=torch.Generator().manual_seed(2)).requires_grad_()
     output = attend(query, key, value, pattern=pattern, bias=bias, backend="native")
-    upstream = torch.linspace(-3, 3, inputs[0][..., 0].numel(), dtype=dtype).reshape(3, 4, TOKENS, 1)[rows].cos()
-    grads = torch.autograd.grad(output, [query, key, value, *bias_tensors(bias)], upstream.expand_as(output))
+    grad_output = torch.linspace(-3, 3, inputs[0][..., 0].numel(), dtype=dtype).reshape(3, 4, TOKENS, 1)[rows].cos()
+    grads = torch.autograd.grad(output, [query, key, value, *bias_tensors(bias)], grad_output.expand_as(output))
     return [output, *grads]
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard.adapters import adapt
-from regard.laws.arguments import recorded_arguments, unwritten
+from regard.laws.arguments import expect_unwritten, record_arguments
 
 
 class Float64Arguments(nn.Module):
@@ -22,7 +22,7 @@ class Float64Arguments(nn.Module):
 def test_a_recorded_module_computes_as_it_does_alone_and_is_left_as_it_was():
     module = Float64Arguments()
     subject, x = adapt(module, "layer", channels=5), torch.randn(2, 3, 5)
-    with recorded_arguments(subject) as arguments:
+    with record_arguments(subject) as arguments:
         output = subject.run(x)
     assert torch.equal(output, 2 * x)
     assert [argument.tensor is x for argument in arguments] == [True]
@@ -34,7 +34,7 @@ def test_a_forward_of_the_instance_itself_is_put_back():
     module = Float64Arguments()
     module.forward = own = lambda x, mask=None: 3 * x
     subject, x = adapt(module, "layer", channels=5), torch.randn(2, 3, 5)
-    with recorded_arguments(subject) as arguments:
+    with record_arguments(subject) as arguments:
         assert torch.equal(subject.run(x), 3 * x)
     assert len(arguments) == 1
     assert module.forward is own
@@ -49,7 +49,7 @@ def test_what_a_call_writes_into_its_arguments_is_seen(wrap):
             return x * 2
 
     subject, x = adapt(wrap(Adding()), "layer", channels=5), torch.zeros(2, 3, 5)
-    with recorded_arguments(subject) as arguments:
+    with record_arguments(subject) as arguments:
         subject.run(x)
-    (written,) = unwritten(arguments)
+    (written,) = expect_unwritten(arguments)
     assert float((written.actual - written.expected).abs().max()) == 1.0

@@ -12,11 +12,14 @@ from torch import nn
 from regard.adapters import adapt
 from regard.errors import LawViolation
 from regard.laws import LAWS, assert_laws, check, probe
-from regard.laws.budget import BUDGET, Work, measure_work, select_cases
+from regard.laws.budget import BUDGET, RunWork, measure_work, select_cases
 from regard.laws.checking import find_laws
-from regard.laws.law import Law, discard, equal
+from regard.laws.law import Law, discard, expect_equal
 from regard.laws.search import examine
 from regard.laws.verdict import Verdict
+from regard.models import GPT, GPTConfig
+
+SIZES = {"dim": 8, "layers": 1, "heads": 2}
 
 
 class Padded(nn.Module):
@@ -53,7 +56,7 @@ class Counted(Law):
         if case["kind"] == "discard":
             discard("a kink")
         if case["kind"] != "vacuous":
-            yield equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
+            yield expect_equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
 
 
 def judged(*kinds: str, **how) -> Verdict:
@@ -142,17 +145,96 @@ def test_the_budget_is_made_up_for_where_cases_were_refused():
     assert (verdict.outcome, verdict.tried) == ("holds", 5)
 
 
+class CountedKinds(Counted):
+    kinds = ("place",)
+    minimum = 3
+
+    def cases(self, subject, fast):
+        return [{"number": n, "kind": kind, "place": place} for n, (kind, place) in enumerate(self.places)]
+
+
+def judge_kinds(*places: tuple[str, str], **how) -> Verdict:
+    law = CountedKinds()
+    law.places = places
+    return examine(law, adapt(Padded(), "layer"), **how)
+
+
+def test_many_cases_of_too_few_kinds_are_undecided():
+    left, right = ("fine", "left"), ("fine", "right")
+    refused = [("refuse", f"place {number}") for number in range(4)]
+    verdict = judge_kinds(*[left] * 9, *refused, right)
+    assert (verdict.outcome, verdict.tried) == ("undecided", 10)
+    assert "only 2 of the 3 kinds of case (place)" in verdict.reason
+    assert "not this one" in verdict.reason
+    assert judge_kinds(*[left] * 9, *[("discard", place) for _, place in refused], right).outcome == "undecided"
+    assert judge_kinds(*[left] * 9, *refused, right, ("fine", "place 3")).outcome == "holds"
+    assert judge_kinds(*[left] * 9, *[("vacuous", place) for _, place in refused], right).outcome == "holds"
+
+
+def test_of_few_kinds_half_are_enough():
+    left, middle = ("fine", "left"), ("refuse", "middle")
+    assert judge_kinds(*[left] * 9, middle).outcome == "holds"
+    assert judge_kinds(*[left] * 9, middle, ("refuse", "right")).outcome == "undecided"
+    assert judge_kinds(*[left] * 9, middle, ("fine", "right")).outcome == "holds"
+
+
+def test_the_first_case_of_each_kind_runs_whatever_the_budget():
+    places = [("fine", "left")] * 20 + [("fine", "middle")] * 20 + [("fine", "right")]
+    assert judge_kinds(*places, budget=1).outcome == "holds"
+    assert judge_kinds(*places[:-1], ("break", "right"), budget=1).outcome == "broken"
+    made_up_for = judge_kinds(*places[:20], ("refuse", "middle"), *places[21:], budget=1)
+    assert made_up_for.outcome == "holds"
+    assert made_up_for.cases < 10
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_every_law_says_how_many_kinds_of_cases_it_takes(law: Law):
+    own = vars(type(law))
+    assert own["minimum"] >= 3
+    assert own["kinds"]
+
+
+def select_minimum(slug: str, subject, name: str) -> set:
+    """The values of one parameter among the cases that run whatever the budget."""
+    (law,) = find_laws([slug])
+    offered = list(law.cases(subject, True))
+    return {case.get(name) for case in select_cases(offered, RunWork(10**9, 0), 1, law.minimum, law.kind_of)}
+
+
+def test_no_law_holds_by_one_kind_of_case_alone():
+    layer, decoder = adapt(Padded(), "layer"), adapt(GPT(GPTConfig(vocab_size=11, context_length=16, **SIZES)))
+    for subject in (layer, decoder):
+        assert {"left", "right", "random"} <= select_minimum("padding", subject, "side")
+        assert {"ones", "content", "removal"} <= select_minimum("padding", subject, "ask")
+    assert select_minimum("causality", decoder, "kept") >= {1, 2, 3, 4, 5, 6}
+    assert {"ones", "halves", "first", "last"} <= select_minimum("cache", decoder, "split")
+    assert {"alone", "others"} <= select_minimum("batch-independence", layer, "ask")
+    assert {"other", "longer", "shorter", "thread"} <= select_minimum("statelessness", layer, "between")
+
+
+def test_a_layer_that_takes_padding_on_the_right_only_is_decided():
+    class RightOnly(Padded):
+        def forward(self, x, mask=None):
+            if mask is not None and bool((~mask[:, :-1] & mask[:, 1:]).any()):
+                raise ValueError("padding belongs on the right")
+            return super().forward(x, mask)
+
+    verdict = check(RightOnly(), kind="layer", claims=["padding"], fast=True).verdicts["padding"]
+    assert verdict.outcome == "holds"
+    assert "padding belongs on the right" in verdict.reason
+
+
 def test_small_subjects_try_every_case_of_a_fast_search():
     subject = adapt(Padded(), "layer")
     for law in find_laws([law.slug for law in LAWS]):
         if law.applies(subject) is None:
             offered = list({tuple(case.items()): case for case in law.cases(subject, True)}.values())
-            assert select_cases(offered, measure_work(subject), BUDGET[True], law.minimum) == offered
+            assert select_cases(offered, measure_work(subject), BUDGET[True], law.minimum, law.kind_of) == offered
 
 
 def test_a_small_budget_takes_the_first_cases_and_some_of_the_others():
     cases = [{"number": number, "tokens": 5} for number in range(100)]
-    chosen = [int(case["number"]) for case in select_cases(cases, Work(50, 0), 1_000, 8)]
+    chosen = [int(case["number"]) for case in select_cases(cases, RunWork(50, 0), 1_000, 8)]
     assert len(chosen) == 20
     assert chosen[:10] == list(range(10))
     assert max(chosen) > 90
@@ -161,7 +243,7 @@ def test_a_small_budget_takes_the_first_cases_and_some_of_the_others():
 
 def test_the_minimum_runs_whatever_the_budget():
     cases = [{"number": number, "tokens": 5 + 600 * (number % 3 == 2)} for number in range(100)]
-    chosen = select_cases(cases, Work(50, 10**9), 1_000, 8)
+    chosen = select_cases(cases, RunWork(50, 10**9), 1_000, 8)
     assert len(chosen) == 8
     assert sum(int(case["tokens"]) > 5 for case in chosen) <= 2  # the dear ones only where they come first
 

@@ -7,14 +7,14 @@ from zoo.catalogue import EXHIBITS
 from zoo.exhibit import Exhibit
 
 from regard.laws import LAWS, check
-from regard.laws.causes import FOLLOWS, ORDER, rank
+from regard.laws.causes import FOLLOWS, ORDER, rank_causes
 
 BY_NAME = {exhibit.id: exhibit for exhibit in EXHIBITS}
 # Faults of which the tables say another law first than the one that the fault was filed under: a hidden value that
 # counts is padding that counts, a row that looks at others looks at their padding, and a wrong Jacobian is a gradient.
 OTHERWISE = {"L5-after": "padding", "L10-scale": "padding", "L21-diagonal": "gradients"}
 # One of each pair of laws that was seen to break together.
-SAMPLE = ("CA8", "PA1", "L22-running", "L12-functional", "L23-squeeze", "L13-scale", "SM3")
+SAMPLE = ("L4-half-overflow", "CA8", "PA1", "L22-running", "L12-functional", "L23-squeeze", "L13-scale", "SM3")
 
 
 def first_cause(exhibit: Exhibit) -> tuple[str, int]:
@@ -31,12 +31,26 @@ def test_every_law_has_a_place_and_no_law_follows_from_itself():
         assert not any(cause in FOLLOWS.get(effect, ()) for effect in effects), cause
 
 
+def rank(slugs: list[str]) -> dict[str, str]:
+    return rank_causes({slug: {} for slug in slugs})
+
+
 def test_what_follows_from_nothing_stands_before_what_follows():
     assert rank(["jacobian", "gradients", "cost"]) == {"gradients": "", "cost": "", "jacobian": "gradients"}
     assert rank(["padding", "empty-rows"]) == {"empty-rows": "", "padding": ""}
     assert rank(["empty-rows", "masked-values"]) == {"masked-values": "", "empty-rows": "masked-values"}
     assert rank(["padding"]) == {"padding": ""}
     assert rank([]) == {}
+
+
+def test_a_mask_that_only_half_precision_disobeys_is_the_cause_and_not_the_path():
+    masked, unmasked = ({"way": "float16", "mask": mask} for mask in ("left", "none"))
+    half, wide = {"side": "left", "dtype": "float16"}, {"side": "left"}
+    assert rank_causes({"paths": masked, "padding": half}) == {"padding": "", "paths": "padding"}
+    assert rank_causes({"paths": unmasked, "padding": half}) == {"paths": "", "padding": "paths"}
+    assert rank_causes({"paths": masked, "padding": wide}) == {"paths": "", "padding": "paths"}
+    assert rank_causes({"paths": {"way": "compiled", "mask": "left"}, "padding": half})["padding"] == "paths"
+    assert rank_causes({"paths": masked, "causality": half})["causality"] == "paths"
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -13,7 +13,7 @@ from zoo.exhibit import twins
 import regard
 from regard.adapters import Adapter, adapt
 from regard.laws import LAWS
-from regard.laws.glossary import PATHS, describe, explain_value, find_word
+from regard.laws.glossary import PATHS, describe, explain_value, find_term
 from regard.laws.law import Case, Law
 from regard.laws.reference import read_reference
 
@@ -58,7 +58,7 @@ def test_every_parameter_and_every_value_has_an_explanation(every_case):
     dumb = set()
     for slug, case in every_case:
         for key, value in case.items():
-            word = find_word(slug, key)
+            word = find_term(slug, key)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if word is None or not (number or explain_value(word, value)):
                 dumb.add((slug, key, "a number" if number else value))

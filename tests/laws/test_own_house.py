@@ -15,16 +15,16 @@ from regard.laws import Verdict, check
 from regard.laws.checking import find_laws
 from regard.laws.search import examine
 from regard.layers import (
-    Block,
     ChannelAttention,
     FeedForward,
     GridAttention,
     IncrementalAttention,
     MultiHeadAttention,
     Rotary,
+    TransformerBlock,
     WindowAttention,
 )
-from regard.layers.block import Stack
+from regard.layers.block import BlockList
 from regard.models import (
     GPT,
     Bert,
@@ -93,10 +93,16 @@ HOUSE |= {
     "MultiHeadAttention, rotary": lambda: attention(CAUSAL, rotary=Rotary(4), dropout=0.3),
     "MultiHeadAttention, alibi": lambda: attention(DESCRIPTIONS["alibi"], bias=False),
     "MultiHeadAttention, linear": lambda: attention(Attention(pattern=Causal(), feature_map="elu1")),
-    "Block": lambda: Block(attention(), FeedForward(12, 20)),
-    "Block, causal, norm after": lambda: Block(attention(CAUSAL), FeedForward(12, 20), order="post"),
-    "Block, with another text": lambda: Block(attention(CAUSAL), FeedForward(12, 20), cross=attention()),
-    "Stack": lambda: Stack([Block(attention(NEAR), FeedForward(12, 20), dropout=0.2) for _ in range(2)]),
+    "TransformerBlock": lambda: TransformerBlock(attention(), FeedForward(12, 20)),
+    "TransformerBlock, causal, norm after": lambda: TransformerBlock(
+        attention(CAUSAL), FeedForward(12, 20), order="post"
+    ),
+    "TransformerBlock, with another text": lambda: TransformerBlock(
+        attention(CAUSAL), FeedForward(12, 20), cross=attention()
+    ),
+    "BlockList": lambda: BlockList(
+        [TransformerBlock(attention(NEAR), FeedForward(12, 20), dropout=0.2) for _ in range(2)]
+    ),
     "GridAttention": lambda: GridAttention(8, 2),
     "GridAttention, neighbours": lambda: GridAttention(8, 2, attention=DESCRIPTIONS["grid"]),
     "WindowAttention": lambda: WindowAttention(8, 2, (3, 2)),
@@ -122,6 +128,31 @@ HOUSE |= {
 }
 
 
+# One of each backend, kind of layer and kind of model; the slow tests look at the others.
+FAST = {
+    "attend, full, on reference",
+    "attend, window and first, on native",
+    "attend, alibi, on blocked",
+    "attend, causal, on sdpa",
+    "attend, causal and linear",
+    "IncrementalAttention",
+    "MultiHeadAttention, rotary",
+    "BlockList",
+    "GridAttention, neighbours",
+    "WindowAttention",
+    "ChannelAttention",
+    "LLaMA",
+    "Bert",
+    "Transformer",
+    "ViT",
+}
+fast_and_slow = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in HOUSE]
+
+
+def test_every_fast_name_is_one_of_the_house():
+    assert set(HOUSE) >= FAST
+
+
 def verdicts(target: Any, seed: int) -> Iterator[Verdict]:
     """The word of each claimed law on the target and on its other views, after a short look."""
     subject = adapt(target)
@@ -138,7 +169,7 @@ def same_numbers():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HOUSE)
+@pytest.mark.parametrize("name", fast_and_slow)
 def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
     found = list(verdicts(HOUSE[name](), seed=0))
     assert [str(verdict) for verdict in found if not verdict.ok] == []
@@ -161,20 +192,20 @@ def test_a_window_into_the_future_that_is_declared_causal_is_found():
 
 def test_a_gpt_whose_memory_counts_positions_anew_is_found():
     model = gpt("learned")
-    remember = model.new_memory
-    model.new_memory = lambda capacity=None: Forgetful(remember(capacity))
+    remember = model.new_cache
+    model.new_cache = lambda capacity=None: Forgetful(remember(capacity))
     report = check(model, claims=["cache"], fast=True)
     assert report.verdicts["cache"].outcome == "broken"
 
 
 class Forgetful:
-    """A memory that begins counting positions anew with every piece."""
+    """A cache that begins counting positions anew with every piece."""
 
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["memory"], name)
+        return getattr(self.__dict__["cache"], name)
 
     def positions(self, count: int, lengths: Any = None) -> torch.Tensor:
         return torch.arange(count)

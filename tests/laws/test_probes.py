@@ -7,7 +7,14 @@ from plain import Layer, Words, alibi, blocks, both_ways_alibi, both_ways_window
 
 from regard.adapters import adapt
 from regard.adapters.rng import Rng
-from regard.laws.probes import counts_positions, different, ignores_order, is_causal, owes_left, takes
+from regard.laws.probes import (
+    counts_positions,
+    draw_other_content,
+    ignores_order,
+    is_causal,
+    owes_left_padding,
+    takes_length,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,20 +53,20 @@ def test_two_orders_stand_for_all(target, expected):
 )
 def test_the_left_is_owed_by_who_can_be_moved(target, kind, expected):
     subject = adapt(target, kind)
-    assert owes_left(subject, subject.draw(1, 7, Rng(5)), 2) is expected
+    assert owes_left_padding(subject, subject.draw(1, 7, Rng(5)), 2) is expected
 
 
 def test_the_left_is_owed_by_who_says_so():
     subject = adapt(Words(False), "model", left=True)
-    assert owes_left(subject, subject.draw(1, 7, Rng(5)), 2)
+    assert owes_left_padding(subject, subject.draw(1, 7, Rng(5)), 2)
 
 
 def test_other_content_is_other_at_every_token():
     subject = adapt(Words(), "model", vocab_size=2)
     x = subject.draw(3, 17, Rng(1))
-    assert (different(subject, x, Rng(2)) != x).all()
+    assert (draw_other_content(subject, x, Rng(2)) != x).all()
 
 
 def test_lengths_beyond_the_table_are_not_taken():
-    subject = adapt(Words(), "model", longest=11)
-    assert [takes(subject, tokens) for tokens in (0, 1, 11, 12)] == [False, True, True, False]
+    subject = adapt(Words(), "model", max_length=11)
+    assert [takes_length(subject, tokens) for tokens in (0, 1, 11, 12)] == [False, True, True, False]

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from regard.adapters import adapt
 from regard.adapters.rng import Rng
 from regard.laws import check
-from regard.laws.arguments import recorded_arguments, unwritten
+from regard.laws.arguments import expect_unwritten, record_arguments
 from regard.laws.compare import compare
-from regard.laws.half_precision import against_native, nearly_equal
-from regard.laws.search import views
+from regard.laws.half_precision import expect_like_native, make_nearly_equal_tokens
+from regard.laws.search import find_views
 from regard.laws.variants import LONG, LONGER, half_precisions, head_sizes, is_half, long_lengths
 
 
@@ -62,15 +62,15 @@ class Hopeless(Layer):
 
 def test_a_case_in_half_precision_is_run_in_half_precision_alone():
     subject = adapt(Layer())
-    (view,) = views(subject, {"tokens": 5, "dtype": "bfloat16"})
+    (view,) = find_views(subject, {"tokens": 5, "dtype": "bfloat16"})
     assert view.dtype == torch.bfloat16
     assert is_half(view)
-    assert [view.dtype for view in views(subject, {"tokens": 5})] == [torch.float64, torch.float32]
+    assert [view.dtype for view in find_views(subject, {"tokens": 5})] == [torch.float64, torch.float32]
 
 
 def test_a_case_with_wide_heads_is_drawn_with_wide_heads():
     subject = adapt(attention)
-    for view in views(subject, {"num_heads": 2, "head_dim": 80}):
+    for view in find_views(subject, {"num_heads": 2, "head_dim": 80}):
         assert view.draw(1, 3, Rng(0)).shape == (1, 3, 3 * 2 * 80)
         assert view.run(view.draw(1, 3, Rng(0))).shape == (1, 3, 2, 80)
     assert subject.dim == 8
@@ -80,7 +80,7 @@ def test_groups_of_heads_are_kept_by_wide_heads():
     subject = adapt(attention, "operator", heads=6, kv_heads=6)
     subject.kv_heads = 2
     assert head_sizes(adapt(attention))[0]["head_dim"] > 64
-    (first, *_) = views(subject, {"num_heads": 6, "head_dim": 80})
+    (first, *_) = find_views(subject, {"num_heads": 6, "head_dim": 80})
     assert first.kv_heads == 2
 
 
@@ -92,11 +92,11 @@ def test_a_subject_that_came_in_half_precision_has_no_half_precision_variant():
 def test_long_lengths_are_those_that_a_subject_takes_and_can_afford():
     subject = adapt(Layer())
     assert long_lengths(subject, True, LONG, LONGER) == [LONG, LONGER]
-    subject.longest = 700
+    subject.max_length = 700
     assert long_lengths(subject, True, LONG, LONGER) == [LONG]
-    subject.longest = 300
+    subject.max_length = 300
     assert long_lengths(subject, True, LONG, LONGER) == [300]
-    subject.longest = 64
+    subject.max_length = 64
     assert long_lengths(subject, True, LONG, LONGER) == []
     assert long_lengths(adapt(Layer(1536, 3), channels=1536), True, LONG) == []
 
@@ -113,18 +113,18 @@ def test_torchs_own_attention_in_half_precision_is_its_float32_within_a_third_of
         x = subject.draw(2, 7, Rng(0))
         output, exact = half.run(x.to(dtype)).float(), subject.run(x.to(dtype).float())
         assert float((output - exact).detach().abs().max()) > 0  # it is another computation
-        for seen in against_native(subject, half, x, None, None, Rng(1), ""):
+        for seen in expect_like_native(subject, half, x, None, None, Rng(1), ""):
             assert compare(seen, 1e-7, 64.0).ratio == 0
         wrong = lambda x, mask=None, run=half.run: run(x, mask) * 1.25  # noqa: E731
         half.run = wrong
         assert any(
-            compare(seen, 1e-7, 64.0).ratio > 1 for seen in against_native(subject, half, x, None, None, Rng(1), "")
+            compare(seen, 1e-7, 64.0).ratio > 1 for seen in expect_like_native(subject, half, x, None, None, Rng(1), "")
         )
 
 
 def test_nearly_equal_keys_weigh_about_the_same_and_have_two_kinds_of_values():
     subject = adapt(attention)
-    query, key, value = subject.parted(nearly_equal(subject, subject.draw(1, 41, Rng(0)), Rng(1)))
+    query, key, value = subject.parted(make_nearly_equal_tokens(subject, subject.draw(1, 41, Rng(0)), Rng(1)))
     weights = (query @ key.mT / math.sqrt(subject.dim)).softmax(-1)
     assert float(weights.max() / weights.min()) < 1.3
     first, second = value[:, :, :20].mean(2), value[:, :, 20:].mean(2)
@@ -140,10 +140,10 @@ def test_a_mask_that_is_handed_over_in_another_form_is_watched_as_well():
 
     subject = adapt(Writes())
     mask = torch.tensor([[True, False, True]])
-    with recorded_arguments(subject) as arguments:
+    with record_arguments(subject) as arguments:
         subject.run(subject.draw(1, 3, Rng(0)), mask)
     assert mask.tolist() == [[True, False, True]]
-    (seen,) = unwritten(arguments)
+    (seen,) = expect_unwritten(arguments)
     assert seen.output == "key_padding_mask"
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard import Attention, Causal, Padding
 from regard.errors import ConfigError, InputError
-from regard.layers import Block, CrossCache, FeedForward, MultiHeadAttention, Sizes
+from regard.layers import AttentionSizes, CrossCache, FeedForward, MultiHeadAttention, TransformerBlock
 
 F64 = torch.float64
 # A token passes about ten sums of at most 48 products, normalised to size one in between.
@@ -20,7 +20,7 @@ def random(*shape, seed=0, dtype=F64):
 
 
 def make(dim=24, heads=3, hidden=48, *, order="pre", activation="relu", cross=False, pattern=None, **words):
-    return Block(
+    return TransformerBlock(
         MultiHeadAttention(dim, heads, attention=Attention(pattern=pattern)),
         FeedForward(dim, hidden, activation),
         cross=MultiHeadAttention(dim, heads) if cross else None,
@@ -142,8 +142,8 @@ def test_dropout_is_off_in_eval():
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_matrix_leads_past_a_part_that_changes_the_size(order):
-    attention = MultiHeadAttention(Sizes(13, 3, key=4, output=17))
-    block = Block(attention, FeedForward(17, 5), order=order, shortcut="project").double()
+    attention = MultiHeadAttention(AttentionSizes(13, 3, key=4, output=17))
+    block = TransformerBlock(attention, FeedForward(17, 5), order=order, shortcut="project").double()
     x = random(2, 7, 13)
     read = block.attention_norm(x) if order == "pre" else x
     y = x @ block.shortcut.weight.T + block.attention(read)
@@ -159,14 +159,20 @@ def test_norms_can_be_chosen():
     block = make(norm=nn.RMSNorm, eps=1e-3)
     assert isinstance(block.attention_norm, nn.RMSNorm)
     assert block.feed_forward_norm.eps == 1e-3
-    assert repr(block).startswith("Block(\n  order='pre'")
+    assert repr(block).startswith("TransformerBlock(\n  order='pre'")
 
 
 def test_sizes_that_do_not_add_up_are_refused_with_both_sizes():
     cases = [
-        (lambda: Block(MultiHeadAttention(Sizes(13, 3, key=4, output=17)), FeedForward(17, 5)), (13, 17)),
-        (lambda: Block(MultiHeadAttention(12, 3), FeedForward(13, 5)), (12, 13)),
-        (lambda: Block(MultiHeadAttention(12, 3), FeedForward(12, 5), cross=MultiHeadAttention(14, 2)), (12, 14)),
+        (
+            lambda: TransformerBlock(MultiHeadAttention(AttentionSizes(13, 3, key=4, output=17)), FeedForward(17, 5)),
+            (13, 17),
+        ),
+        (lambda: TransformerBlock(MultiHeadAttention(12, 3), FeedForward(13, 5)), (12, 13)),
+        (
+            lambda: TransformerBlock(MultiHeadAttention(12, 3), FeedForward(12, 5), cross=MultiHeadAttention(14, 2)),
+            (12, 14),
+        ),
     ]
     for build, sizes in cases:
         with pytest.raises(ConfigError) as caught:
@@ -184,6 +190,6 @@ def test_sizes_that_do_not_add_up_are_refused_with_both_sizes():
 def test_a_block_with_a_second_text_needs_it():
     block, x = make(cross=True), torch.randn(2, 7, 24)
     for words in ({}, {"cross_cache": CrossCache()}):
-        with pytest.raises(InputError, match="second text") as caught:
+        with pytest.raises(InputError, match="needs a context") as caught:
             block(x, **words)
         assert caught.value.asked

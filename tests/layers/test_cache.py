@@ -14,11 +14,11 @@ from regard import (
 )
 from regard.errors import CacheError
 from regard.layers import (
+    AttentionSizes,
     CrossCache,
     KVCache,
-    Memory,
+    ModelCache,
     MultiHeadAttention,
-    Sizes,
     StateCache,
 )
 
@@ -148,7 +148,7 @@ def test_half_precision_is_kept_as_it_comes():
 
 
 def test_the_context_is_projected_once(monkeypatch):
-    layer = MultiHeadAttention(Sizes(13, 6, 2, key=4, value=5, context=7, values=11)).double().eval()
+    layer = MultiHeadAttention(AttentionSizes(13, 6, 2, key=4, value=5, context=7, values=11)).double().eval()
     x, context, values = random(3, 9, 13), random(3, 17, 7), random(3, 17, 11)
     calls = []
     project = layer.projections.key_value
@@ -245,23 +245,23 @@ def test_a_sum_cannot_be_cropped():
 # A model's caches together
 
 
-def test_a_memory_turns_and_shrinks_all_its_caches():
-    memory = Memory([KVCache(), KVCache(window=3)], [CrossCache()])
+def test_a_model_cache_reorders_and_crops_all_its_layers():
+    caches = ModelCache([KVCache(), KVCache(window=3)], [CrossCache()])
     token = random(3, 2, 5, 4)
-    for cache in memory.caches:
+    for cache in caches.layers:
         cache.append(token, token, [5, 2, 4])
-    memory.crosses[0].fill(token, token)
-    memory.context_pattern = Padding([5, 1, 3])
-    assert (memory.length, memory.lengths) == (5, [5, 2, 4])
-    memory.reorder(torch.tensor([1, 0]))
-    assert memory.context_pattern == Padding([1, 5])
-    assert memory.lengths == [2, 5]
-    assert memory.positions(2).tolist() == [[2, 3], [5, 6]]
-    assert torch.equal(memory.crosses[0].key, token[[1, 0]])
-    memory.crop([2, 4])
-    assert [cache.length for cache in memory.caches] == [4, 4]
-    assert Memory([]).positions(3).tolist() == [0, 1, 2]
-    assert (Memory([]).length, Memory([]).lengths) == (0, None)
+    caches.cross_layers[0].fill(token, token)
+    caches.encoder_padding = Padding([5, 1, 3])
+    assert (caches.length, caches.lengths) == (5, [5, 2, 4])
+    caches.reorder(torch.tensor([1, 0]))
+    assert caches.encoder_padding == Padding([1, 5])
+    assert caches.lengths == [2, 5]
+    assert caches.positions(2).tolist() == [[2, 3], [5, 6]]
+    assert torch.equal(caches.cross_layers[0].key, token[[1, 0]])
+    caches.crop([2, 4])
+    assert [cache.length for cache in caches.layers] == [4, 4]
+    assert ModelCache([]).positions(3).tolist() == [0, 1, 2]
+    assert (ModelCache([]).length, ModelCache([]).lengths) == (0, None)
 
 
 # What cannot be done is said in four parts
@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case):
 @pytest.mark.parametrize("lengths", [-1, 5, [2, 5], [2], [-1, 2]])
 def test_crops_that_make_no_sense_are_refused(lengths):
     cache = _filled()
-    with pytest.raises(CacheError, match="cropped so") as caught:
+    with pytest.raises(CacheError, match="cropped to these lengths") as caught:
         cache.crop(lengths)
     assert_four_parts(caught.value)
     assert cache.length == 4

@@ -36,7 +36,7 @@ def test_channels_attend_as_the_equation_says(groups, tokens, scale):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("mix", [channels._one_by_one, channels._together])
+@pytest.mark.parametrize("mix", [channels._mix_by_group, channels._mix_batched])
 def test_both_ways_are_attention_with_channels_as_tokens(mix):
     parts = torch.randn(2, 7, 3, 5, 3, dtype=torch.float64)
     query, key, value = parts.permute(2, 0, 3, 4, 1).unbind(0)  # batch, group, channel, token
@@ -45,7 +45,7 @@ def test_both_ways_are_attention_with_channels_as_tokens(mix):
 
 
 @pytest.mark.parametrize("beta", [32**-0.5, 3136**-0.5])
-@pytest.mark.parametrize("mix", [channels._one_by_one, channels._together])
+@pytest.mark.parametrize("mix", [channels._mix_by_group, channels._mix_batched])
 def test_scores_of_many_tokens_stay_within_float16(mix, beta):
     # 3136 * 8 * 8 is beyond 65504, beta times it is not. All scores are equal, so every channel gets the mean.
     generator = torch.Generator().manual_seed(2)

@@ -9,7 +9,7 @@ from regard.attention import Attention
 from regard.biases import Gaussian, RowColumn, TransformerXL
 from regard.errors import InputError
 from regard.layers.grid import GridAttention
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
 from regard.patterns import Causal, GridWindow, Neighborhood, Padding
 
 GRID = (3, 5)
@@ -31,7 +31,7 @@ def descriptions() -> dict[str, Attention]:
 
 def layer_of(name: str) -> GridAttention:
     torch.manual_seed(1)
-    return GridAttention(Sizes(7, 2, key=3, value=5, output=11), attention=descriptions()[name]).double()
+    return GridAttention(AttentionSizes(7, 2, key=3, value=5, output=11), attention=descriptions()[name]).double()
 
 
 def image(requires_grad: bool = False) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_places_may_be_repeated_and_in_any_order():
 )
 def test_parameters_are_counted_by_the_formula(heads, inputs, hidden, value, outputs, parameters):
     with torch.device("meta"):
-        layer = GridAttention(Sizes(inputs, heads, key=hidden, value=value, output=outputs), bias="o")
+        layer = GridAttention(AttentionSizes(inputs, heads, key=hidden, value=value, output=outputs), bias="o")
     counted = sum(parameter.numel() for parameter in layer.parameters())
     assert counted == parameters
     assert counted == heads * inputs * (2 * hidden + value) + heads * value * outputs + outputs

@@ -23,7 +23,7 @@ from regard import (
     weights,
 )
 from regard.errors import CheckpointError, ConfigError
-from regard.layers import MultiHeadAttention, Rotary, Sizes
+from regard.layers import AttentionSizes, MultiHeadAttention, Rotary
 
 F64 = torch.float64
 
@@ -38,7 +38,7 @@ WIDTH = 24
 TOLERANCE = {F64: EXACT, torch.float32: 8 * WIDTH * 2.0**-23}
 
 
-FREE = Sizes(13, heads=6, kv_heads=2, key=4, value=5, context=7, values=11, output=17)
+FREE = AttentionSizes(13, heads=6, kv_heads=2, key=4, value=5, context=7, values=11, output=17)
 
 
 def random(*shape, seed=0, dtype=F64):
@@ -164,7 +164,9 @@ def by_hand(layer, x, context, values, described):
 
 
 @pytest.mark.parametrize("bias", [True, False, "qo", "kv", "k", "qv", "o"])
-@pytest.mark.parametrize("sizes", [FREE, Sizes(13, 6, 3, key=4, value=5, output=17), Sizes(12, 4)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [FREE, AttentionSizes(13, 6, 3, key=4, value=5, output=17), AttentionSizes(12, 4)], ids=str
+)
 def test_all_sizes_are_free_and_any_bias_may_be_absent(sizes, bias):
     layer = filled(MultiHeadAttention(sizes, bias=bias))
     x, context, values = random(2, 3, sizes.input), random(2, 19, sizes.context), random(2, 19, sizes.values)
@@ -198,7 +200,7 @@ DESCRIPTIONS = {
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_any_description_runs_in_the_heads(name):
-    layer = filled(MultiHeadAttention(Sizes(13, 6, 2, key=4, value=5), attention=DESCRIPTIONS[name]()))
+    layer = filled(MultiHeadAttention(AttentionSizes(13, 6, 2, key=4, value=5), attention=DESCRIPTIONS[name]()))
     x = random(2, 11, 13).requires_grad_()
     expected = by_hand(layer, x, x, x, layer.attention)
     found = layer(x)
@@ -233,8 +235,8 @@ def test_a_learned_bias_belongs_to_the_layer():
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
 def test_grouped_heads_are_repeated_heads(dtype):
-    grouped = filled(MultiHeadAttention(Sizes(13, 6, 2, key=4, value=5)), dtype)
-    alone = filled(MultiHeadAttention(Sizes(13, 6, 6, key=4, value=5)), dtype)
+    grouped = filled(MultiHeadAttention(AttentionSizes(13, 6, 2, key=4, value=5)), dtype)
+    alone = filled(MultiHeadAttention(AttentionSizes(13, 6, 6, key=4, value=5)), dtype)
     with torch.no_grad():
         for mine, theirs in zip(alone.projections.weights(), grouped.projections.weights(), strict=True):
             heads = theirs.shape[0] // (mine.shape[0] // 6)
@@ -262,7 +264,7 @@ def test_index_notation_without_output_matrix_and_scale():
 
 
 def test_columns_are_rows_with_transposed_matrices():
-    layer = filled(MultiHeadAttention(Sizes(13, 2, key=5, value=3), bias=False))
+    layer = filled(MultiHeadAttention(AttentionSizes(13, 2, key=5, value=3), bias=False))
     x = random(13, 7)  # (channel, token)
     heads = []
     for query, key, value in zip(*(w.chunk(2) for w in layer.projections.weights()), strict=True):
@@ -272,7 +274,7 @@ def test_columns_are_rows_with_transposed_matrices():
 
 
 def test_one_query_of_an_image_is_that_row_of_the_output():
-    layer, image = filled(MultiHeadAttention(Sizes(13, 3, key=4, value=5, output=7))), random(35, 13)
+    layer, image = filled(MultiHeadAttention(AttentionSizes(13, 3, key=4, value=5, output=7))), random(35, 13)
     whole = layer(image)
     for place in (0, 17, 34):
         assert_close(layer(image[place : place + 1], image), whole[place : place + 1])
@@ -304,7 +306,9 @@ def test_contributions_of_free_sizes_groups_and_batches():
 
 
 @pytest.mark.parametrize("bias", [True, False, "kv", "qo"])
-@pytest.mark.parametrize("sizes", [Sizes(16, 4), Sizes(13, 6, 2, key=4, value=3, output=11), FREE], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [AttentionSizes(16, 4), AttentionSizes(13, 6, 2, key=4, value=3, output=11), FREE], ids=str
+)
 @pytest.mark.parametrize("more", [0, 2])
 def test_merging_and_splitting_changes_nothing(sizes, bias, more):
     layer = filled(MultiHeadAttention(sizes, bias=bias, attention=Attention(scale=0.7)))
@@ -317,7 +321,7 @@ def test_merging_and_splitting_changes_nothing(sizes, bias, more):
 
 
 def test_a_split_below_the_rank_is_the_best_approximation():
-    layer = filled(MultiHeadAttention(Sizes(13, 4, 2, key=3, value=5, output=11)))
+    layer = filled(MultiHeadAttention(AttentionSizes(13, 4, 2, key=3, value=5, output=11)))
     merged, cut = layer.merge_value_output().detach(), layer.split(2).merge_value_output().detach()
     left, scale, right = torch.linalg.svd(merged, full_matrices=False)
     best = left[..., :2] * scale[:, None, :2] @ right[:, :2]
@@ -333,7 +337,7 @@ def test_a_split_below_the_rank_is_the_best_approximation():
 @pytest.mark.parametrize("pattern", [Full(), Causal()], ids=repr)
 @pytest.mark.parametrize("bias", [True, "kv", "k", "v", "qo", False])
 def test_folding_biases_keeps_the_output(bias, pattern):
-    sizes = Sizes(13, 6, 2, key=4, value=3, output=11)
+    sizes = AttentionSizes(13, 6, 2, key=4, value=3, output=11)
     described = Attention(pattern=pattern, bias=RelativeTable(6, distance=3))
     layer = filled(MultiHeadAttention(sizes, bias=bias, attention=described))
     made = layer.fold_biases()
@@ -396,9 +400,9 @@ def test_weights_need_no_values():
 
 
 def test_dropout_is_off_in_eval_and_unbiased_in_training():
-    layer = filled(MultiHeadAttention(Sizes(13, 6, 2, key=4, value=5), dropout=0.3))
+    layer = filled(MultiHeadAttention(AttentionSizes(13, 6, 2, key=4, value=5), dropout=0.3))
     x = random(1, 5, 13)
-    quiet = filled(MultiHeadAttention(Sizes(13, 6, 2, key=4, value=5)))(x)
+    quiet = filled(MultiHeadAttention(AttentionSizes(13, 6, 2, key=4, value=5)))(x)
     assert torch.equal(layer(x), quiet)
     layer.train()
     torch.manual_seed(0)

@@ -109,11 +109,11 @@ def test_a_line_of_the_same_size_keeps_its_bits_and_another_keeps_its_ends():
 
 def test_a_position_that_was_not_learned_is_refused_in_words():
     for asked in (torch.tensor([0, 11]), torch.tensor([-1])):
-        with pytest.raises(InputError, match="not learned") as caught:
+        with pytest.raises(InputError, match="out of range") as caught:
             LearnedPositions(11, 5)(asked)
         assert_four_parts(caught.value)
         assert "11" in caught.value.found
-    with pytest.raises(ConfigError, match="at least one place") as caught:
+    with pytest.raises(ConfigError, match="at least one row") as caught:
         LearnedPositions(0, 5)
     assert_four_parts(caught.value)
 

@@ -1,4 +1,4 @@
-"""Sizes: the parameters they make, the operations they cost, and those that do not fit."""
+"""AttentionSizes: the parameters they make, the operations they cost, and those that do not fit."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from regard import (
     RegardError,
 )
 from regard.errors import ConfigError, ShapeError
-from regard.layers import MultiHeadAttention, Rotary, Sizes
+from regard.layers import AttentionSizes, MultiHeadAttention, Rotary
 
 
 def assert_four_parts(error):
@@ -37,7 +37,7 @@ def assert_four_parts(error):
 )
 def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output, count):
     with torch.device("meta"):
-        layer = MultiHeadAttention(Sizes(channels, heads, key=hidden, value=value, output=output), bias="o")
+        layer = MultiHeadAttention(AttentionSizes(channels, heads, key=hidden, value=value, output=output), bias="o")
     assert sum(parameter.numel() for parameter in layer.parameters()) == count
 
 
@@ -93,13 +93,13 @@ def test_splitting_the_channels_keeps_the_work_whatever_the_number_of_heads(head
     assert counts["aten.mm"] == projections + tokens * channels**2
     assert total - counts["aten.mm"] == 2 * 33_554_432  # scores, and as much for the values
     with torch.device("meta"):
-        whole = MultiHeadAttention(Sizes(channels, heads, key=channels), bias=False)
+        whole = MultiHeadAttention(AttentionSizes(channels, heads, key=channels), bias=False)
     assert sum(weight.numel() for weight in whole.projections.weights()) == 786_432 * heads
     assert layer.weights(torch.randn(1, 3, channels)).numel() == 9 * heads
 
 
 def test_heads_of_all_channels_cost_as_many_times_more():
-    layer = MultiHeadAttention(Sizes(512, 2, key=512), bias=False).eval()
+    layer = MultiHeadAttention(AttentionSizes(512, 2, key=512), bias=False).eval()
     total, counts = executed(layer, torch.randn(1, 256, 512))
     assert total - counts["aten.mm"] == 2 * 2 * 33_554_432
 
@@ -113,9 +113,9 @@ def test_heads_of_all_channels_cost_as_many_times_more():
         (lambda: MultiHeadAttention(13, 3), "13 channels cannot be shared evenly by 3 heads"),
         (lambda: MultiHeadAttention(12, 3, kv_heads=2), "3 query heads cannot share 2 key heads evenly"),
         (lambda: MultiHeadAttention(12, 0), "at least 1"),
-        (lambda: MultiHeadAttention(Sizes(12, 3, value=-1)), "at least 1"),
-        (lambda: Sizes(12.0, 3), "whole number"),
-        (lambda: MultiHeadAttention(Sizes(12, 3), 3), "given twice"),
+        (lambda: MultiHeadAttention(AttentionSizes(12, 3, value=-1)), "at least 1"),
+        (lambda: AttentionSizes(12.0, 3), "whole number"),
+        (lambda: MultiHeadAttention(AttentionSizes(12, 3), 3), "given twice"),
         (lambda: MultiHeadAttention(12, 3, bias="qx"), "query, key, value, output"),
         (lambda: MultiHeadAttention(12, 3, bias=3), "query, key, value, output"),
         (lambda: MultiHeadAttention(12, 3, dropout=1.5), "probability"),
@@ -129,7 +129,7 @@ def test_sizes_that_do_not_belong_together_are_refused_in_words(build, words):
 
 
 def test_tokens_of_another_width_are_refused_in_words():
-    layer = MultiHeadAttention(Sizes(13, 3, key=4, context=7, values=11))
+    layer = MultiHeadAttention(AttentionSizes(13, 3, key=4, context=7, values=11))
     x, context, values = torch.randn(2, 5, 13), torch.randn(2, 9, 7), torch.randn(2, 9, 11)
     cases = [
         (("the tokens", 13), (torch.randn(2, 5, 12), context, values)),

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard import Alibi, Attention, Blocks, Causal, First, GridWindow, RowColumn, Window
 from regard.errors import CacheError, InputError
-from regard.layers import CrossCache, KVCache, MultiHeadAttention, Rotary, Sizes, StateCache
+from regard.layers import AttentionSizes, CrossCache, KVCache, MultiHeadAttention, Rotary, StateCache
 
 
 def layer(**words):
@@ -48,7 +48,7 @@ def test_unequal_rows_need_distances_also_for_a_single_step(described):
     cache = KVCache()
     counting(tokens(2, 7), cache=cache)
     cache.crop([7, 5])
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         counting(tokens(2, 1), cache=cache)
 
 
@@ -82,7 +82,7 @@ def test_a_rotation_turns_as_many_channels_as_the_rotary():
 
 
 def test_a_gradient_of_the_query_alone_is_not_lost():
-    made = MultiHeadAttention(Sizes(12, 4), attention=Attention(pattern=Causal()))
+    made = MultiHeadAttention(AttentionSizes(12, 4), attention=Attention(pattern=Causal()))
     made.requires_grad_(False)
     x = torch.randn(1, 1, 12, requires_grad=True)
     with pytest.raises(CacheError, match="gradient"):

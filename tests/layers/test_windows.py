@@ -63,7 +63,7 @@ def test_reading_in_place_and_folding_into_the_batch_agree(window, dtype):
     layer = WindowAttention(6, 3, window)
     down, across = layer.window
     qkv = torch.randn(2, 2 * down, 3 * across, 18, dtype=dtype, requires_grad=True)
-    ways = [layer._in_place(qkv), layer._folded(qkv)]
+    ways = [layer._attend_in_place(qkv), layer._attend_folded(qkv)]
     slope = torch.randn_like(ways[0])
     slopes = [torch.autograd.grad(way, qkv, slope)[0] for way in ways]
     # Sums over a window of at most 49 keys, in whatever order.

@@ -220,7 +220,7 @@ def test_layouts_without_descriptions_refuse_them(tmp_path: Path):
             assert_four_parts(caught.value, "Strided(2)")
     for kind in ("encoder", "decoder"):
         with pytest.raises(CheckpointError, match="layout 'torch'") as caught:
-            build(kind, described).to_foreign("torch")
+            build(kind, described).to_checkpoint("torch")
         assert_four_parts(caught.value, f"{kind}_attention", "Strided(2)")
 
 
@@ -238,8 +238,8 @@ def test_layouts_without_descriptions_refuse_them(tmp_path: Path):
 def test_sliding_windows_are_written_as_other_libraries_have_them(tmp_path: Path, given: Any, window: Any, layers: Any):
     llama = {"norm": "rms", "position": "rotary", "feed_forward": "swiglu", "bias": False}
     model = build("gpt", given, **llama, attention_bias="qkv")
-    config, state = model.to_foreign("huggingface")
-    again = GPT.from_foreign(config, state)
+    config, state = model.to_checkpoint("huggingface")
+    again = GPT.from_checkpoint(config, state)
     assert (again.config.window, again.config.window_layers, again.config.attention) == (window, layers, None)
     assert torch.equal(run(again), run(model))
 
@@ -261,8 +261,8 @@ def test_what_is_no_single_window_is_not_simplified():
 
 def test_plain_descriptions_are_left_out_of_other_layouts():
     bert = build("bert", Attention(pattern=Full()))
-    assert Bert.from_foreign(*bert.to_foreign()).config.attention is None
+    assert Bert.from_checkpoint(*bert.to_checkpoint()).config.attention is None
     vit = build("vit", (Attention(), Attention()))
-    assert ViT.from_foreign(*vit.to_foreign("timm"), "timm").config.attention is None
+    assert ViT.from_checkpoint(*vit.to_checkpoint("timm"), "timm").config.attention is None
     translator = build("decoder", Attention(pattern=Causal()), final_norm=True)
-    assert Transformer.from_foreign(*translator.to_foreign("torch"), "torch").config.decoder_attention is None
+    assert Transformer.from_checkpoint(*translator.to_checkpoint("torch"), "torch").config.decoder_attention is None

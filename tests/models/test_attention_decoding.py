@@ -70,23 +70,23 @@ DECODED: dict[str, Any] = {
 def test_decoding_from_a_cache_is_recomputation(kind: str, name: str):
     model = build(kind, DECODED[name]).double()
     tokens = torch.randint(0, 31, (2, 13), generator=torch.Generator().manual_seed(5))
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
         if kind == "gpt":
             whole = model(tokens)
-            parts = [model(chunk, memory=memory) for chunk in tokens.split([5, 1, 1, 2, 1, 1, 1, 1], 1)]
+            parts = [model(chunk, cache=cache) for chunk in tokens.split([5, 1, 1, 2, 1, 1, 1, 1], 1)]
         else:
             context = model.encode(tokens[:, :7])
             whole = model.decode(tokens, context)
-            parts = [model.decode(chunk, context, memory=memory) for chunk in tokens.split([5, 1, 1, 2, 1, 1, 1, 1], 1)]
+            parts = [model.decode(chunk, context, cache=cache) for chunk in tokens.split([5, 1, 1, 2, 1, 1, 1, 1], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-11, atol=1e-11)
 
 
 def test_caches_fit_the_descriptions():
     from regard.layers.cache import KVCache, StateCache
 
-    memory = build("gpt", (Attention(pattern=Window(2, 0)), Attention(feature_map="elu1"))).new_memory()
-    rolling, sums = memory.caches
+    cache = build("gpt", (Attention(pattern=Window(2, 0)), Attention(feature_map="elu1"))).new_cache()
+    rolling, sums = cache.layers
     assert isinstance(rolling, KVCache)
     assert rolling.window == 2
     assert isinstance(sums, StateCache)
@@ -111,7 +111,7 @@ def test_padding_by_lengths_is_each_text_alone():
         with torch.no_grad():
             padded, alone = model(tokens, lengths=[4, 7]), model(tokens[:1, 3:])
         torch.testing.assert_close(padded[:1, 3:], alone, rtol=1e-11, atol=1e-11)
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         build("gpt", DECODED["blocks"])(torch.ones(2, 7, dtype=torch.long), lengths=[4, 7])
 
 
@@ -138,8 +138,8 @@ def test_translations_of_a_batch_are_those_of_each_text_alone(described: Attenti
     together = model.generate(prompts, max_new_tokens=5).tokens
     padded = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
     with torch.no_grad():
-        logits, _ = model.start(padded, torch.tensor([5, 2, 3]))
+        logits, _ = model.prefill(padded, torch.tensor([5, 2, 3]))
         for prompt, tokens, found in zip(prompts, together, logits, strict=True):
-            alone, _ = model.start(torch.tensor([prompt]))
+            alone, _ = model.prefill(torch.tensor([prompt]))
             torch.testing.assert_close(found, alone[0], rtol=1e-11, atol=1e-11)
             assert list(tokens) == list(model.generate([prompt], max_new_tokens=5).tokens[0])

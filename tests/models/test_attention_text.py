@@ -32,7 +32,7 @@ from regard import (
 )
 from regard.errors import CheckpointError, ConfigError, InputError, RegardError
 from regard.models import GPT, BertConfig, GPTConfig, Transformer, TransformerConfig
-from regard.models.attention_text import compare_key, read_attention, write_attention
+from regard.models.attention_text import comparison_key, read_attention, write_attention
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_options_of_a_gpt_join_the_description_or_are_refused():
 
 @pytest.mark.parametrize("described", [Attention(pattern=Causal()), Attention(bias=Alibi(3))], ids=named)
 def test_cross_attention_by_position_is_refused(described: Attention):
-    with pytest.raises(ConfigError, match="does not look by position") as caught:
+    with pytest.raises(ConfigError, match="cannot depend on positions") as caught:
         TransformerConfig(**TEXT, hidden_dim=7, cross_attention=(Attention(), described))
     assert_four_parts(caught.value)
 
@@ -140,8 +140,8 @@ def test_text_gives_the_description_back(described: Attention):
     text = write_attention(described)
     again = read_attention(text)
     assert write_attention(again) == text
-    assert compare_key(again) == compare_key(described)
-    assert hash(compare_key(again)) == hash(compare_key(described))
+    assert comparison_key(again) == comparison_key(described)
+    assert hash(comparison_key(again)) == hash(comparison_key(described))
 
 
 MALICIOUS = (

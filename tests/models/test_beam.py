@@ -119,10 +119,10 @@ def test_the_penalties_by_hand():
     assert PowerPenalty(-1)(4) == 0.25
 
 
-def test_a_memory_that_is_not_reordered_is_noticed(monkeypatch):
-    def careless(memory, index):
-        if len(index) != len(memory.state):
-            memory.state = memory.state[index]
+def test_a_cache_that_is_not_reordered_is_noticed(monkeypatch):
+    def careless(cache, index):
+        if len(index) != len(cache.state):
+            cache.state = cache.state[index]
 
     monkeypatch.setattr(Histories, "reorder", careless)
     with pytest.raises(AssertionError):
@@ -160,8 +160,8 @@ def test_prompts_that_are_done_are_not_computed():
     never[4] = torch.tensor([9.0, 0, 0, 0, 0])  # after 4 the text ends almost surely, after others it cannot
     toy = Markov(never)
     rows = []
-    extend = toy.extend
-    toy.extend = lambda tokens, memory: rows.append(len(tokens)) or extend(tokens, memory)
+    decode_step = toy.decode_step
+    toy.decode_step = lambda tokens, cache: rows.append(len(tokens)) or decode_step(tokens, cache)
     found = beam_search(toy, [[4], [1], [4]], max_new_tokens=5, num_beams=2, length_penalty=0.0, stop_tokens=always)
     assert [hypotheses[0].tokens for hypotheses in found] == [[0], [3, 3, 3, 3, 3], [0]]
     assert rows == [2, 2, 2, 2]

@@ -12,7 +12,7 @@ from twins import transformers
 from regard.errors import CheckpointError, ConfigError, InputError, RegardError
 from regard.kernels import library
 from regard.models import Bert, BertConfig
-from regard.models.packing import pack
+from regard.models.sequence_packing import pack_texts
 
 VOCABULARY, CONTEXT, DIM = 31, 13, 12
 LENGTHS = [7, 5, 1]
@@ -28,7 +28,7 @@ def hugging(kind: str, dtype: torch.dtype = torch.float64, **changes):
 
 
 def ours(twin) -> Bert:
-    return Bert.from_foreign(twin.config.to_dict(), twin.state_dict())
+    return Bert.from_checkpoint(twin.config.to_dict(), twin.state_dict())
 
 
 def batch():
@@ -123,14 +123,14 @@ def test_training_drops_and_evaluating_does_not():
 )
 def test_to_regard_and_back_changes_no_bit_and_no_name(kind):
     twin = hugging(kind)
-    config, state = ours(twin).to_foreign("huggingface")
+    config, state = ours(twin).to_checkpoint("huggingface")
     # the embedding is stored once
     expected = {name: tensor for name, tensor in twin.state_dict().items() if name != "cls.predictions.decoder.weight"}
     assert set(state) == set(expected)
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     theirs = twin.config.to_dict() | {"architectures": [kind]}
     assert {name: theirs[name] for name in config} == config
-    assert Bert.from_foreign(config, state).config == ours(twin).config
+    assert Bert.from_checkpoint(config, state).config == ours(twin).config
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForPreTraining"])
@@ -161,15 +161,23 @@ def test_our_own_folder_keeps_everything(tmp_path):
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_tensor_by_two_names_is_refused():
+    twin = hugging("BertModel")
+    state = twin.state_dict()
+    state["bert.pooler.dense.bias"] = state["pooler.dense.bias"] + 1
+    with refused(CheckpointError, "pooler.dense.bias"):
+        Bert.from_checkpoint(twin.config.to_dict(), state)
+
+
 def test_old_names_of_the_released_checkpoints_are_read():
     twin = hugging("BertForPreTraining")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.scale"): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in twin.state_dict().items()
         if not name.startswith("cls.predictions.decoder.")
     }
     old["bert.embeddings.position_ids"] = torch.arange(CONTEXT)[None]
-    model = Bert.from_foreign(twin.config.to_dict(), old)
+    model = Bert.from_checkpoint(twin.config.to_dict(), old)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in ours(twin).state_dict().items())
 
 
@@ -179,7 +187,7 @@ def test_a_masked_token_head_of_its_own_is_refused(part):
     state = {name: tensor.clone() for name, tensor in twin.state_dict().items()}
     state[f"cls.predictions.decoder.{part}"] += 1
     with refused(CheckpointError, "output.weight" if part == "weight" else "decoder.bias"):
-        Bert.from_foreign(twin.config.to_dict(), state)
+        Bert.from_checkpoint(twin.config.to_dict(), state)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +197,7 @@ def test_a_masked_token_head_of_its_own_is_refused(part):
 def test_what_would_change_the_numbers_is_refused(change, name):
     twin = hugging("BertModel")
     with refused(ConfigError, name):
-        Bert.from_foreign(twin.config.to_dict() | change, twin.state_dict())
+        Bert.from_checkpoint(twin.config.to_dict() | change, twin.state_dict())
 
 
 # Sentence embeddings
@@ -223,7 +231,7 @@ def test_embeddings_have_length_one_unless_asked_otherwise():
 
 
 def test_every_token_is_computed_once_and_no_text_is_cut():
-    rows = list(pack(TEXTS, 11, CONTEXT))
+    rows = list(pack_texts(TEXTS, 11, CONTEXT))
     assert sum(row.tokens.numel() for row in rows) == sum(map(len, TEXTS))
     assert sorted(index for row in rows for index in row.texts.tolist()) == list(range(5))
     for row in rows:
@@ -260,7 +268,7 @@ def test_a_packed_row_makes_nothing_of_its_square():
     """1500 texts of 2 tokens in a row of 3000: a square of scores of one head alone would have 9 million numbers."""
     model = ours(hugging("BertModel", torch.float32))
     texts = [[1 + index % 7, 2] for index in range(1500)]
-    row = next(pack(texts, 3000, CONTEXT))
+    row = next(pack_texts(texts, 3000, CONTEXT))
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

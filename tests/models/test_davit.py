@@ -13,8 +13,8 @@ from twins import timm
 from regard.errors import CheckpointError, ConfigError, InputError
 from regard.kernels import library
 from regard.models import davit
-from regard.models.davit import Block, DaViT, DaViTConfig
-from regard.models.foreign.davit import ARCHITECTURES
+from regard.models.converters.davit import ARCHITECTURES
+from regard.models.davit import DaViT, DaViTBlock, DaViTConfig
 
 SMALL = DaViTConfig(classes=5, dims=(6, 12, 21), heads=(2, 3, 7), depths=(1, 2, 1), window=3)
 TIMM = DaViT.converters["timm"]
@@ -142,12 +142,12 @@ def test_a_folder_of_ours_comes_back_the_same(tmp_path):
 @pytest.mark.parametrize("named", ["head.fc.weight", "stages.1.blocks.1.1.attn.qkv.weight"])
 def test_a_misshapen_or_missing_tensor_is_named(named):
     model = DaViT(SMALL)
-    config, state = model.to_foreign("timm")
+    config, state = model.to_checkpoint("timm")
     state = dict(state)
     tensor = state.pop(named)
     for given in (state, state | {named: tensor[:-1]}):
         with pytest.raises(CheckpointError) as caught:
-            DaViT.from_foreign(config, given, "timm")
+            DaViT.from_checkpoint(config, given, "timm")
         ours = next(iter(TIMM.read_state({named: tensor}, SMALL)))
         assert ours in str(caught.value) or named in str(caught.value)
 
@@ -219,7 +219,7 @@ def test_depth_is_stochastic_in_training_only():
     torch.manual_seed(3)
     model = DaViT(DaViTConfig.from_dict(SMALL.to_dict() | {"drop_path": 0.5}))
     images = torch.randn(2, 3, 24, 36)
-    rates = [module.drop_path for module in model.modules() if isinstance(module, Block)]
+    rates = [module.drop_path for module in model.modules() if isinstance(module, DaViTBlock)]
     assert rates == pytest.approx([0, 0, 1 / 6, 1 / 6, 1 / 3, 1 / 3, 0.5, 0.5])
     assert not torch.equal(model(images), model(images))
     plain = DaViT(SMALL)
@@ -231,8 +231,8 @@ def test_depth_is_stochastic_in_training_only():
 def test_a_branch_is_left_out_for_whole_images_and_its_mean_stays():
     torch.manual_seed(4)
     model = DaViT(DaViTConfig.from_dict(SMALL.to_dict() | {"drop_path": 0.25}))
-    block = [module for module in model.modules() if isinstance(module, Block)][-1].train()
-    factors = block._sometimes(torch.ones(4000, 2, 3, 1)).flatten(1)
+    block = [module for module in model.modules() if isinstance(module, DaViTBlock)][-1].train()
+    factors = block._apply_drop_path(torch.ones(4000, 2, 3, 1)).flatten(1)
     assert torch.equal(factors, factors[:, :1].expand_as(factors))
     assert factors.unique().tolist() == pytest.approx([0, 4 / 3])
     # 4000 coins of 1/4: the mean is known to sqrt(1/4 * 3/4 / 4000) * 4/3 = 0.009; five times that is certain.

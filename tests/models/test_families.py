@@ -125,7 +125,7 @@ def draw_tokens() -> Tensor:
 
 
 def read(cls: type[Pretrained], twin: Any) -> Any:
-    return cls.from_foreign(twin.config.to_dict(), twin.state_dict())
+    return cls.from_checkpoint(twin.config.to_dict(), twin.state_dict())
 
 
 def weigh(*outputs: Tensor) -> Tensor:
@@ -181,14 +181,14 @@ def test_decoding_with_a_cache_has_their_logits_of_every_step(name):
     family, config = DECODERS[name]
     twin = sharpen(make_twin(family, "ForCausalLM", config))
     model, tokens = read(GPT, twin), draw_tokens()
-    memory, past = model.new_memory(), None
+    cache, past = model.new_cache(), None
     whole = twin(tokens).logits
     for first, last in [(0, 7), *((place, place + 1) for place in range(7, TOKENS))]:
         out = twin(tokens[:, first:last], past_key_values=past, use_cache=True)
         past = out.past_key_values
         # their cache keeps all tokens where the window is one, and then its steps are not those of the whole text
         theirs = whole[:, first:last] if config.get("sliding_window") == 1 else out.logits
-        assert_agree(model(tokens[:, first:last], memory=memory), theirs)
+        assert_agree(model(tokens[:, first:last], cache=cache), theirs)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_decoder_with_a_head_that_lacks_its_matrix_is_refused_by_name():
     twin = make_twin("Mistral", "ForCausalLM", DECODER)
     state = {name: tensor for name, tensor in twin.state_dict().items() if name != "lm_head.weight"}
     with refused(CheckpointError, "missing: output.weight"):
-        GPT.from_foreign(twin.config.to_dict(), state)
+        GPT.from_checkpoint(twin.config.to_dict(), state)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_decoder_with_a_head_that_lacks_its_matrix_is_refused_by_name():
 )
 def test_what_has_no_counterpart_is_refused(family, changes):
     with refused(ConfigError):
-        GPT.from_foreign({"model_type": family, **DECODER, **changes}, {})
+        GPT.from_checkpoint({"model_type": family, **DECODER, **changes}, {})
 
 
 # Encoders
@@ -358,7 +358,7 @@ def test_an_encoder_that_none_of_them_has_is_not_written(tmp_path: Path, changes
 def test_what_roberta_cannot_be_here_is_refused(changes):
     twin = make_twin("Roberta", "ForMaskedLM", ENCODERS["roberta"][1])
     with refused(ConfigError):
-        Bert.from_foreign(twin.config.to_dict() | changes, twin.state_dict())
+        Bert.from_checkpoint(twin.config.to_dict() | changes, twin.state_dict())
 
 
 # Both

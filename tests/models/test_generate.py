@@ -77,7 +77,7 @@ def test_the_last_token_is_not_read():
     toy = Toy()
     generate(toy, [[1, 2, 3]], max_new_tokens=5)
     assert len(toy.reads) == 5
-    assert toy.memories[0].length == 3 + 4
+    assert toy.caches[0].length == 3 + 4
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_the_context_is_filled_to_the_last_token():
 
 
 def test_the_source_of_an_encoder_decoder_does_not_count():
-    toy = Toy(context=5, prompts_count=False)
+    toy = Toy(context=5, prompt_fills_context=False)
     result = generate(toy, [[1] * 7, [2]], max_new_tokens=5)
     assert result.sequences == result.tokens == [greedy_text(toy, prompt, 5) for prompt in ([1] * 7, [2])]
     with pytest.raises(InputError, match="max_new_tokens=6") as caught:

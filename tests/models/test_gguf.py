@@ -14,10 +14,10 @@ from twins import library, transformers
 
 from regard.downloads import find
 from regard.errors import CheckpointError
-from regard.models.files import read_checkpoint
-from regard.models.files.gguf import read_gguf, read_tokenizer
-from regard.models.files.gguf_layout import read_layout
-from regard.models.files.rotary_rows import halves_from_pairs, pairs_from_halves
+from regard.models.io import read_checkpoint
+from regard.models.io.gguf import read_gguf, read_tokenizer
+from regard.models.io.gguf_header import read_header
+from regard.models.io.rotary_rows import halves_from_pairs, pairs_from_halves
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -148,7 +148,7 @@ def test_the_configuration_is_what_was_written(tmp_path: Path):
 
 def test_our_reader_finds_what_the_package_finds(tmp_path: Path):
     write(tmp_path / "x.gguf", **{"general.alignment": 64, "some.words": ["ä", "", "b c"]})
-    ours, theirs = read_layout(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
+    ours, theirs = read_header(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
     their_values = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
     assert ours.values == their_values
     found = [(entry.name, entry.shape, entry.kind, entry.start) for entry in ours.tensors]

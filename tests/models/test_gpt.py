@@ -1,4 +1,4 @@
-"""GPT is Hugging Face's GPT-2 and LLaMA, number for number, and a memory changes nothing but the time."""
+"""GPT is Hugging Face's GPT-2 and LLaMA, number for number, and a cache changes nothing but the time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exact_rotary(base: float, half: int):
 
 
 def ours(twin) -> GPT:
-    return GPT.from_foreign(twin.config.to_dict(), twin.state_dict())
+    return GPT.from_checkpoint(twin.config.to_dict(), twin.state_dict())
 
 
 def small(dtype: torch.dtype = torch.float64, **changes) -> GPT:
@@ -158,7 +158,7 @@ def test_a_window_reaches_as_many_tokens_back_as_it_says():
     assert moved.tolist() == [False, False, False, True, True, True, False]
 
 
-# Memory
+# ModelCache
 
 
 KINDS = {
@@ -177,14 +177,14 @@ STEPS = {torch.float64: 1e-12, torch.float32: 1e-5}
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunks", [(1,) * 17, (7, 1, 5, 4), (17,)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_with_a_memory_is_reading_the_whole(kind, chunks, dtype):
+def test_decoding_with_a_cache_equals_the_whole_sequence(kind, chunks, dtype):
     model = small(dtype, **KINDS[kind])
     text = tokens(2, 17)
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
         whole = model(text)
-        parts = [model(chunk, memory=memory) for chunk in text.split(chunks, 1)]
-    assert memory.length == 17
+        parts = [model(chunk, cache=cache) for chunk in text.split(chunks, 1)]
+    assert cache.length == 17
     assert_agree(torch.cat(parts, 1), whole, STEPS[dtype])
 
 
@@ -192,10 +192,10 @@ def test_decoding_with_a_memory_is_reading_the_whole(kind, chunks, dtype):
 def test_rows_of_unequal_length_are_decoded_as_each_alone(kind):
     model = small(**KINDS[kind])
     text, later = tokens(), tokens(3, 6, seed=9)
-    memory = model.new_memory(13)
+    cache = model.new_cache(13)
     with torch.no_grad():
-        first = model(text, memory=memory, lengths=LENGTHS)
-        steps = [model(token, memory=memory) for token in later.split(1, 1)]
+        first = model(text, cache=cache, lengths=LENGTHS)
+        steps = [model(token, cache=cache) for token in later.split(1, 1)]
         padded = model(torch.cat((text, later), 1), lengths=[length + 6 for length in LENGTHS])
         for row, length in enumerate(LENGTHS):
             alone = model(torch.cat((text[row, 7 - length :], later[row]))[None])[0]
@@ -207,33 +207,33 @@ def test_rows_of_unequal_length_are_decoded_as_each_alone(kind):
 def test_rows_may_be_reordered_and_the_end_taken_back(kind):
     model = small(**KINDS[kind])
     text = tokens(3, 11)
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
-        model(text[:, :5], memory=memory)
-        memory.reorder(torch.tensor([2, 0, 0, 1]))
+        model(text[:, :5], cache=cache)
+        cache.reorder(torch.tensor([2, 0, 0, 1]))
         turned = text[[2, 0, 0, 1]]
-        assert_agree(model(turned[:, 5:6], memory=memory), model(turned[:, :6])[:, 5:], 1e-12)
-        model(tokens(4, 1), memory=memory)
+        assert_agree(model(turned[:, 5:6], cache=cache), model(turned[:, :6])[:, 5:], 1e-12)
+        model(tokens(4, 1), cache=cache)
         if "window" not in kind:
-            memory.crop(6)
-            assert_agree(model(turned[:, 6:], memory=memory), model(turned)[:, 6:], 1e-12)
+            cache.crop(6)
+            assert_agree(model(turned[:, 6:], cache=cache), model(turned)[:, 6:], 1e-12)
 
 
 def test_a_new_token_leaves_every_old_number_as_it_was():
     """Bit by bit: what was said of a prefix, and what is remembered of it."""
     model = small(torch.float32)
     text = tokens(2, 9)
-    long, short = model.new_memory(9), model.new_memory(9)
+    long, short = model.new_cache(9), model.new_cache(9)
     with torch.no_grad():
-        said = [model(token, memory=short) for token in text[:, :8].split(1, 1)]
-        kept = [cache._storage[0][:, :, :8].clone() for cache in short.caches]
-        again = [model(token, memory=long) for token in text.split(1, 1)]
+        said = [model(token, cache=short) for token in text[:, :8].split(1, 1)]
+        kept = [cache._storage[0][:, :, :8].clone() for cache in short.layers]
+        again = [model(token, cache=long) for token in text.split(1, 1)]
     assert all(torch.equal(first, second) for first, second in zip(said, again[:8], strict=True))
-    for cache, keys in zip(long.caches, kept, strict=True):
+    for cache, keys in zip(long.layers, kept, strict=True):
         assert torch.equal(cache._storage[0][:, :, :8], keys)
 
 
-def test_without_a_memory_later_tokens_change_no_earlier_logits():
+def test_without_a_cache_later_tokens_change_no_earlier_logits():
     model, text = small(), tokens()
     other = text.clone()
     other[:, 4] = (other[:, 4] + 1) % VOCABULARY
@@ -301,7 +301,7 @@ def test_writing_keeps_the_mode_and_no_gradients():
 
 def test_to_hugging_face_and_back_changes_no_bit(twin, tmp_path):
     model = ours(twin)
-    config, state = model.to_foreign("huggingface")
+    config, state = model.to_checkpoint("huggingface")
     tied = config["tie_word_embeddings"]
     expected = {name: tensor for name, tensor in twin.state_dict().items() if not (tied and name == "lm_head.weight")}
     assert set(state) == set(expected)
@@ -321,7 +321,7 @@ def test_to_hugging_face_and_back_changes_no_bit(twin, tmp_path):
 @pytest.mark.parametrize("changes", [{"position": "alibi"}, {"window": 3}], ids=str)
 def test_a_model_that_hugging_face_does_not_have_is_not_written(changes):
     with refused(CheckpointError, *(f"{name}={value!r}" for name, value in changes.items())):
-        small(**changes).to_foreign("huggingface")
+        small(**changes).to_checkpoint("huggingface")
 
 
 # Bad input
@@ -341,13 +341,13 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model.generate([[1] * 20], max_new_tokens=4)
     with refused(InputError, "prompts[0][1] = 31"):
         model.generate([[1, 31]], max_new_tokens=4)
-    memory = model.new_memory()
+    cache = model.new_cache()
     with torch.no_grad():
-        model(tokens(1, 20), memory=memory)
+        model(tokens(1, 20), cache=cache)
         with refused(InputError, "longer than the context", "4 tokens after 20"):
-            model(tokens(1, 4), memory=memory)
+            model(tokens(1, 4), cache=cache)
     with refused(CacheError, "gradient"):
-        model(tokens(), memory=model.new_memory())
+        model(tokens(), cache=model.new_cache())
     with refused(InputError, "The text has no tokens"):
         model(tokens(2, 0))
     with refused(InputError, "2 lengths", "tokens (3, 7)"):
@@ -397,5 +397,5 @@ def test_texts_packed_into_one_row_are_as_each_alone(position):
 
 def test_a_pattern_that_counts_positions_refuses_unequal_texts():
     model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=12, layers=1, heads=3)).eval()
-    with pytest.raises(CacheError, match="only looks at distances"):
+    with pytest.raises(CacheError, match="depends on distances only"):
         model(torch.randint(0, 11, (2, 7)), lengths=[7, 4], pattern=Blocks(4))

@@ -14,9 +14,9 @@ from hypothesis import strategies as some
 
 from regard.downloads import find
 from regard.errors import CheckpointError, InputError
-from regard.models.files import ScoredTokenizer, read_checkpoint
-from regard.models.files.llama2c import is_llama2c, read_llama2c, read_tokenizer
-from regard.models.files.rotary_rows import halves_from_pairs
+from regard.models.io import SentencePieceTokenizer, read_checkpoint
+from regard.models.io.llama2c import is_llama2c, read_llama2c, read_tokenizer
+from regard.models.io.rotary_rows import halves_from_pairs
 
 DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCABULARY, CONTEXT = 24, 31, 3, 6, 2, 17, 11
 
@@ -144,10 +144,10 @@ def test_a_header_of_no_llama_is_refused(tmp_path: Path, header: tuple[int, ...]
 
 # Tokenizers
 
-SMALL = ScoredTokenizer(*vocab_size())
+SMALL = SentencePieceTokenizer(*vocab_size())
 
 
-def naive(tokenizer: ScoredTokenizer, text: str) -> list[int]:
+def naive(tokenizer: SentencePieceTokenizer, text: str) -> list[int]:
     """The loop of llama2.c: look at all neighbours, join the first of the best, begin again."""
     numbers = {token: index for index, token in reversed(list(enumerate(tokenizer.tokens))) if index >= 259}
     pieces: list[int] = []
@@ -179,14 +179,14 @@ def test_every_text_comes_back(text: str):
 
 
 def test_a_case_by_hand():
-    tokenizer = ScoredTokenizer(*vocab_size())
+    tokenizer = SentencePieceTokenizer(*vocab_size())
     names = [tokenizer.tokens[number] for number in tokenizer.encode("aaabc", begin=False)]
     # "aa" (-2) is joined first, then "bc" (-3) before " a" (-4): it cannot be, the a is gone; then "a" + "bc" (-9)
     assert names == [b" ", b"aa", b"abc"]
 
 
 def test_a_text_that_spells_a_sign_stays_text():
-    tokenizer = ScoredTokenizer(*vocab_size())
+    tokenizer = SentencePieceTokenizer(*vocab_size())
     assert tokenizer.encode("<s>")[1:] == [259, *(byte + 3 for byte in b"<s>")]
 
 
@@ -213,11 +213,11 @@ def test_a_damaged_tokenizer_is_refused_by_name(tmp_path: Path):
 
 
 def test_numbers_outside_the_vocabulary_and_too_few_tokens_are_refused():
-    tokenizer = ScoredTokenizer(*vocab_size())
+    tokenizer = SentencePieceTokenizer(*vocab_size())
     with pytest.raises(InputError, match=f"a vocabulary of {len(tokenizer)}"):
         tokenizer.decode([len(tokenizer)])
     with pytest.raises(InputError, match="make no tokenizer"):
-        ScoredTokenizer([b"a"], [0.0])
+        SentencePieceTokenizer([b"a"], [0.0])
 
 
 # A real file

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError, ConfigError
 from regard.models import GPT, GPTConfig
 from regard.models.config import Config
-from regard.models.files import read_safetensors, write_safetensors
-from regard.models.files.tensors import INDEX, SINGLE
-from regard.models.foreign.rules import Converter, Either, State
+from regard.models.converters.base import Converter, ConverterGroup, State
+from regard.models.io import read_safetensors, write_safetensors
+from regard.models.io.tensors import INDEX, SINGLE
 from regard.models.pretrained import Pretrained
 
 
@@ -49,7 +49,7 @@ class Reversed(Converter):
     def write_state(self, state: State, config: LadderConfig) -> State:
         return self.read_state(state, config)
 
-    def refuses(self, config: LadderConfig) -> str:
+    def explain_unsupported(self, config: LadderConfig) -> str:
         return "reddal has no RMS norm" if config.norm == "rms" else ""
 
 
@@ -78,7 +78,7 @@ class Rung(nn.Module):
 
 class Ladder(Pretrained):
     Config: ClassVar = LadderConfig
-    converters: ClassVar = {"reddal": Either(Reversed())}
+    converters: ClassVar = {"reddal": ConverterGroup(Reversed(LadderConfig))}
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
@@ -237,9 +237,9 @@ def test_nothing_is_initialised_in_vain(tmp_path: Path):
 
 def test_a_state_in_memory_is_read_and_copied():
     model = ladder()
-    config, state = model.to_foreign("reddal")
+    config, state = model.to_checkpoint("reddal")
     kept = {name: tensor.clone() for name, tensor in state.items()}
-    found = Ladder.from_foreign(config, kept, "reddal", dtype=torch.float64)
+    found = Ladder.from_checkpoint(config, kept, "reddal", dtype=torch.float64)
     for tensor in kept.values():
         tensor.zero_()
     assert kept.keys() == state.keys()
@@ -329,7 +329,7 @@ def test_a_model_is_loaded_in_floating_point_numbers_only(tmp_path: Path, dtype:
     with pytest.raises(CheckpointError, match="layers compute in float16"):
         Ladder.from_pretrained(tmp_path, dtype=dtype)
     with pytest.raises(CheckpointError, match="layers compute in float16"):
-        Ladder.from_foreign(*ladder().to_foreign("reddal"), "reddal", dtype=dtype)
+        Ladder.from_checkpoint(*ladder().to_checkpoint("reddal"), "reddal", dtype=dtype)
 
 
 def test_many_faults_are_counted(tmp_path: Path):

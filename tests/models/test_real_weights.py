@@ -17,7 +17,7 @@ from twins import library, transformers
 from regard import downloads
 from regard.errors import InputError
 from regard.models import Bert
-from regard.models.files import ScoredTokenizer
+from regard.models.io import SentencePieceTokenizer
 
 # Six and twelve layers in float32, relative to the largest entry.
 CLOSE = 1e-4
@@ -132,7 +132,7 @@ def example(name):
 def teller(monkeypatch, written, context=50):
     """The example that tells stories, with a model that writes these tokens."""
     signs = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
-    tokenizer = ScoredTokenizer([*signs, b" ", b"a"], [0.0] * 261)
+    tokenizer = SentencePieceTokenizer([*signs, b" ", b"a"], [0.0] * 261)
     asked = []
 
     def stream(model, prompts, *, max_new_tokens, **choices):
@@ -154,7 +154,7 @@ def teller(monkeypatch, written, context=50):
 
 
 def test_a_story_shows_characters_of_several_tokens_whole(monkeypatch, capsys):
-    bare = ScoredTokenizer([b""] * 259, [0.0] * 259)
+    bare = SentencePieceTokenizer([b""] * 259, [0.0] * 259)
     written = bare.encode("a猫é🙂", begin=False)
     module, _, asked = teller(monkeypatch, written)
     assert module.main(["a", "--tokens", "31"]) == 0

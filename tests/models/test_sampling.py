@@ -10,7 +10,7 @@ from twins import library
 
 from regard.errors import InputError
 from regard.models.generation import Sampler
-from regard.models.generation.sampling import Dice, largest
+from regard.models.generation.sampling import RowGenerators, find_top_logits
 
 INF = math.inf
 
@@ -43,7 +43,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
     sampler = Sampler(top_p=top_p)
     expected = weights.clone()
     expected[kept:] = 0
-    weights_found = sampler._nucleus(weights[None], None)[0]
+    weights_found = sampler._cut_to_nucleus(weights[None], None)[0]
     torch.testing.assert_close(weights_found, expected, rtol=0, atol=0)
     if top_p not in (0.5, 0.75, 0.875):  # at equality the rounding of exp decides
         assert (sampler.probabilities(logits)[0] > 0).sum() == kept
@@ -71,12 +71,12 @@ def test_the_cuts_equal_hugging_faces(spread, top_k, top_p):
 @pytest.mark.parametrize("count", [1, 2, 17, 63, 97])
 def test_of_equal_logits_the_lower_token_comes_first(dtype, count):
     logits = (noise(5, 97) * 3).round().to(dtype)  # few different numbers, many equals
-    values, tokens = largest(logits, count)
+    values, tokens = find_top_logits(logits, count)
     for row in range(5):
         expected = sorted(range(97), key=lambda token: (-logits[row, token].item(), token))[:count]
         assert tokens[row].tolist() == expected
         assert values[row].tolist() == [logits[row, token].item() for token in expected]
-    assert Sampler(temperature=0)(logits).tolist() == largest(logits, 1)[1][:, 0].tolist()
+    assert Sampler(temperature=0)(logits).tolist() == find_top_logits(logits, 1)[1][:, 0].tolist()
     kept = Sampler(top_k=count).probabilities(logits) > 0
     assert kept.sum(-1).tolist() == [count] * 5
 
@@ -127,7 +127,7 @@ def test_the_ends_of_chance_never_leave_the_possible_tokens(sampler):
     logits[:, [0, 6]] = -INF
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for chance in ends:
-        tokens = sampler.choose(logits, chance.expand(101))
+        tokens = sampler.sample(logits, chance.expand(101))
         assert (sampler.probabilities(logits).gather(-1, tokens[:, None]) > 0).all()
 
 
@@ -143,20 +143,20 @@ def test_a_generator_repeats_its_draws():
 
 
 def test_dice_of_a_row_depend_on_the_seed_and_the_row_alone():
-    rolls = Dice.BLOCK + 3  # across the end of a block
-    many, one = Dice(17, 5), Dice(17, 2)
-    seen = torch.stack([many.roll([0, 1, 2, 3, 4])[1] if step < 7 else many.roll([1, 4])[0] for step in range(rolls)])
-    alone = torch.stack([one.roll([1])[0] for _ in range(rolls)])
+    rolls = RowGenerators.BLOCK + 3  # across the end of a block
+    many, one = RowGenerators(17, 5), RowGenerators(17, 2)
+    seen = torch.stack([many.draw([0, 1, 2, 3, 4])[1] if step < 7 else many.draw([1, 4])[0] for step in range(rolls)])
+    alone = torch.stack([one.draw([1])[0] for _ in range(rolls)])
     assert torch.equal(seen, alone)
     assert ((alone >= 0) & (alone < 1)).all()
     assert len(set(alone.tolist())) == rolls
-    assert not torch.equal(alone, torch.stack([Dice(18, 2).roll([1])[0] for _ in range(rolls)]))
+    assert not torch.equal(alone, torch.stack([RowGenerators(18, 2).draw([1])[0] for _ in range(rolls)]))
 
 
 def test_rows_of_dice_are_not_alike():
-    first = Dice(0, 101).roll(list(range(101)))
+    first = RowGenerators(0, 101).draw(list(range(101)))
     assert len(set(first.tolist())) == 101
-    second = Dice(1, 101).roll(list(range(101)))
+    second = RowGenerators(1, 101).draw(list(range(101)))
     assert not set(first.tolist()) & set(second.tolist())
 
 

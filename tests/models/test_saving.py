@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 from regard.errors import CheckpointError
 from regard.models import GPT, GPTConfig
-from regard.models.files import atomic, read_checkpoint, read_safetensors, tensors, write_folder
-from regard.models.files.tensors import SINGLE, write_safetensors
+from regard.models.io import atomic, read_checkpoint, read_safetensors, tensors, write_folder
+from regard.models.io.tensors import SINGLE, write_safetensors
 
 # Crashes
 
@@ -213,7 +213,7 @@ def test_an_edited_configuration_counts_although_a_killed_save_left_its_mark(tmp
 
 def test_a_folder_that_is_saved_to_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_folder(tmp_path, CONFIG, made(1))
-    read, times = tensors.read_noted, []
+    read, times = tensors.read_with_metadata, []
 
     def late(path: Path):
         times.append(path)
@@ -221,7 +221,7 @@ def test_a_folder_that_is_saved_to_while_it_is_read_is_read_again(tmp_path: Path
             write_folder(tmp_path, {**CONFIG, "dim": 11}, made(2))
         return read(path)
 
-    monkeypatch.setattr(tensors, "read_noted", late)
+    monkeypatch.setattr(tensors, "read_with_metadata", late)
     config, state = read_checkpoint(tmp_path)
     assert config["dim"] == 11
     assert_same(state, made(2))

@@ -1,4 +1,4 @@
-"""The Transformer is torch's, number for number, and writes the same with a memory as without."""
+"""The Transformer is torch's, number for number, and writes the same with a cache as without."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_separate_embeddings_are_read(tmp_path):
 def test_to_torch_and_back_changes_no_bit_and_no_name(norm_first, tmp_path):
     module = torchs(norm_first=norm_first)
     model = Transformer.from_torch(module, embedding(), start=3)
-    config, state = model.to_foreign("torch")
+    config, state = model.to_checkpoint("torch")
     assert torch.equal(state.pop("embedding.weight"), embedding())
     assert set(state) == set(module.state_dict())
     assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
@@ -135,7 +135,7 @@ def test_a_module_that_is_not_ours_is_refused_in_four_parts():
     with refused(CheckpointError, "output.weight"):
         Transformer.from_torch(torchs(), embedding(), embedding())
     with refused(CheckpointError, "final_norm=False"):
-        small().to_foreign("torch")
+        small().to_checkpoint("torch")
 
 
 # What the paper says
@@ -186,17 +186,17 @@ def test_padding_is_never_looked_at():
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"order": "pre"}, {"position": "learned", "context_length": 9}], ids=str)
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (5,)], ids=str)
-def test_decoding_with_a_memory_is_decoding_the_whole(changes, chunks, dtype, bound):
+def test_decoding_with_a_cache_equals_decoding_the_whole_sequence(changes, chunks, dtype, bound):
     model = small(**changes).to(dtype)
     source, target = texts()
     hidden = Padding(SOURCE_LENGTHS)
     with torch.no_grad():
         context = model.encode(source, pattern=hidden)
-        whole = model.decode(target, context, context_pattern=hidden)
-        memory, parts = model.new_memory(5), []
+        whole = model.decode(target, context, encoder_pattern=hidden)
+        cache, parts = model.new_cache(5), []
         for chunk in target.split(chunks, dim=1):
             given = context if not parts else None
-            parts.append(model.decode(chunk, given, context_pattern=hidden, memory=memory))
+            parts.append(model.decode(chunk, given, encoder_pattern=hidden, cache=cache))
     assert_agree(torch.cat(parts, 1), whole, bound)
 
 
@@ -283,10 +283,10 @@ def test_rows_of_unequal_length_go_on_from_their_own_positions(position):
     model = Transformer(config).double().eval().requires_grad_(False)
     source, target = torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (2, 5))
     following = torch.randint(0, 11, (2, 1))
-    context, memory = model.encode(source), model.new_memory()
-    model.decode(target, context, memory=memory)
-    memory.crop([3, 5])
-    stepped = model.decode(following, None, memory=memory)
+    context, cache = model.encode(source), model.new_cache()
+    model.decode(target, context, cache=cache)
+    cache.crop([3, 5])
+    stepped = model.decode(following, None, cache=cache)
     for row, length in enumerate((3, 5)):
         alone = torch.cat((target[row : row + 1, :length], following[row : row + 1]), 1)
         expected = model.decode(alone, context[row : row + 1])[:, -1]

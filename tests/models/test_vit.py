@@ -23,7 +23,7 @@ def hugging(dtype: torch.dtype = torch.float64, kind: str = "ViTForImageClassifi
 
 
 def of_hugging(twin, **changes) -> ViT:
-    return ViT.from_foreign(twin.config.to_dict() | changes, twin.state_dict(), "huggingface")
+    return ViT.from_checkpoint(twin.config.to_dict() | changes, twin.state_dict(), "huggingface")
 
 
 def timms(dtype: torch.dtype = torch.float64, **changes):
@@ -33,7 +33,7 @@ def timms(dtype: torch.dtype = torch.float64, **changes):
 
 def of_timm(twin, **changes) -> ViT:
     config = {"architecture": "vit_base_patch16_224", "num_classes": 5, "model_args": ARGUMENTS | changes}
-    return ViT.from_foreign(config, twin.state_dict(), "timm")
+    return ViT.from_checkpoint(config, twin.state_dict(), "timm")
 
 
 def images(dtype: torch.dtype = torch.float64, rows: int = 8, columns: int = 12, channels: int = 3) -> torch.Tensor:
@@ -166,8 +166,8 @@ def test_positions_learn_through_the_interpolation():
 def test_from_transformers_and_back_changes_no_bit():
     twin = hugging()
     model = of_hugging(twin)
-    config, state = model.to_foreign("huggingface")
-    again = ViT.from_foreign(config, state, "huggingface")
+    config, state = model.to_checkpoint("huggingface")
+    again = ViT.from_checkpoint(config, state, "huggingface")
     assert again.config == model.config
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
     theirs = twin.config.to_dict() | {"architectures": ["ViTForImageClassification"]}
@@ -194,17 +194,17 @@ def test_transformers_reads_what_we_write_and_we_read_what_it_writes(kind, tmp_p
 
 def test_names_of_old_versions_of_transformers_are_read():
     model = of_hugging(hugging())
-    config, state = model.to_foreign("huggingface")
+    config, state = model.to_checkpoint("huggingface")
     old = {name.replace("vit.layers.", "vit.encoder.layer."): tensor for name, tensor in state.items()}
     assert "vit.encoder.layer.1.attention.attention.query.weight" in old
-    again = ViT.from_foreign(config, old, "huggingface")
+    again = ViT.from_checkpoint(config, old, "huggingface")
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 def test_from_timm_and_back_changes_no_bit_and_no_name(tmp_path):
     twin = timms()
     model = of_timm(twin)
-    config, state = model.to_foreign("timm")
+    config, state = model.to_checkpoint("timm")
     assert set(state) == set(twin.state_dict())
     assert all(torch.equal(state[name], tensor) for name, tensor in twin.state_dict().items())
     model.save_pretrained(tmp_path, layout="timm")
@@ -238,7 +238,7 @@ def test_our_own_folder_keeps_everything(tmp_path):
 def test_a_model_that_the_other_library_does_not_have_is_not_written(layout):
     model = ViT(ViTConfig(image=(8, 12), patch=4, dim=12, layers=1, heads=3, classes=5, pool="mean"))
     with refused(CheckpointError, "mean"):
-        model.to_foreign(layout)
+        model.to_checkpoint(layout)
 
 
 def test_the_mean_of_the_patches_leaves_the_class_token_out():
@@ -284,6 +284,6 @@ def test_what_would_change_the_numbers_is_refused():
     with refused(ConfigError, "class_token"):
         of_timm(twin, class_token=False)
     with refused(ConfigError, "deit"):
-        ViT.from_foreign({"architecture": "vit_deit_x"}, twin.state_dict(), "timm")
+        ViT.from_checkpoint({"architecture": "vit_deit_x"}, twin.state_dict(), "timm")
     with refused(ConfigError, "hidden_act"):
         of_hugging(hugging(), hidden_act="tanh")

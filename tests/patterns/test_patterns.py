@@ -113,7 +113,7 @@ def test_random_draws_count_distinct_blocks_for_each_block_and_never_changes():
     assert (blocks.any(3).any(1).sum(1) == 3).all()
     assert (blocks.all(3).all(1).sum(1) == 3).all()
     # Pinned once: the draw is part of what a saved model means.
-    assert Random(2, 0).drawn(np.arange(4), 10).tolist() == DRAWN
+    assert Random(2, 0).draw_key_blocks(np.arange(4), 10).tolist() == DRAWN
     assert not torch.equal(mask, Random(3, 8, block=4).matrix(40))
 
 

@@ -68,8 +68,8 @@ def test_the_check_of_a_plan_can_fail():
     class Wrong(Window):
         """Claims that windows are whole, which their edges are not."""
 
-        def _relation(self, query, key, row, lengths):
-            honest = super()._relation(query, key, row, lengths)
+        def _box_coverage(self, query, key, row, lengths):
+            honest = super()._box_coverage(query, key, row, lengths)
             return np.where(honest == SOME, ALL, honest).astype(np.int8)
 
     with pytest.raises(AssertionError):
@@ -78,8 +78,8 @@ def test_the_check_of_a_plan_can_fail():
     class Blind(Window):
         """Forgets the keys after a query."""
 
-        def _relation(self, query, key, row, lengths):
-            honest = super()._relation(query, key, row, lengths)
+        def _box_coverage(self, query, key, row, lengths):
+            honest = super()._box_coverage(query, key, row, lengths)
             return np.where(key.first > query.last, NONE, honest).astype(np.int8)
 
     with pytest.raises(AssertionError):
@@ -99,9 +99,9 @@ class Counting(Window):
 
     asked = 0
 
-    def _relation(self, query, key, row, lengths):
+    def _box_coverage(self, query, key, row, lengths):
         Counting.asked += query.first.size
-        return super()._relation(query, key, row, lengths)
+        return super()._box_coverage(query, key, row, lengths)
 
 
 def test_twice_the_tokens_are_twice_the_work():

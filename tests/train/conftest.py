@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.train.data import Images, Part, digits
+from regard.train.data import Images, ImageSplit, digits
 
 
 @pytest.fixture(autouse=True)
@@ -18,4 +18,4 @@ def one_thread():
 def few() -> Images:
     whole = digits()
     parts = ((whole.train, 97), (whole.test, 41))
-    return Images("few", *(Part(p.pixels[:n], p.labels[:n], p.white) for p, n in parts), names=whole.names)
+    return Images("few", *(ImageSplit(p.pixels[:n], p.labels[:n], p.white) for p, n in parts), names=whole.names)

@@ -1,4 +1,4 @@
-"""What a run says about its heads and its lessons, on cases that are small enough to be worked out by hand."""
+"""Statistics of heads and teacher-student results, on cases worked out by hand."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.layers.profiles import HeadProfile
-from regard.train import Lesson, SpatialRecipe, TeacherRecipe, prune_run, train
-from regard.train.history import describe
+from regard.train import SpatialRecipe, TeacherRecipe, TeacherResult, prune_run, train
+from regard.train.history import summarize_heads
 
 NARROW = torch.log(torch.tensor([[0.1, 0.05, 0.05], [0.05, 0.6, 0.05], [0.05, 0.02, 0.03]]))
 
@@ -15,7 +15,7 @@ NARROW = torch.log(torch.tensor([[0.1, 0.05, 0.05], [0.05, 0.6, 0.05], [0.05, 0.
 def test_a_heads_contours_and_its_share_of_the_kernel():
     scores = torch.stack((NARROW, torch.zeros(3, 3)))
     values = torch.stack((2.0 * torch.eye(2), 6.0 * torch.eye(2)))
-    first, flat = describe(HeadProfile(scores, values=values))["heads"]
+    first, flat = summarize_heads(HeadProfile(scores, values=values))["heads"]
     # 0.6 is more than half; 0.9 is reached among the five of 0.05, and what is alike is within or without together.
     assert (first["pixels_50"], first["pixels_90"]) == (1, 7)
     assert (flat["pixels_50"], flat["pixels_90"]) == (9, 9)
@@ -25,23 +25,23 @@ def test_a_heads_contours_and_its_share_of_the_kernel():
     assert first["share"] + flat["share"] == pytest.approx(1)
 
 
-def lesson(centre, weights, kernel):
+def make_result(centre, weights, kernel):
     scores = torch.full((1, 5, 5), -torch.inf, dtype=torch.float64)
     scores[0, 2, 2] = 0  # one head, which looks at the pixel itself
     profile = HeadProfile(
         scores, centre=torch.tensor([centre], dtype=torch.float64), values=torch.full((1, 1, 1), weights).double()
     )
     student: object = None
-    return Lesson(TeacherRecipe(channels=1), kernel, [], [(0, profile)], 0.0, 0.0, student)  # type: ignore[arg-type]
+    return TeacherResult(TeacherRecipe(channels=1), kernel, [], [(0, profile)], 0.0, 0.0, student)  # type: ignore[arg-type]
 
 
-def test_a_lessons_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_pixel():
+def test_a_results_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_pixel():
     kernel = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
     kernel[0, 0, 1, 1] = 2.0
-    assert lesson((0.0, 0.0), 2.0, kernel).kernel_error == 0
-    assert lesson((0.0, 0.0), -2.0, kernel).kernel_error == pytest.approx(2.0)
-    assert lesson((0.0, 0.0), 3.0, kernel).kernel_error == pytest.approx(0.5)
-    assert lesson((0.7, -1.6), 2.0, kernel).distances.tolist() == pytest.approx([(0.3**2 + 0.4**2) ** 0.5])
+    assert make_result((0.0, 0.0), 2.0, kernel).kernel_error == 0
+    assert make_result((0.0, 0.0), -2.0, kernel).kernel_error == pytest.approx(2.0)
+    assert make_result((0.0, 0.0), 3.0, kernel).kernel_error == pytest.approx(0.5)
+    assert make_result((0.7, -1.6), 2.0, kernel).distances.tolist() == pytest.approx([(0.3**2 + 0.4**2) ** 0.5])
 
 
 def test_a_pruned_run_learns_on_for_a_third_of_the_epochs(few):

@@ -12,8 +12,8 @@ import torch
 from agreement import refused
 
 from regard.errors import CheckpointError, ConfigError, InputError
-from regard.models.files import tensors
-from regard.train import Images, Part, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
+from regard.models.io import tensors
+from regard.train import Images, ImageSplit, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
 
 TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden_dim=4)
 HISTORY, CHECKPOINT = "history.jsonl", "checkpoint.safetensors"
@@ -38,10 +38,10 @@ def lines(change):
 @pytest.mark.parametrize(
     ("message", "harm"),
     [
-        ("every epoch once", lambda text: ""),
-        ("every epoch once", lines(lambda rows: rows[:1] + rows[2:])),
-        ("every epoch once", lines(lambda rows: rows + rows)),
-        ("every epoch once", lambda text: text[:-40]),  # torn, though the checkpoint says that it was whole
+        ("every epoch exactly once", lambda text: ""),
+        ("every epoch exactly once", lines(lambda rows: rows[:1] + rows[2:])),
+        ("every epoch exactly once", lines(lambda rows: rows + rows)),
+        ("every epoch exactly once", lambda text: text[:-40]),  # torn, though the checkpoint says that it was whole
         ("Line 2 of", lines(lambda rows: [rows[0], "[3]\n", *rows[2:]])),
         ("Line 2 of", lines(lambda rows: [rows[0], '{"epoch": 1}\n', *rows[2:]])),
         ("Line 2 of", lambda text: text.replace('"epoch": 1', '"epoch": "one"')),
@@ -61,7 +61,7 @@ def test_a_damaged_history_is_refused_and_stays_as_it_is(message, harm, copy, fe
 
 def test_a_history_that_is_gone_is_not_written_anew_from_the_middle(copy, few):
     (copy / HISTORY).unlink()
-    with refused(CheckpointError, "every epoch once"):
+    with refused(CheckpointError, "every epoch exactly once"):
         train(TINY, copy, data=few)
     assert not (copy / HISTORY).exists()
 
@@ -75,18 +75,18 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(copy, few
 
 @pytest.mark.parametrize("wrong", [{"epoch": -1}, {"epoch": "one"}, {"step": 0.5}, {"images": None}])
 def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | wrong
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
-    with refused(CheckpointError, "of no run"):
+    with refused(CheckpointError, "not a checkpoint of a run"):
         train(TINY, copy, data=few)
 
 
 def test_a_checkpoint_within_an_epoch_without_its_chance_is_refused(copy, few):
-    state, notes = tensors.read_noted(copy / CHECKPOINT)
+    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | {"epoch": 1, "step": 1}
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
-    with refused(CheckpointError, "lacks a part", "chance"):
+    with refused(CheckpointError, "is incomplete", "chance"):
         train(TINY, copy, data=few)
 
 
@@ -96,13 +96,13 @@ def test_a_checkpoint_within_an_epoch_without_its_chance_is_refused(copy, few):
 def test_a_folder_that_cannot_be_one_is_refused(few, tmp_path):
     (tmp_path / "file").write_text("a letter")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with refused(CheckpointError, "cannot be kept", "file"):
+        with refused(CheckpointError, "cannot be saved", "file"):
             train(TINY, place, data=few)
     assert (tmp_path / "file").read_text() == "a letter"
 
 
 def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, monkeypatch):
-    whole, append = train(TINY, data=few), history.append
+    whole, append = train(TINY, data=few), history.append_epoch
 
     def full(folder, epoch):
         if epoch.number == 2:
@@ -111,8 +111,8 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, mo
             raise OSError(28, "No space left on device")
         append(folder, epoch)
 
-    monkeypatch.setattr(history, "append", full)
-    with refused(CheckpointError, "No space left", "goes on from the last epoch"):
+    monkeypatch.setattr(history, "append_epoch", full)
+    with refused(CheckpointError, "No space left", "resumes from the last saved epoch"):
         train(TINY, tmp_path / "run", data=few)
     monkeypatch.undo()
     again = train(TINY, tmp_path / "run", data=few)
@@ -130,7 +130,7 @@ def write_at_most(size):
 def test_a_file_that_the_system_does_not_let_grow_is_said_and_what_was_kept_goes_on(kept, size, few, tmp_path):
     """Small enough for the files of TensorBoard and the history to fail, and large enough for the checkpoint alone."""
     whole = train(TINY, data=few)
-    append, unlimited = history.append, -1
+    append, unlimited = history.append_epoch, -1
 
     def limit(folder, epoch):
         append(folder, epoch)
@@ -138,9 +138,9 @@ def test_a_file_that_the_system_does_not_let_grow_is_said_and_what_was_kept_goes
             write_at_most(size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "append", limit)
+        patch.setattr(history, "append_epoch", limit)
         try:
-            with refused(CheckpointError, "too large", "goes on from the last epoch"):
+            with refused(CheckpointError, "too large", "resumes from the last saved epoch"):
                 train(TINY, tmp_path / "run", data=few)
         finally:
             write_at_most(unlimited)
@@ -170,7 +170,7 @@ def test_a_model_that_does_not_fit_on_the_disk_leaves_the_one_before_it(tmp_path
 HOLDER = """
 import sys, pathlib
 from regard.train import checkpoint
-with checkpoint.alone(pathlib.Path(sys.argv[1])):
+with checkpoint.lock_folder(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -184,7 +184,7 @@ def test_two_processes_do_not_train_in_one_folder(copy, few):
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with refused(CheckpointError, "trains in", "another folder"):
+        with refused(CheckpointError, "in use by another", "another folder"):
             train(TINY, copy, data=few)
         assert read_run(copy, data=few).done  # to look is allowed
     finally:
@@ -214,15 +214,15 @@ def test_images_of_ones_own_are_held_back_too(few, tmp_path):
 
 
 def test_too_few_images_to_hold_some_back_are_refused():
-    part = Part(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    part = ImageSplit(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
     with refused(InputError, "too few images", "4 images"):
         Images("four", part, part, ("a",)).held()
 
 
 @pytest.mark.parametrize("white", [0, 6, 256])
 def test_pixels_brighter_than_white_are_refused(white):
-    with refused(InputError, "brighter than white", f"white={white}"):
-        Part(torch.full((1, 1, 2, 2), 7, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), white)
+    with refused(InputError, "larger than `white`", f"white={white}"):
+        ImageSplit(torch.full((1, 1, 2, 2), 7, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), white)
 
 
 def test_seeds_and_beginnings_that_torch_does_not_take_are_refused():
@@ -233,7 +233,7 @@ def test_seeds_and_beginnings_that_torch_does_not_take_are_refused():
     for initial in (0.0, -0.1, math.nan, math.inf):
         with refused(ConfigError, "initial="):
             ViTRecipe(initial=initial)
-    with refused(ConfigError, "no such teacher"):
+    with refused(ConfigError, "no convolution to learn"):
         TeacherRecipe(rate=math.inf)
 
 

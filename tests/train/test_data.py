@@ -12,7 +12,7 @@ from agreement import refused
 from regard.downloads import packages
 from regard.downloads.__main__ import main
 from regard.errors import InputError
-from regard.train.data import Images, Part, cifar10, digits, load, mnist
+from regard.train.data import Images, ImageSplit, cifar10, digits, load, mnist
 from regard.train.data.idx import read_idx
 
 # The digits
@@ -59,7 +59,7 @@ def test_mean_and_deviation_are_those_of_the_training_part_alone():
     images = data.train.images.double()
     assert abs(data.mean[0] - images.mean().item()) < 1e-7
     assert abs(data.std[0] - images.std(correction=0).item()) < 1e-7
-    other = Images("other", data.train, Part(255 - data.test.pixels, data.test.labels, 255), data.names)
+    other = Images("other", data.train, ImageSplit(255 - data.test.pixels, data.test.labels, 255), data.names)
     assert (other.mean, other.std) == (data.mean, data.std)
     normal = data.normalise(data.train.images)
     assert abs(normal.mean().item()) < 1e-5
@@ -74,8 +74,8 @@ def test_any_change_of_the_data_changes_its_digest():
     labels = data.test.labels.clone()
     labels[0] = (labels[0] + 1) % 10
     others = [
-        Images("d", Part(pixels, data.train.labels, 16), data.test, data.names),
-        Images("d", data.train, Part(data.test.pixels, labels, 16), data.names),
+        Images("d", ImageSplit(pixels, data.train.labels, 16), data.test, data.names),
+        Images("d", data.train, ImageSplit(data.test.pixels, labels, 16), data.names),
         Images("d", data.test, data.train, data.names),
     ]
     assert len({data.digest, *(other.digest for other in others)}) == 4
@@ -91,12 +91,12 @@ def test_what_is_no_data_set_is_refused():
         (pixels[:0], labels[:0]),
     ):
         with refused(InputError, "uint8"):
-            Part(*wrong)
-    part = Part(pixels, labels)
-    with refused(InputError, "number of a name"):
+            ImageSplit(*wrong)
+    part = ImageSplit(pixels, labels)
+    with refused(InputError, "index into `names`"):
         Images("x", part, part, ("a", "b"))
     with refused(InputError, "same size"):
-        Images("x", part, Part(pixels.mT.contiguous(), labels), ("a", "b", "c"))
+        Images("x", part, ImageSplit(pixels.mT.contiguous(), labels), ("a", "b", "c"))
     with refused(InputError, "digits, mnist, cifar10"):
         load("imagenet")
     with refused(InputError, "inside scikit-learn"):
@@ -137,8 +137,8 @@ def test_damaged_files_of_mnist_are_refused_in_words(idx_folder):
     path = idx_folder / "train-images-idx3-ubyte"
     whole = path.read_bytes()
     for damaged, words in (
-        (whole[:-1], "384 numbers where 11 x 5 x 7"),
-        (whole + b"x", "386 numbers"),
+        (whole[:-1], "384 values, but the header says 11 x 5 x 7"),
+        (whole + b"x", "386 values"),
         (b"", "begins with nothing"),
         (whole[:9], "too few"),
         (b"\x89PNG" + whole, "89 50 4e 47"),
@@ -149,7 +149,7 @@ def test_damaged_files_of_mnist_are_refused_in_words(idx_folder):
         with refused(InputError, words):
             read_idx(path)
     path.write_bytes(idx(numpy.zeros((13, 5, 7), dtype=numpy.uint8)))
-    with refused(InputError, "do not belong together"):
+    with refused(InputError, "do not match"):
         mnist(idx_folder)
     path.unlink()
     with refused(InputError, "There is no train-images-idx3-ubyte"):
@@ -185,10 +185,10 @@ def test_both_versions_of_cifar10_are_the_same_images(tmp_path):
     with refused(InputError, "2 labels for 15 images"):
         cifar10(pictures)
     (pictures / "data_batch_2.png").write_bytes(b"no picture")
-    with refused(InputError, "data_batch_2.png does not hold"):
+    with refused(InputError, "data_batch_2.png is not a file of CIFAR-10"):
         cifar10(pictures)
     (binary / "data_batch_4.bin").write_bytes(b"x" * 3072)
-    with refused(InputError, "no whole images of 3,073"):
+    with refused(InputError, "not a multiple of the 3,073"):
         cifar10(binary)
     (binary / "data_batch_1.bin").unlink()
     with refused(InputError, "There is no data_batch_1.bin"):
@@ -197,7 +197,7 @@ def test_both_versions_of_cifar10_are_the_same_images(tmp_path):
 
 def test_pickles_are_never_opened(tmp_path):
     (tmp_path / "test_batch").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with refused(InputError, "runs what is in it"):
+    with refused(InputError, "execute code"):
         cifar10(tmp_path)
 
 

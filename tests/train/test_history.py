@@ -11,7 +11,7 @@ from agreement import refused
 from regard.errors import CheckpointError
 from regard.layers import HeadProfile, head_profile
 from regard.models.spatial import POSITIONS, SpatialConfig, SpatialTransformer
-from regard.train import SpatialRecipe, board, history, read_run, train
+from regard.train import SpatialRecipe, history, read_run, tensorboard, train
 from regard.train.run import Epoch
 
 SMALL = SpatialRecipe(epochs=2, batch=48, layers=2, heads=3, dim=6, hidden_dim=8)
@@ -47,12 +47,12 @@ def test_heads_that_look_by_content_are_watched_on_real_images(few):
     torch.manual_seed(3)
     model = SpatialTransformer(SpatialConfig("content", (8, 8), 1, 2, 6, 2, 3, 8)).eval()
     images = few.normalise(few.test.images[:7])
-    seen = history.look(model, images)
+    seen = history.measure_head_profiles(model, images)
     x = model.embedding(torch.nn.functional.pixel_unshuffle(images, 2).permute(0, 2, 3, 1))
     expected = HeadProfile.observed(model.blocks[0].attention.weights(x), (4, 4))
     assert torch.allclose(seen["blocks.0.attention"].scores, expected.scores, rtol=1e-6)
     assert list(seen) == ["blocks.0.attention", "blocks.1.attention"]
-    assert history.look(model) == {}
+    assert history.measure_head_profiles(model) == {}
     assert not model.blocks[0].attention._forward_pre_hooks
 
 
@@ -82,7 +82,7 @@ def test_values_are_left_out_where_the_recipe_says_so(few, tmp_path):
 
 def write(folder, count):
     for number in range(count):
-        history.append(folder, Epoch(number, 1.0, 0.5, 0.1, 0.01))
+        history.append_epoch(folder, Epoch(number, 1.0, 0.5, 0.1, 0.01))
 
 
 def test_a_torn_last_line_is_left_out_and_any_other_is_refused(tmp_path):
@@ -106,7 +106,7 @@ def test_what_no_checkpoint_followed_is_forgotten(tmp_path):
         history.write_heads(tmp_path, number, seen)
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write("torn")
-    history.cut(tmp_path, 1)
+    history.truncate_history(tmp_path, 1)
     assert [line["epoch"] for line in history.read_lines(tmp_path)] == [0, 1]
     assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [
         "epoch-0000.safetensors",
@@ -144,7 +144,7 @@ def test_tensorboard_is_told_of_losses_and_of_every_head(few, tmp_path):
 
 
 def test_without_tensorboard_x_one_line_says_so_and_all_else_goes_on(few, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(board.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
     run = train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
     assert run.done
     assert not (tmp_path / "tensorboard").exists()

@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tm
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name, few, tmp_path, monkeypatch):
     whole, folder, taken = train(RECIPES[name], data=few), tmp_path / "run", []
-    step = loops.Training._step
+    step = loops.Training._run_step
 
     def stop_at(number):
         def counted(self, *arguments):
@@ -84,10 +84,10 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
         return counted
 
     for number in (2, 5, 9):  # within the first and second epochs, and within the third
-        monkeypatch.setattr(loops.Training, "_step", stop_at(number))
-        with pytest.raises(Interrupted, match=f"kept in {folder}"):
+        monkeypatch.setattr(loops.Training, "_run_step", stop_at(number))
+        with pytest.raises(Interrupted, match=f"saved in {folder}"):
             train(RECIPES[name], folder, data=few)
-    monkeypatch.setattr(loops.Training, "_step", stop_at(10**9))
+    monkeypatch.setattr(loops.Training, "_run_step", stop_at(10**9))
     assert_same(whole, train(RECIPES[name], folder, data=few))
     assert taken == list(range(12))  # four batches of 24 in each of three epochs, none of them twice
     assert_same(whole, read_run(folder, data=few))
@@ -97,7 +97,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
 
 def test_a_run_tells_of_itself_before_it_is_done(few, tmp_path, monkeypatch):
     recipe = RECIPES["quadratic"]
-    monkeypatch.setattr(loops.Training, "_epoch", _raising_in(2, loops.Training._epoch))
+    monkeypatch.setattr(loops.Training, "_run_epoch", _raising_in(2, loops.Training._run_epoch))
     with pytest.raises(RuntimeError, match="power"):
         train(recipe, tmp_path, data=few)
     run = read_run(tmp_path, data=few)
@@ -160,10 +160,10 @@ def _first_epochs(recipe, count):
         training = loops.Training(recipe, digits(), None)
         found = [None]
         for _ in range(count):
-            training._epoch(lambda *_: None, lambda: False)
+            training._run_epoch(lambda *_: None, lambda: False)
             position = training.position
             found.append(loops.Epoch(position.epoch + 1, position.loss / position.images, 0.0, 0.0, 0.0))
-            training.position = loops.checkpoint.Position(position.epoch + 1)
+            training.position = loops.checkpoint.ResumePoint(position.epoch + 1)
     return found
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_is_refused_in_words(few, tmp_path):
     with refused(CheckpointError, "checkpoint.safetensors cannot be read"):
         train(recipe, tmp_path, data=few)
     path.unlink()
-    with refused(CheckpointError, "has not begun"):
+    with refused(CheckpointError, "has no checkpoint"):
         read_run(tmp_path, data=few)
 
 
@@ -213,14 +213,14 @@ def test_training_may_begin_with_a_model(few, tmp_path):
     assert all(torch.equal(v, second.model.state_dict()[k]) for k, v in first.model.state_dict().items())
     with refused(CheckpointError, "start="):
         train(slow, tmp_path, data=few)
-    with refused(InputError, "builds another"):
+    with refused(InputError, "does not fit the recipe"):
         train(RECIPES["gaussian"], data=few, start=first.model)
 
 
 def test_a_batch_that_no_epoch_has_and_a_rate_that_bursts_are_refused(few):
-    with refused(InputError, "97 images"):
+    with refused(InputError, "97 training images"):
         train(dataclasses.replace(SMALL, batch=98), data=few)
-    with refused(InputError, "smaller rate"):
+    with refused(InputError, "learning rate below"):
         train(dataclasses.replace(SMALL, optimizer="sgd", clip=None, rate=1e30), data=few)
 
 

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.models import ViT
 from regard.models.spatial import POSITIONS, SpatialTransformer
 from regard.train import SpatialRecipe, TeacherRecipe, ViTRecipe, read_recipe
-from regard.train.optimizing import make_optimizer, rate_at
+from regard.train.optimizer import learning_rate_at, make_optimizer
 
 
 @pytest.mark.parametrize("recipe", [SpatialRecipe(), SpatialRecipe.paper(position="content"), ViTRecipe(seed=3)])
@@ -52,14 +52,14 @@ def test_what_makes_no_sense_is_refused_before_anything_begins():
         SpatialRecipe(position="content", dim=7)
     with refused(ConfigError, "known are"):
         SpatialRecipe(position="nowhere")
-    with refused(ConfigError, "no ViTRecipe"):
+    with refused(ConfigError, "not a ViTRecipe"):
         ViTRecipe.from_json(SpatialRecipe().to_json())
-    with refused(ConfigError, "known are spatial, vit"):
+    with refused(ConfigError, "the kinds are spatial, vit"):
         read_recipe({"kind": "davit"})
     with refused(ConfigError, "does not know 'epoch'"):
         read_recipe({"kind": "vit", "epoch": 3})
     for wrong in ({"kernel": 4}, {"position": "content"}, {"canvas": (0, 3)}, {"margin": -1}, {"rate": 0.0}):
-        with refused(ConfigError, "no such teacher"):
+        with refused(ConfigError, "no convolution to learn"):
             TeacherRecipe(**wrong)
 
 
@@ -76,14 +76,14 @@ def test_the_papers_recipe_builds_the_papers_model(position):
 
 def test_the_rate_rises_on_a_line_and_falls_on_a_cosine():
     recipe = SpatialRecipe(rate=0.1, warmup=0.05)
-    rates = [rate_at(recipe, step, 400) for step in range(400)]
+    rates = [learning_rate_at(recipe, step, 400) for step in range(400)]
     assert rates[:20] == pytest.approx([0.1 * (step + 1) / 20 for step in range(20)])
     assert max(rates) == rates[19] == rates[20] == 0.1
     assert rates[20 + 190] == pytest.approx(0.05)
     assert all(early > late for early, late in itertools.pairwise(rates[20:]))
     assert 0 < rates[-1] < 1e-5
     flat = dataclasses.replace(recipe, warmup=0.0)
-    assert rate_at(flat, 0, 400) == 0.1
+    assert learning_rate_at(flat, 0, 400) == 0.1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

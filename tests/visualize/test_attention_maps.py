@@ -196,7 +196,7 @@ def test_a_model_of_hugging_face_can_be_shown():
 
 
 def test_what_does_not_attend_is_refused():
-    with pytest.raises(RegardError, match="known to attend"):
+    with pytest.raises(RegardError, match="No attention layer"):
         attention_maps(nn.Sequential(nn.Linear(3, 3)), torch.randn(1, 5, 3))
 
 
@@ -243,3 +243,22 @@ def test_what_can_be_shown_can_be_looked_at():
         for ask in (attention_maps, show):
             with pytest.raises(InputError, match="a tensor, an array or a dict"):
                 ask(gpt, given)
+
+
+def test_a_module_of_tokens_is_read_with_and_without_a_batch_axis():
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.inner(x, x, x)[0]
+
+    torch.manual_seed(3)
+    model, x = Wrapped().eval(), torch.randn(1, 5, 6)
+    expected = model.inner(x, x, x, average_attn_weights=False)[1][0]
+    for given in (x, x[0]):
+        torch.testing.assert_close(attention_maps(model, given)[0].rows(range(5)), expected)
+        torch.testing.assert_close(show(model, given).data["layers"]["inner"], expected)
+    with pytest.raises(InputError, match="at a time"):
+        show(model, x.expand(3, 5, 6))

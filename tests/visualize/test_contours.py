@@ -10,7 +10,7 @@ import torch
 from regard import Gaussian, Quadratic
 from regard.layers.profiles import HeadProfile, head_profile
 from regard.visualize.contours import contours
-from regard.visualize.heads import by_size
+from regard.visualize.heads import order_by_area
 
 
 def inside(loop, points):
@@ -106,7 +106,7 @@ def test_wide_shapes_are_paler_and_below_narrow_ones():
     assert areas[1] > 20
     shades = [half.opacity for half, _ in found]
     assert shades[0] == shades[2] > shades[1] > 0
-    assert by_size(found) == [1, 0, 2]
+    assert order_by_area(found) == [1, 0, 2]
 
 
 def test_hard_heads_and_heads_beyond_the_image_are_outlined_by_pixels():

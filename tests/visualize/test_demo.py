@@ -42,7 +42,7 @@ def learned(folder) -> int:
 
 def is_free(folder) -> bool:
     try:
-        with checkpoint.alone(folder):
+        with checkpoint.lock_folder(folder):
             return True
     except CheckpointError:
         return False
@@ -54,11 +54,11 @@ def test_the_other_process_keeps_what_it_has_when_this_one_is_interrupted(demo, 
     folder.mkdir()
 
     def interrupted():
-        with demo.beside("vit", folder):
+        with demo.train_beside("vit", folder):
             wait_until(lambda: learned(folder / "vit") >= 0)
             assert not is_free(folder / "vit")
-            with pytest.raises(CheckpointError, match="Somebody trains"):
-                demo.forget(folder)
+            with pytest.raises(CheckpointError, match="in use by another"):
+                demo.discard_training(folder)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -74,7 +74,7 @@ PROGRAM = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 import demo
-with demo.beside("vit", pathlib.Path(sys.argv[2])):
+with demo.train_beside("vit", pathlib.Path(sys.argv[2])):
     time.sleep(600)
 """
 
@@ -99,17 +99,17 @@ def test_the_other_process_stops_when_this_one_is_killed(demo, tmp_path):
 def test_a_child_that_fails_is_left_to_who_tries_again_aloud(demo, tmp_path):
     (tmp_path / "vit").mkdir()
     (tmp_path / "vit" / "thesis.txt").write_text("years of work")
-    with demo.beside("vit", tmp_path):
+    with demo.train_beside("vit", tmp_path):
         pass
     with pytest.raises(CheckpointError, match="not empty"):
-        demo.learn("vit", tmp_path)
+        demo.train_model("vit", tmp_path)
     assert [path.name for path in (tmp_path / "vit").iterdir()] == ["thesis.txt"]
 
 
 def test_a_damaged_cnn_is_trained_anew(demo, tmp_path, capsys):
     from demo_parts import convolution
 
-    file, few = tmp_path / "cnn.safetensors", demo.few()
+    file, few = tmp_path / "cnn.safetensors", demo.select_digits()
     network, _ = convolution.learned(few, file, 1)
     whole = file.read_bytes()
     assert list(tmp_path.iterdir()) == [file]

@@ -13,7 +13,7 @@ from regard.layers.profiles import head_profile
 from regard.render.colors import HEADS, HEADS_DARK, diverging, head_color, overlay
 from regard.render.png import encode_png
 from regard.visualize import Picture, animate_heads, draw_head_paths, draw_heads
-from regard.visualize.heads import extent, read_trajectories
+from regard.visualize.heads import find_extent, read_trajectories
 from regard.visualize.labels import layer_titles
 
 STEPS = 5
@@ -76,8 +76,8 @@ def test_a_trail_leads_from_the_first_state_to_the_last_and_darkens():
 def test_the_panel_reaches_as_far_as_the_heads_and_no_farther_than_the_grid():
     near = read_trajectories([{"": head_profile(Quadratic(1, grid=(11, 13), centre=[[0, 0]], alpha=2.0))}])
     far = read_trajectories([{"": head_profile(Quadratic(1, grid=(3, 13), centre=[[2, 11]], alpha=0.5))}])
-    assert extent(near) == (2.5, 2.5)
-    assert extent(far) == (2.5, 12.5)
+    assert find_extent(near) == (2.5, 2.5)
+    assert find_extent(far) == (2.5, 12.5)
 
 
 def test_a_layer_that_lost_heads_is_drawn_since_it_lost_them():
@@ -244,4 +244,4 @@ def luminance(color: str) -> float:
 
 def test_a_picture_says_what_it_is():
     assert isinstance(show(Quadratic(2, grid=(5, 7))), Picture)
-    assert repr(show(Quadratic(2, grid=(5, 7)))).startswith("Picture(Where the heads look")
+    assert repr(show(Quadratic(2, grid=(5, 7)))).startswith("Picture(Attention positions")

@@ -16,7 +16,7 @@ from regard import Alibi, show
 from regard.errors import InputError
 from regard.layers.profiles import head_profiles
 from regard.models import GPT, GPTConfig, Transformer, TransformerConfig, ViT, ViTConfig
-from regard.models.files import ScoredTokenizer
+from regard.models.io import SentencePieceTokenizer
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.render.svg import spread_labels
 from regard.visualize import ExplorerModel, animate_heads, attention_maps, draw_head_paths, make_explorer, make_player
@@ -316,7 +316,7 @@ def test_sentence_pieces_are_read():
 
 def test_tokens_that_merge_by_score_are_read():
     signs = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
-    tokenizer = ScoredTokenizer([*signs, b" ", b"a", b"b", b"ab", b" ab"], [0.0] * 262 + [-1.0, -2.0])
+    tokenizer = SentencePieceTokenizer([*signs, b" ", b"a", b"b", b"ab", b" ab"], [0.0] * 262 + [-1.0, -2.0])
     assert label_tokens(tokenizer, tokenizer.encode("abé")) == ["<s>", "ab", "\\xc3", "\\xa9"]
 
 

@@ -56,7 +56,7 @@ def test_the_page_of_the_demo_is_well_formed_alone_and_not_heavy(quick_page):
     assert tags.count("h1") == 1
     assert tags.count("main") == tags.count("header") == tags.count("footer") == 1
     assert all("alt" in attributes for tag, attributes in read.tags if tag == "img")
-    for words in ("The heads find their places", "Point at a pixel", "A convolution is attention", "The laws"):
+    for words in ("Learned head positions", "Attention maps", "A convolution is attention", "Laws"):
         assert words in read.words
     for name in ("heads.svg", "heads.gif", "kernels.svg", "spatial_map.svg", "vit_map.svg"):
         assert (quick_page.parent / name).stat().st_size > 1000
@@ -69,7 +69,7 @@ def test_a_fresh_start_forgets_what_was_trained_and_nothing_else(quick_page, tmp
         (tmp_path / name).mkdir()
     for file in ("spatial/recipe.json", "vit/notes.txt", "mine/recipe.json", "cnn.safetensors", "report.html"):
         (tmp_path / file).write_text("{}")
-    demo.forget(tmp_path)
+    demo.discard_training(tmp_path)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["mine/recipe.json", "report.html", "vit/notes.txt"]
 
@@ -191,7 +191,7 @@ def test_a_page_that_would_be_too_heavy_is_refused():
     model = SpatialTransformer(
         SpatialConfig(image=(24, 36), channels=1, patch=1, dim=4, layers=1, heads=3, hidden_dim=5)
     )
-    with pytest.raises(RegardError, match="too heavy"):
+    with pytest.raises(RegardError, match="too large"):
         make_explorer(
             [ExplorerModel("one", model, torch.rand(1, 1, 24, 36), ["a"])], torch.rand(1, 1, 24, 36), ["x"], ""
         )

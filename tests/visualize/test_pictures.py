@@ -127,7 +127,7 @@ def test_one_token_lists_its_favourites_and_says_how_many_there_were():
     (bars,) = (kind for kind in panel.containers if kind.get_label() == "weight")
     lengths = [bar.get_width() for bar in bars]
     assert lengths == pytest.approx(weights[0].sort(descending=True).values[:12].tolist())
-    assert "Of 201 keys that are seen the 12" in picture.caption
+    assert "Of 201 visible keys the 12" in picture.caption
     for query in (293, -1):
         with pytest.raises(RegardError, match="no such token"):
             show(model, text, query=query)
@@ -224,7 +224,7 @@ def test_a_bias_along_a_line_is_drawn_by_distance():
 def test_what_cannot_be_shown_is_refused_with_what_can(vit):
     with pytest.raises(RegardError, match="cannot be shown"):
         show(3.5)
-    with pytest.raises(RegardError, match="looks by content"):
+    with pytest.raises(RegardError, match="attends by content"):
         show(vit)
 
 

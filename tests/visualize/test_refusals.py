@@ -80,9 +80,9 @@ def test_layers_and_heads_that_are_no_numbers_are_refused(spatial, wrong):
 
 def test_a_choice_that_would_not_be_heard_is_refused(spatial):
     for target in (spatial, [head_profiles(spatial)] * 2, head_profiles(spatial)):
-        with refused(InputError, "no head to choose"):
+        with refused(InputError, "no head to select"):
             show(target, head=1)
-        with refused(InputError, "no query to choose"):
+        with refused(InputError, "no query to select"):
             show(target, query=(1, 2))
     for query in (5, -1, 0.5):
         with refused(InputError, "no such token", "5 tokens"):
@@ -94,7 +94,7 @@ def test_heads_that_look_nowhere_are_refused(spatial):
     with torch.no_grad():
         broken.blocks[1].attention.position.centre[0] = math.nan
     for draw in (show, lambda model: animate_heads([head_profiles(model)])):
-        with refused(InputError, "look nowhere", "blocks.1.attention"):
+        with refused(InputError, "have no position", "blocks.1.attention"):
             draw(broken)
 
 

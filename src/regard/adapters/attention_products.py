@@ -1,4 +1,4 @@
-"""Which product is this? Scores, a sum over values, or a projection of rows, told from the sizes of the axes."""
+"""Classifies a product as scores, a weighted sum of values, or a projection of rows, by the sizes of its axes."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def of_matmul(left: Tensor, right: Tensor, batch: int, tokens: int) -> Product |
         return Product("rows", left, right)
     lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     if not ours and not theirs and (left.shape[-2], right.shape[-1]) == square:
-        return _product("scores", left, right.transpose(-1, -2), lead, batch)
+        return _make_product("scores", left, right.transpose(-1, -2), lead, batch)
     if ours and not (left.ndim == 2 and right.ndim > 2):
-        return _product("sum", left, right, lead, batch)
+        return _make_product("sum", left, right, lead, batch)
     if theirs and left.shape[-1] == tokens and not (right.ndim == 2 and left.ndim > 2):
-        return _product("sum", right.transpose(-1, -2), left.transpose(-1, -2), lead, batch)
+        return _make_product("sum", right.transpose(-1, -2), left.transpose(-1, -2), lead, batch)
     return None
 
 
-def _product(kind: Literal["scores", "sum"], left: Tensor, right: Tensor, lead: torch.Size, batch: int) -> Product:
+def _make_product(kind: Literal["scores", "sum"], left: Tensor, right: Tensor, lead: torch.Size, batch: int) -> Product:
     wide = [part.expand(*lead, *part.shape[-2:]) for part in (left, right)]
     (first, ordered), (second, _) = (by_heads(part, batch) for part in wide)
     return Product(kind, first, second, ordered)
@@ -66,7 +66,7 @@ def _product(kind: Literal["scores", "sum"], left: Tensor, right: Tensor, lead: 
 
 def of_einsum(equation: str, left: Tensor, right: Tensor, batch: int, tokens: int) -> Product | None:
     """The meaning of `einsum(equation, left, right)`."""
-    read = _letters(equation, left, right)
+    read = _read_equation(equation, left, right)
     if read is None:
         return None
     ours, theirs, out, sizes = read
@@ -79,10 +79,10 @@ def of_einsum(equation: str, left: Tensor, right: Tensor, batch: int, tokens: in
             lead = [axis for axis in mine if axis not in long]
             features = [axis for axis in other if axis not in lead and axis != key[0]]
             lead = _batch_first(lead, sizes, batch)
-            return _product(
+            return _make_product(
                 "sum",
-                _laid(first, mine, [*lead, query[0], key[0]], sizes),
-                _laid(second, other, [*lead, key[0], *features], sizes).flatten(len(lead) + 1),
+                _permute_axes(first, mine, [*lead, query[0], key[0]], sizes),
+                _permute_axes(second, other, [*lead, key[0], *features], sizes).flatten(len(lead) + 1),
                 torch.Size(sizes[axis] for axis in lead),
                 batch,
             )
@@ -91,10 +91,10 @@ def of_einsum(equation: str, left: Tensor, right: Tensor, batch: int, tokens: in
         query, key = long if long[0] in ours else long[::-1]
         if query in ours and query not in theirs and key in theirs and key not in ours:
             lead = _batch_first([axis for axis in out if axis not in long], sizes, batch)
-            return _product(
+            return _make_product(
                 "scores",
-                _laid(left, ours, [*lead, query, summed[0]], sizes),
-                _laid(right, theirs, [*lead, key, summed[0]], sizes),
+                _permute_axes(left, ours, [*lead, query, summed[0]], sizes),
+                _permute_axes(right, theirs, [*lead, key, summed[0]], sizes),
                 torch.Size(sizes[axis] for axis in lead),
                 batch,
             )
@@ -103,7 +103,7 @@ def of_einsum(equation: str, left: Tensor, right: Tensor, batch: int, tokens: in
     return None
 
 
-def _letters(equation: str, left: Tensor, right: Tensor) -> tuple[str, str, str, dict[str, int]] | None:
+def _read_equation(equation: str, left: Tensor, right: Tensor) -> tuple[str, str, str, dict[str, int]] | None:
     """The axes of both operands and of the result, dots spelled out, and their sizes."""
     equation = equation.replace(" ", "")
     if "->" not in equation:
@@ -134,7 +134,7 @@ def _batch_first(lead: list[str], sizes: dict[str, int], batch: int) -> list[str
     return lead if first is None else [first, *(axis for axis in lead if axis != first)]
 
 
-def _laid(tensor: Tensor, axes: str, wanted: list[str], sizes: dict[str, int]) -> Tensor:
+def _permute_axes(tensor: Tensor, axes: str, wanted: list[str], sizes: dict[str, int]) -> Tensor:
     """The tensor with the wanted axes in their order; those it lacks are spread."""
     present = [axis for axis in wanted if axis in axes]
     if len(present) != len(axes):
@@ -157,7 +157,7 @@ def spread(left: Tensor, right: Tensor, tokens: int, batch: int | None = None) -
         if batch is None:
             return Product("sum", weights, value)
         lead = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
-        return _product("sum", weights, value, lead, batch)
+        return _make_product("sum", weights, value, lead, batch)
     return None
 
 

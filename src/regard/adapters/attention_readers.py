@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.module_modes import eval_mode
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 
 
 @dataclass(frozen=True, eq=False)

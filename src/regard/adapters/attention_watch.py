@@ -150,34 +150,36 @@ class _AttentionMode(TorchFunctionMode):
             look(self, name, out, (shown, *args[1:]) if shown is not None else args, kwargs)
         return out
 
-    def _product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         left = args[0] if args else kwargs["input"]
         right = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
-        self._read(attention_products.of_matmul(left, right, self.batch, self.tokens), out)
+        self._record_product(attention_products.of_matmul(left, right, self.batch, self.tokens), out)
 
-    def _plus_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_added_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         left = args[1] if len(args) > 1 else kwargs.get("batch1", kwargs.get("mat1"))
         right = args[2] if len(args) > 2 else kwargs.get("batch2", kwargs.get("mat2"))
-        self._read(attention_products.of_matmul(left, right, self.batch, self.tokens), out)
+        self._record_product(attention_products.of_matmul(left, right, self.batch, self.tokens), out)
 
-    def _reversed_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        self._read(attention_products.of_matmul(args[1], args[0], self.batch, self.tokens), out)
+    def _on_reversed_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        self._record_product(attention_products.of_matmul(args[1], args[0], self.batch, self.tokens), out)
 
-    def _einsum(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_einsum(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
         if isinstance(args[0], str) and len(operands) == 2:
             self._on_division(name, out, operands, {})
-            self._read(attention_products.of_einsum(args[0], operands[0], operands[1], self.batch, self.tokens), out)
+            self._record_product(
+                attention_products.of_einsum(args[0], operands[0], operands[1], self.batch, self.tokens), out
+            )
 
-    def _linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         self._on_rows(out)
 
-    def _softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         scores = args[0] if args else kwargs["input"]
         if sum(size == self.tokens for size in scores.shape) >= 2:
             self.softmaxed.append(scores.detach())
 
-    def _read(self, product: attention_products.Product | None, out: Tensor) -> None:
+    def _record_product(self, product: attention_products.Product | None, out: Tensor) -> None:
         """Take up a product as scores, as a sum over values, or as a projection."""
         if product is None:
             return
@@ -187,14 +189,14 @@ class _AttentionMode(TorchFunctionMode):
             self.scores.append((product.left, product.right, product.ordered))
         elif self.scores or self.softmaxed:
             call = AttentionCall(product.left, product.right, ordered=product.ordered, result=out)
-            self._complete(call)
+            self._complete_call(call)
             self.calls.append(call)
             if call.scores is None and any(
                 attention_products.shares(product.left, whole) for whole in self.summed[-8:]
             ):
-                self._normalised_later(call)
+                self._mark_normalised_later(call)
 
-    def _complete(self, call: AttentionCall) -> None:
+    def _complete_call(self, call: AttentionCall) -> None:
         """Find the query, the key and the scores that belong to these weights: the last ones of their size."""
         shape = call.weights.shape
         for query, key, ordered in reversed(self.scores):
@@ -207,13 +209,13 @@ class _AttentionMode(TorchFunctionMode):
                 break
         self.scores, self.softmaxed = self.scores[-64:], self.softmaxed[-64:]
 
-    def _sum(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _on_sum(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         whole = args[0] if args else kwargs["input"]
         if tuple(whole.shape[-2:]) == (self.tokens, self.tokens):
             self.summed.append(whole)
 
     @staticmethod
-    def _normalised_later(call: AttentionCall) -> None:
+    def _mark_normalised_later(call: AttentionCall) -> None:
         """Numbers that are no shares yet may become so in a way that cannot be followed; then they say nothing."""
         if float((call.weights.sum(-1) - 1).abs().max()) > 1e-4:
             call.unsure = True
@@ -254,22 +256,22 @@ class _AttentionMode(TorchFunctionMode):
         if not isinstance(left, Tensor) or not isinstance(right, Tensor):
             return
         if "mul" in name and attention_products.spread(left, right, self.tokens) is not None:
-            self._read(attention_products.spread(left, right, self.tokens, self.batch), out)
+            self._record_product(attention_products.spread(left, right, self.tokens, self.batch), out)
         for call in self.calls[-8:]:
             if call.result is None:
                 continue
             if call.scores is None and "div" in name and right.shape[-1] == 1 and self.tokens in right.shape:
-                self._normalised_later(call)
+                self._mark_normalised_later(call)
             for part, factor in ((left, right), (right, left)):
                 if not attention_products.shares(part, call.result) or part.numel() == 1 or factor.numel() == 1:
                     continue
                 if self.tokens not in factor.shape or factor.shape[-1] == part.shape[-1] == call.result.shape[-1] != 1:
                     continue  # a gate on features, no normaliser of rows
                 inverse = name not in ("div", "true_divide", "divide", "__truediv__", "div_")
-                self._renormalise(call, part, factor if not inverse else 1 / factor)
+                self._divide_weights(call, part, factor if not inverse else 1 / factor)
                 break
 
-    def _renormalise(self, call: AttentionCall, part: Tensor, divisor: Tensor) -> None:
+    def _divide_weights(self, call: AttentionCall, part: Tensor, divisor: Tensor) -> None:
         result = call.result
         assert result is not None
         same = part.ndim == result.ndim and part.shape[:-1] == result.shape[:-1] and part.shape[-2] == self.tokens
@@ -293,14 +295,14 @@ class _AttentionMode(TorchFunctionMode):
             self.rows.append(out.transpose(1, 2).flatten(2))
 
     _handlers: ClassVar[dict[str, Callable[..., None]]] = {
-        **dict.fromkeys(MATMULS, _product),
-        **dict.fromkeys(PLUS_MATMULS, _plus_product),
+        **dict.fromkeys(MATMULS, _on_product),
+        **dict.fromkeys(PLUS_MATMULS, _on_added_product),
         **dict.fromkeys(DIVISIONS, _on_division),
-        **dict.fromkeys(SOFTMAXES, _softmax),
-        "__rmatmul__": _reversed_product,
-        "einsum": _einsum,
-        "sum": _sum,
-        "linear": _linear,
+        **dict.fromkeys(SOFTMAXES, _on_softmax),
+        "__rmatmul__": _on_reversed_product,
+        "einsum": _on_einsum,
+        "sum": _on_sum,
+        "linear": _on_linear,
         "scaled_dot_product_attention": _on_fused_attention,
     }
 

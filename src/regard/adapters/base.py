@@ -51,17 +51,17 @@ class Conventions:
     def __post_init__(self) -> None:
         for name, words in MEANINGS.items():
             if (value := getattr(self, name)) not in words:
-                raise _no_convention(name, value, " or ".join(f'{name}="{word}"' for word in words if word))
+                raise _refuse_convention(name, value, " or ".join(f'{name}="{word}"' for word in words if word))
         for name in ("scale", "growth"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise _no_convention(name, value, f"a number, as in {name}=1")
+                raise _refuse_convention(name, value, f"a number, as in {name}=1")
         if self.left not in (None, True, False):
-            raise _no_convention("left", self.left, "left=True or left=False")
+            raise _refuse_convention("left", self.left, "left=True or left=False")
         if isinstance(self.pattern, str):
             object.__setattr__(self, "pattern", read_pattern(self.pattern))
         if self.pattern is not None and not isinstance(self.pattern, Pattern):
-            raise _no_convention("pattern", self.pattern, "pattern=Causal() & Window(7, 0)")
+            raise _refuse_convention("pattern", self.pattern, "pattern=Causal() & Window(7, 0)")
 
 
 MEANINGS = {
@@ -72,7 +72,7 @@ MEANINGS = {
 }
 
 
-def _no_convention(name: str, value: object, instead: str) -> InputError:
+def _refuse_convention(name: str, value: object, instead: str) -> InputError:
     return InputError(
         f"{name}={value!r} is no convention.",
         asked=f"{name}={value!r}",
@@ -128,8 +128,8 @@ class Adapter:
         self.abilities: set[str] = set()
         self.missing: dict[str, str] = {}  # why it lacks an ability, where there is more to say than that it does
         self.dtype = self.native = _dtype_of(target)
-        self.longest: int | None = None
-        self.shortest = 1
+        self.max_length: int | None = None
+        self.min_length = 1
         self.step_of_lengths = 1
         self.claims: tuple[str, ...] = ()
         self.documented = False  # whether its claims are what its library documents; else they are guessed
@@ -164,13 +164,13 @@ class Adapter:
         return []
 
     def variants(self) -> dict[str, Variant]:
-        """Other ways to compute the same: each a name and a function like `run`."""
+        """Other code paths that compute the same: each a name and a function like `run`."""
         return {}
 
     def copy_unused(self) -> Adapter:
         """The adapter of another instance of the target, one that has not been called yet."""
         other = copy.copy(self)
-        other.target = self._copied()
+        other.target = self._copy_target()
         other._views, other._eps = {}, None
         other._rebind(self)
         return other
@@ -187,11 +187,11 @@ class Adapter:
         step = self.step_of_lengths
         fitting = []
         for tokens in wanted:
-            tokens = max(-(-tokens // step) * step, self.shortest)
-            if self.longest is None or tokens <= self.longest:
+            tokens = max(-(-tokens // step) * step, self.min_length)
+            if self.max_length is None or tokens <= self.max_length:
                 fitting.append(tokens)
         if not fitting:
-            fitting = [self.longest or self.shortest]
+            fitting = [self.max_length or self.min_length]
         return list(dict.fromkeys(fitting))
 
     # Precision
@@ -201,11 +201,11 @@ class Adapter:
         if dtype == self.dtype:
             return self
         if dtype not in self._views:
-            self._views[dtype] = self._in(dtype)
+            self._views[dtype] = self._convert_to(dtype)
         return self._views[dtype]
 
     @torch.no_grad()
-    def _in(self, dtype: torch.dtype) -> Adapter | None:
+    def _convert_to(self, dtype: torch.dtype) -> Adapter | None:
         view = copy.copy(self)
         view._views, view._eps = {self.dtype: self}, None
         try:
@@ -246,7 +246,7 @@ class Adapter:
 
     # Bookkeeping
 
-    def _copied(self) -> Any:
+    def _copy_target(self) -> Any:
         if isinstance(self.target, nn.Module) and type(self.target) is not type(self._unused):
             return deepcopy(self.target)  # it was exchanged after it came
         other = copies.copy_target(self._unused)
@@ -324,7 +324,7 @@ def first_tensor(output: Any, names: Sequence[str] = OUTPUTS) -> Tensor:
     raise InputError(
         "the target returns no tensor.",
         found=f"{type(output).__name__}",
-        because="outputs are compared, and this is none",
+        because="laws compare output tensors",
         instead="a function that returns a tensor, or a tuple that begins with one",
     )
 

@@ -24,7 +24,7 @@ def copy_target(target: Any) -> Any:
     """
     try:
         if isinstance(target, types.FunctionType | functools._lru_cache_wrapper):
-            return _Copies().function(target)
+            return _FunctionCopier().copy_function(target)
         other = deepcopy(target) if isinstance(target, nn.Module) else copy.deepcopy(target)
     except Exception:  # some hold what cannot be copied
         return target
@@ -33,7 +33,7 @@ def copy_target(target: Any) -> Any:
     return other
 
 
-class _Copies:
+class _FunctionCopier:
     """Functions that call each other are copied together, so that the copies go on sharing what they shared."""
 
     def __init__(self) -> None:
@@ -43,26 +43,26 @@ class _Copies:
         self.globals: dict[int, dict[str, Any]] = {}
         self.seen: set[tuple[int, str]] = set()
 
-    def function(self, target: Any) -> Any:
+    def copy_function(self, target: Any) -> Any:
         if id(target) in self.functions:
             return self.functions[id(target)]
         if isinstance(target, functools._lru_cache_wrapper):
-            again = functools.lru_cache(**target.cache_parameters())(self._value(target.__wrapped__))
+            again = functools.lru_cache(**target.cache_parameters())(self._copy_value(target.__wrapped__))
             self.functions[id(target)] = again
             return again
         own = target.__globals__
         is_third_party = external_state.is_third_party(target.__module__)
         names = own if is_third_party else self.globals.setdefault(id(own), dict(own))
-        cells = tuple(self._cell(cell) for cell in target.__closure__ or ())
+        cells = tuple(self._copy_cell(cell) for cell in target.__closure__ or ())
         other = types.FunctionType(target.__code__, names, target.__name__, target.__defaults__, cells)
         self.functions[id(target)] = other  # it may call itself by name, or keep its state in its own attributes
         for cell, old in zip(cells, target.__closure__ or (), strict=True):
-            self._fill(cell, old)
+            self._fill_cell(cell, old)
         for name in () if is_third_party else names_in(target.__code__):
             if name in own and (id(own), name) not in self.seen:
                 self.seen.add((id(own), name))
                 if self._is_kept(own[name], own):
-                    names[name] = self._value(own[name])
+                    names[name] = self._copy_value(own[name])
         other.__defaults__ = copy.deepcopy(target.__defaults__, self.memo)
         other.__kwdefaults__ = copy.deepcopy(target.__kwdefaults__, self.memo)  # type: ignore[assignment]
         other.__dict__.update(copy.deepcopy(target.__dict__, self.memo))
@@ -75,18 +75,18 @@ class _Copies:
             return not external_state.is_third_party(value.__module__)
         return isinstance(value, KEPT) or (isinstance(value, types.FunctionType) and value.__globals__ is own)
 
-    def _value(self, value: Any) -> Any:
+    def _copy_value(self, value: Any) -> Any:
         if isinstance(value, types.FunctionType | functools._lru_cache_wrapper):
-            return self.function(value)
+            return self.copy_function(value)
         return copy.deepcopy(value, self.memo)
 
-    def _cell(self, cell: types.CellType) -> types.CellType:
+    def _copy_cell(self, cell: types.CellType) -> types.CellType:
         return self.cells.setdefault(id(cell), types.CellType())
 
-    def _fill(self, cell: types.CellType, old: types.CellType) -> None:
+    def _fill_cell(self, cell: types.CellType, old: types.CellType) -> None:
         if _is_empty(cell) and not _is_empty(old):
             try:
-                cell.cell_contents = self._value(old.cell_contents)
+                cell.cell_contents = self._copy_value(old.cell_contents)
             except Exception:  # it holds what cannot be copied
                 cell.cell_contents = old.cell_contents
 

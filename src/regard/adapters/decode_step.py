@@ -25,14 +25,14 @@ def prepare_decode_step(
             step = _hugging_face(module, dict(kwargs), args)
             if step is not None:
                 return step
-        elif hasattr(module, "new_memory") and hasattr(module, "extend"):
+        elif hasattr(module, "prefill") and hasattr(module, "decode_step"):
             return _regard_model(module, args)
         elif "cache" in target.accepts and len(args) == 1:
             return _regard_layer(module, args[0], kwargs)
     raise CostError(
         f"{target.name} has no cache to decode with.",
         asked=f'cost({target.name}, step="decode")',
-        because="one token after others needs what was computed for them, kept in past_key_values or a memory",
+        because="one token after others needs what was computed for them, kept in past_key_values or a cache",
         instead='step="forward" with tokens=1, or a causal model',
     )
 
@@ -61,12 +61,12 @@ def _hugging_face(module: nn.Module, kwargs: dict[str, Any], args: tuple[Any, ..
 def _regard_model(module: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     """Models of Regard make their cache; an encoder-decoder encodes its source first."""
     *source, tokens = args
-    memory = module.new_memory(tokens.shape[1] + 1)
+    cache = module.new_cache(tokens.shape[1] + 1)
     if source:
-        module.decode(tokens, module.encode(source[0]), memory=memory)
+        module.decode(tokens, module.encode(source[0]), cache=cache)
     else:
-        module(tokens, memory=memory)
-    return lambda: module.extend(tokens[:, :1], memory)
+        module(tokens, cache=cache)
+    return lambda: module.decode_step(tokens[:, :1], cache)
 
 
 def _regard_layer(module: Any, x: Tensor, kwargs: dict[str, Any]) -> Callable[[], Any]:

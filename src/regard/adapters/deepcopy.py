@@ -23,7 +23,7 @@ def deepcopy(module: Any) -> Any:
         return copy.deepcopy(module, copy_empty_containers(module))
     except Exception:  # then one value after the other
         memo = copy_empty_containers(module)
-        for value in _values(module):
+        for value in _list_values(module):
             if isinstance(value, Tensor):
                 if not value.is_leaf:
                     memo[id(value)] = value.detach().clone()
@@ -49,7 +49,7 @@ def copy_empty_containers(module: nn.Module) -> InitialMemo:
     return memo
 
 
-def _values(module: nn.Module) -> Iterator[Any]:
+def _list_values(module: nn.Module) -> Iterator[Any]:
     """Everything that the module and its parts hold, and what is in their containers."""
     for part in module.modules():
         waiting = list(vars(part).values())

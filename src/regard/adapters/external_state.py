@@ -24,7 +24,7 @@ from torch import Tensor, nn
 CONTAINERS = (dict, list, set, deque)
 FOLLOWED = (type, types.FunctionType, functools._lru_cache_wrapper)
 PLAIN = (int, float, str, tuple, type(None), Tensor)
-# Packages whose own bookkeeping is no business of a law, and entries beyond which a store is taken for one of those.
+# Packages whose internal state is not isolated, and the number of entries beyond which a container is not either.
 THIRD_PARTY = {"torch", "regard", "transformers", "timm", "numpy", "einops", "x_transformers", *sys.stdlib_module_names}
 LARGEST = 2000
 MISSING = object()
@@ -97,7 +97,7 @@ class ExternalState:
         with self.lock:
             self.inside += 1
             if self.inside == 1:
-                self._exchange()
+                self._swap_values()
             if ExternalState.latest is not self:
                 ExternalState.latest = self
                 for cache in self.caches:
@@ -106,19 +106,19 @@ class ExternalState:
     def leave(self, *_: object) -> None:
         with self.lock:
             if self.inside == 1:
-                self._exchange()
+                self._swap_values()
             self.inside = max(self.inside - 1, 0)
 
-    def _exchange(self) -> None:
+    def _swap_values(self) -> None:
         for number, (holder, name) in enumerate(self.locations):
             with suppress(Exception):  # a class may forbid it; then that place goes on being shared
                 value = _get_value(holder, name)
-                there = (value, _items(value))
+                there = (value, _list_items(value))
                 mine, items = self.held[number]
                 if mine is not value:
                     _set_value(holder, name, mine)
                 if isinstance(mine, CONTAINERS):
-                    _refill(mine, items)
+                    _replace_items(mine, items)
                 self.held[number] = there
 
 
@@ -167,7 +167,7 @@ def _find_locations(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Own
         if isinstance(thing, EnumMeta):
             continue
         if isinstance(thing, type):
-            functions = list(_functions(thing))
+            functions = list(_list_functions(thing))
             waiting += functions
             yield from ((_Owner(thing), name) for name in _mutable_class_attributes(thing, functions))
         elif isinstance(thing, functools._lru_cache_wrapper):
@@ -184,7 +184,7 @@ def _find_locations(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Own
                     waiting.append(value)
 
 
-def _functions(kind: type) -> Iterator[Any]:
+def _list_functions(kind: type) -> Iterator[Any]:
     for value in list(vars(kind).values()):
         if isinstance(value, staticmethod | classmethod):
             value = value.__func__
@@ -228,13 +228,13 @@ def _set_value(holder: Any, name: str, value: Any) -> None:
         setattr(holder, name, value)
 
 
-def _items(value: Any) -> Any:
+def _list_items(value: Any) -> Any:
     if isinstance(value, dict):
         return dict(value)
     return list(value) if isinstance(value, CONTAINERS) else None
 
 
-def _refill(container: Any, items: Any) -> None:
+def _replace_items(container: Any, items: Any) -> None:
     container.clear()
     if isinstance(container, dict | set):
         container.update(items)
@@ -248,7 +248,7 @@ def _clone_tensor(value: Any) -> Any:
 
 def _copy_value(value: Any, memo: dict[int, Any]) -> tuple[Any, Any]:
     """A value for a copy alone: the same container, and copies of what is in it."""
-    return _clone_tensor(value), copy.deepcopy(_items(value), memo)
+    return _clone_tensor(value), copy.deepcopy(_list_items(value), memo)
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""Double precision for programs that ask for single precision in their midst."""
+"""Double precision for code that casts to single precision inside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Float64Casts(TorchFunctionMode):
             return args[0].double()
         if func in FROM_NOWHERE and kwargs.get("dtype") is None and (func is not torch.full or _is_float(args)):
             kwargs = {**kwargs, "dtype": torch.float64}
-        return func(*map(_wide, args), **{key: _wide(value) for key, value in kwargs.items()})
+        return func(*map(_widen, args), **{key: _widen(value) for key, value in kwargs.items()})
 
 
 def float64_casts(dtype: torch.dtype) -> AbstractContextManager[object]:
@@ -38,7 +38,7 @@ def float64_casts(dtype: torch.dtype) -> AbstractContextManager[object]:
     return Float64Casts() if dtype == torch.float64 else nullcontext()
 
 
-def _wide(argument: Any) -> Any:
+def _widen(argument: Any) -> Any:
     return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
 
 

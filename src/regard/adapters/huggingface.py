@@ -22,6 +22,7 @@ from regard.adapters.float64 import float64_casts
 from regard.adapters.huggingface_cache import HuggingFaceCache, static_cache_variant
 from regard.adapters.huggingface_tiny import is_table, quiet, tiny
 from regard.adapters.known_layer import ATTENTION_CLAIMS
+from regard.adapters.mask_patterns import count_positions
 from regard.adapters.model import ImageModelAdapter, ModelAdapter
 from regard.adapters.rng import Rng
 from regard.caching import lazy_property
@@ -64,18 +65,20 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     name = type(target).__name__ if name.startswith(f"{type(target).__name__}(") else name
     first = next(iter(parameters(target)), "")
     if first == "pixel_values":
-        return VisionModel(target, name, conventions, image=options.get("image") or _find_image_size(target.config))
+        return HuggingFaceImageModel(
+            target, name, conventions, image_size=options.get("image_size") or _find_image_size(target.config)
+        )
     if first != "input_ids":
         return None
     for part in target.modules():
         if is_table(part):
             part.requires_grad_(False)
-    sizes = {key: options[key] for key in ("vocab_size", "longest") if key in options}
+    sizes = {key: options[key] for key in ("vocab_size", "max_length") if key in options}
     if target.config.is_encoder_decoder and "decoder_input_ids" in parameters(target):
-        adapter: TextModel = DecoderSide(target, name, conventions, **sizes)
-        adapter.parts = [EncoderSide(target, f"{name}, source", conventions, **sizes)]
+        adapter: HuggingFaceTextModel = HuggingFaceDecoder(target, name, conventions, **sizes)
+        adapter.parts = [HuggingFaceEncoder(target, f"{name}, source", conventions, **sizes)]
         return adapter
-    return TextModel(target, name, conventions, **sizes)
+    return HuggingFaceTextModel(target, name, conventions, **sizes)
 
 
 def _is_pretrained(target: Any) -> bool:
@@ -85,7 +88,7 @@ def _is_pretrained(target: Any) -> bool:
     )
 
 
-def decodes(target: Any) -> bool:
+def is_decoder(target: Any) -> bool:
     """Whether a model of words sees the past only.
 
     The families that also fill in masked words see both sides unless their configuration says `is_decoder`; so does
@@ -99,7 +102,7 @@ def decodes(target: Any) -> bool:
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in module)
 
 
-class TextModel(ModelAdapter):
+class HuggingFaceTextModel(ModelAdapter):
     """A decoder or an encoder: ids in, logits or features out.
 
     Attributes:
@@ -110,7 +113,7 @@ class TextModel(ModelAdapter):
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None, **sizes: Any) -> None:
         config = target.config
-        self.causal = self._decodes(target)
+        self.causal = self._is_decoder(target)
         special = [getattr(config, f"{word}_token_id", None) for word in ("pad", "bos", "eos", "sep", "cls", "mask")]
         self.special = {
             each for entry in special for each in (entry if isinstance(entry, list) else [entry]) if each is not None
@@ -118,15 +121,15 @@ class TextModel(ModelAdapter):
         self.type = getattr(config, "model_type", "")
         self._implementations: dict[tuple[int, str], tuple[Any, Any]] = {}
         self._variants_found: tuple[Any, dict[str, Variant]] | None = None
-        super().__init__(target, name, conventions, **({"longest": _find_max_length(config)} | sizes))
+        super().__init__(target, name, conventions, **({"max_length": _find_max_length(config)} | sizes))
         if self.conventions.left is None:
             self.with_conventions(left=self.takes_positions or self.type in WITHOUT_ABSOLUTE_POSITIONS)
-        self._declare()
+        self._set_claims()
 
-    def _decodes(self, target: Any) -> bool:
-        return decodes(target)
+    def _is_decoder(self, target: Any) -> bool:
+        return is_decoder(target)
 
-    def _declare(self) -> None:
+    def _set_claims(self) -> None:
         claims = [*ATTENTION_CLAIMS]
         if self.causal:
             claims += DECODER_CLAIMS if self.caching is not None else ("causality",)
@@ -157,7 +160,7 @@ class TextModel(ModelAdapter):
         if mask is not None:
             more[self.mask_argument] = mask.long()
             if self.takes_positions and "position_ids" not in more:
-                more["position_ids"] = positions(mask)[:, -x.shape[1] :]
+                more["position_ids"] = count_positions(mask)[:, -x.shape[1] :]
         with float64_casts(self.dtype):
             return model(**{self.ids: x}, **more)
 
@@ -254,13 +257,13 @@ class TextModel(ModelAdapter):
             self.abilities.add("cache")
 
 
-class DecoderSide(TextModel):
+class HuggingFaceDecoder(HuggingFaceTextModel):
     """The decoder of an encoder-decoder, with a source that is the same in every row."""
 
     ids, mask_argument, _attentions = "decoder_input_ids", "decoder_attention_mask", "decoder_attentions"
     source_tokens = 5
 
-    def _decodes(self, target: Any) -> bool:
+    def _is_decoder(self, target: Any) -> bool:
         return True
 
     @lazy_property
@@ -276,12 +279,12 @@ class DecoderSide(TextModel):
         return super().call(x, mask, model, input_ids=source, **more)
 
 
-class EncoderSide(TextModel):
+class HuggingFaceEncoder(HuggingFaceTextModel):
     """The source of an encoder-decoder, seen through a target that stays as it is: rows out are those of the target."""
 
     _attentions = "encoder_attentions"
 
-    def _decodes(self, target: Any) -> bool:
+    def _is_decoder(self, target: Any) -> bool:
         return False
 
     @lazy_property
@@ -297,7 +300,7 @@ class EncoderSide(TextModel):
         self.abilities.discard("aligned")  # three rows come out, whatever goes in
 
 
-class VisionModel(ImageModelAdapter):
+class HuggingFaceImageModel(ImageModelAdapter):
     """A model of pictures."""
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None, **sizes: Any) -> None:
@@ -326,11 +329,6 @@ class VisionModel(ImageModelAdapter):
 
     def _variant_of(self, model: Any, **more: Any) -> Variant:
         return lambda x, mask=None: first_tensor(self.call(x, None, model=model, **more))
-
-
-def positions(mask: Tensor) -> Tensor:
-    """The place of each real token among the real tokens."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _square_sizes(weights: Tensor) -> tuple[int, int, int]:
@@ -439,4 +437,4 @@ def assume_unpacked() -> Iterator[None]:
         yield
 
 
-__all__ = ["assume_unpacked", "decodes", "fill_inputs", "recognise", "tiny"]
+__all__ = ["assume_unpacked", "fill_inputs", "is_decoder", "recognise", "tiny"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention_readers import AttentionRows
-from regard.adapters.module_modes import eval_mode
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 
 RECORDER = "regard_recorder"  # our name in the library's table of attentions
 CHUNK = 256  # queries whose rows are computed at once
@@ -31,7 +31,7 @@ def record_attention(model: Any, args: tuple, kwargs: dict) -> list[AttentionRow
     """
     with eval_mode(model), torch.no_grad():
         expected = _first_output(model(*args, **kwargs))
-        with _recording(model) as found:
+        with _make_recorder(model) as found:
             actual = _first_output(model(*args, **kwargs))
     if not found or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         return _output_attentions(model, args, kwargs)
@@ -43,7 +43,7 @@ def _first_output(output: Any) -> Tensor:
 
 
 @contextmanager
-def _recording(model: Any) -> Iterator[list[AttentionRows]]:
+def _make_recorder(model: Any) -> Iterator[list[AttentionRows]]:
     """The model with the recording attention, and the list that it fills."""
     library = sys.modules["transformers"]
     names = {id(module): name for name, module in model.named_modules()}
@@ -132,10 +132,10 @@ def _output_attentions(model: Any, args: tuple, kwargs: dict) -> list[AttentionR
     weights = getattr(output, "attentions", None) or getattr(output, "decoder_attentions", None) or ()
     found = []
     for index, square in enumerate(square for square in weights if square is not None and square.ndim == 4):
-        rows = AttentionRows(f"layers.{index}", square, square.shape[2], square.shape[3], _indexed(square))
+        rows = AttentionRows(f"layers.{index}", square, square.shape[2], square.shape[3], _find_layer_index(square))
         found.append(rows)
     return found
 
 
-def _indexed(square: Tensor) -> Any:
+def _find_layer_index(square: Tensor) -> Any:
     return lambda queries: square[:, :, list(queries)]

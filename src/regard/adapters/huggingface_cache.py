@@ -1,4 +1,4 @@
-"""How models of transformers run piece by piece."""
+"""How models of transformers run chunk by chunk with a cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.adapters.call_signature import parameters
 from regard.adapters.rng import Rng
 
 if TYPE_CHECKING:
-    from regard.adapters.huggingface import TextModel
+    from regard.adapters.huggingface import HuggingFaceTextModel
 
 # The names under which a cache is handed over and comes back, and the switch that asks for it.
 NAMES = {
@@ -28,12 +28,12 @@ NAMES = {
 class HuggingFaceCache:
     """The cache that the model makes for itself when it is asked to."""
 
-    def __init__(self, adapter: TextModel, argument: str) -> None:
+    def __init__(self, adapter: HuggingFaceTextModel, argument: str) -> None:
         self.adapter = adapter
         self.argument = argument
 
     @classmethod
-    def found(cls, adapter: TextModel) -> HuggingFaceCache | None:
+    def found(cls, adapter: HuggingFaceTextModel) -> HuggingFaceCache | None:
         """How this model takes a cache; None if it takes none."""
         for argument in NAMES:
             if argument not in parameters(adapter.target):
@@ -49,7 +49,7 @@ class HuggingFaceCache:
                 continue
         return None
 
-    def bound_to(self, adapter: TextModel) -> HuggingFaceCache:
+    def bound_to(self, adapter: HuggingFaceTextModel) -> HuggingFaceCache:
         return HuggingFaceCache(adapter, self.argument)
 
     def start(self, batch: int, tokens: int) -> Any:
@@ -83,7 +83,7 @@ class HuggingFaceCache:
         return state
 
 
-def static_cache_variant(adapter: TextModel) -> Variant | None:
+def static_cache_variant(adapter: HuggingFaceTextModel) -> Variant | None:
     """Prefill and decode through a cache of fixed length whose free places hold leftovers of another request."""
     library = sys.modules.get("transformers")
     kind = getattr(library, "StaticCache", None)
@@ -94,7 +94,7 @@ def static_cache_variant(adapter: TextModel) -> Variant | None:
         tokens = x.shape[1]
         cache = _make_used_static_cache(adapter, kind, x)
         outputs, done = [], 0
-        for size in _pieces(tokens):
+        for size in _run_in_pieces(tokens):
             upto = done + size
             seen = None if mask is None else mask[:, :upto]
             output = adapter.call(x[:, done:upto], seen, past_key_values=cache, use_cache=True)
@@ -110,7 +110,7 @@ def static_cache_variant(adapter: TextModel) -> Variant | None:
     return variant
 
 
-def _pieces(tokens: int) -> list[int]:
+def _run_in_pieces(tokens: int) -> list[int]:
     """A prompt, single tokens, and a piece of the rest."""
     prompt = max(tokens // 2, 1)
     single = min(2, tokens - prompt)
@@ -118,7 +118,7 @@ def _pieces(tokens: int) -> list[int]:
     return [size for size in (prompt, *[1] * single, rest) if size]
 
 
-def _make_used_static_cache(adapter: TextModel, kind: Any, x: Tensor) -> Any:
+def _make_used_static_cache(adapter: HuggingFaceTextModel, kind: Any, x: Tensor) -> Any:
     """A fresh static cache with its places filled by what an earlier user might have left."""
     config, places = adapter.target.config, x.shape[1] + 3
     used, fresh = (kind(config=config, max_cache_len=places) for _ in range(2))

@@ -95,7 +95,7 @@ def tiny(class_name: str, seed: int = 0, attention: str | None = None, **fields:
     Weights are large enough for attention to matter: with the usual 0.02 a token would hardly look at another.
     `attention` is the implementation ("eager", "sdpa"), `fields` are fields of the configuration.
     """
-    library = _library()
+    library = _import_library()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names are imported on first use, with the warnings of what they need
         kind: Any = getattr(library, class_name, None)
@@ -108,15 +108,15 @@ def tiny(class_name: str, seed: int = 0, attention: str | None = None, **fields:
         )
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = _configuration(kind, class_name, fields)
+        config = _make_configuration(kind, class_name, fields)
         more = {} if attention is None else {"attn_implementation": attention}
         model = kind._from_config(config, **more)
-        _stir(model)
+        _randomize(model)
     return model.eval()
 
 
-def _configuration(kind: Any, class_name: str, fields: dict[str, Any]) -> Any:
-    default = _default(kind.config_class)
+def _make_configuration(kind: Any, class_name: str, fields: dict[str, Any]) -> Any:
+    default = _make_default(kind.config_class)
     known = set(inspect.signature(kind.config_class.__init__).parameters) | set(default)
     known -= {name for name, value in default.items() if isinstance(value, list | tuple)}  # one for each stage
     named = MORE.get(max((start for start in MORE if class_name.startswith(start)), key=len, default=""), {})
@@ -127,7 +127,7 @@ def _configuration(kind: Any, class_name: str, fields: dict[str, Any]) -> Any:
     return kind.config_class(**(sizes | fields))
 
 
-def _default(config_class: Any) -> dict[str, Any]:
+def _make_default(config_class: Any) -> dict[str, Any]:
     try:
         default = config_class()
     except Exception:  # a configuration may need arguments; then its signature has to do
@@ -136,7 +136,7 @@ def _default(config_class: Any) -> dict[str, Any]:
     return {name: value for name, value in default.to_dict().items() if name not in names}
 
 
-def _stir(model: nn.Module) -> None:
+def _randomize(model: nn.Module) -> None:
     """Weights of unit gain, biases and scales that are not trivial: every part shows in the output."""
     with torch.no_grad():
         for part in model.modules():
@@ -157,7 +157,7 @@ def is_table(part: nn.Module) -> bool:
     return "Sinusoidal" in type(part).__name__
 
 
-def _library() -> Any:
+def _import_library() -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is looked up on the network
     try:
         return importlib.import_module("transformers")

@@ -89,11 +89,11 @@ class InferredCache:
         if self.style == "made":
             return State(_make_cache(self.adapter.target, batch, tokens, self.adapter.dtype), batch)
         if self.style == "inside":
-            return State(_reset_inside(self.adapter._copied(), batch, tokens, self.adapter.dtype), batch)
+            return State(_reset_inside(self.adapter._copy_target(), batch, tokens, self.adapter.dtype), batch)
         return State({"dict": {}, "list": []}.get(self.style), batch)
 
     def step(self, state: State, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        output = self._call(state, x, mask)
+        output = self._call_target(state, x, mask)
         held = state.held if self.place is None else _get_output(output, self.place)
         return first_tensor(output), State(held, x.shape[0], state.tokens + x.shape[1])
 
@@ -110,7 +110,7 @@ class InferredCache:
         parts = held if isinstance(held, list | tuple) else ()
         if parts and all(_find_method(part, REORDERS) is not None and not isinstance(part, Tensor) for part in parts):
             return State(type(held)([_call_method(part, REORDERS, index) for part in parts]), batch, state.tokens)
-        axes = self._axes(held, state.tokens) if self.style != "inside" else None
+        axes = self._find_axes(held, state.tokens) if self.style != "inside" else None
         if axes is None:
             return None
         leaves, shape = tree_flatten(held)
@@ -129,10 +129,10 @@ class InferredCache:
         parts = held if isinstance(held, list | tuple) and held else (held,)
         names = [next((name for name in CROPS if callable(getattr(part, name, None))), None) for part in parts]
         if not isinstance(held, Tensor) and all(name is not None for name in names):
-            amount = tokens if self._keeps(names[0] or "") else state.tokens - tokens
+            amount = tokens if self._keeps_history(names[0] or "") else state.tokens - tokens
             given = [_call_method(part, CROPS, amount) for part in parts]
             return State(type(held)(given) if parts is held else given[0], state.batch, tokens)
-        axes = self._axes(held, state.tokens) if self.style != "inside" else None
+        axes = self._find_axes(held, state.tokens) if self.style != "inside" else None
         if axes is None or not any(axis[1] is not None for axis in axes):
             return None
         leaves, shape = tree_flatten(held)
@@ -158,7 +158,7 @@ class InferredCache:
 
     # How it is done
 
-    def _call(self, state: State, x: Tensor, mask: Tensor | None) -> Any:
+    def _call_target(self, state: State, x: Tensor, mask: Tensor | None) -> Any:
         adapter = copy.copy(self.adapter)
         if self.style == "inside":
             adapter.target = state.held
@@ -174,7 +174,7 @@ class InferredCache:
             adapter.target = call
         return adapter.call(x, mask, **more)
 
-    def _keeps(self, name: str) -> bool:
+    def _keeps_history(self, name: str) -> bool:
         """Whether a method called `name` is told how many tokens stay, and not how many go; trying decides."""
         if name in ("crop", "crop_to", "crop_cache", "truncate_to", "rewind_to", "rollback_to"):
             return True
@@ -200,7 +200,7 @@ class InferredCache:
                 pass
         return usual
 
-    def _axes(self, held: Any, tokens: int) -> list[tuple[int | None, int | None]] | None:
+    def _find_axes(self, held: Any, tokens: int) -> list[tuple[int | None, int | None]] | None:
         """For each leaf of a bare tree, the axis of rows and the axis of tokens; None if it is no bare tree."""
         leaves, shape = tree_flatten(held)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
@@ -208,7 +208,7 @@ class InferredCache:
         if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
             return None
         if tokens not in self.known:
-            self.known[tokens] = self._trees(tokens)
+            self.known[tokens] = self._list_states(tokens)
         trees = self.known[tokens]
         if trees[0][1] != shape or trees[1][1] != shape:
             return None
@@ -224,7 +224,7 @@ class InferredCache:
         return axes
 
     @torch.no_grad()
-    def _trees(self, tokens: int) -> list[tuple[list[Any], Any]]:
+    def _list_states(self, tokens: int) -> list[tuple[list[Any], Any]]:
         """Caches of two rows, of three rows, and of two rows with a token less, in pieces."""
         trees = []
         for batch, count in ((2, tokens), (3, tokens), (2, tokens - 1)):
@@ -250,12 +250,12 @@ def find_cache(adapter: SequenceAdapter) -> InferredCache | None:
     if whole.shape[:2] != x.shape[:2] or x.shape[1] < 3:
         return None
     first: InferredCache | None = None
-    for caching in _candidates(adapter):
+    for caching in _list_candidates(adapter):
         if first is not None and first.style == "made" and caching.style != "made":
             break
         try:
             with torch.no_grad():
-                rows = _in_pieces(caching, x)
+                rows = _run_in_pieces(caching, x)
                 if rows.shape != whole.shape or not _has_cache(caching, x):
                     continue
         except Exception:  # not this way, then
@@ -266,7 +266,7 @@ def find_cache(adapter: SequenceAdapter) -> InferredCache | None:
     return first
 
 
-def _candidates(adapter: SequenceAdapter) -> Iterator[InferredCache]:
+def _list_candidates(adapter: SequenceAdapter) -> Iterator[InferredCache]:
     """Every way of calling that the signature allows, the most explicit first."""
     target = adapter.target
     methods = [name for name in STEPS if callable(getattr(target, name, None))] if isinstance(target, nn.Module) else []
@@ -274,7 +274,7 @@ def _candidates(adapter: SequenceAdapter) -> Iterator[InferredCache]:
         call = target if method is None else getattr(target, method)
         names = parameters(call)
         argument = next((name for name in CACHES if name in names), None)
-        offsets = [name for name in OFFSETS if name in names and _whole(names[name])]
+        offsets = [name for name in OFFSETS if name in names and _is_integer_parameter(names[name])]
         forms: list[tuple[str | None, str]] = [(name, form) for name in offsets[:1] for form in ("number", "range")]
         if argument is not None:
             made = callable(_find_method(target, MAKERS))
@@ -294,21 +294,21 @@ def _find_cache_in_output(caching: InferredCache, adapter: SequenceAdapter) -> l
     state = caching.start(1, 8)
     try:
         with torch.no_grad():
-            output = caching._call(state, x, None)
+            output = caching._call_target(state, x, None)
     except Exception:  # the caller tries on
         return []
     filled: list[int | str | None] = [] if caching.style == "returned" else [None]
     if isinstance(output, Tensor):
         return filled
     if isinstance(output, dict) or not isinstance(output, tuple | list):
-        named: list[int | str | None] = [name for name in CACHES if _named(output, name) is not None]
+        named: list[int | str | None] = [name for name in CACHES if _get_named(output, name) is not None]
         return [*named, *filled]
     given: list[int | str | None] = [n for n in range(1, len(output)) if output[n] is not None]
     same: list[int | str | None] = [n for n in given if isinstance(n, int) and output[n] is state.held]
     return [*same, *given, *filled]
 
 
-def _in_pieces(caching: InferredCache, x: Tensor) -> Tensor:
+def _run_in_pieces(caching: InferredCache, x: Tensor) -> Tensor:
     state, rows = caching.start(1, x.shape[1]), []
     for piece in x.split([x.shape[1] - 2, 1, 1], 1):
         row, state = caching.step(state, piece)
@@ -339,17 +339,17 @@ def _has_cache(caching: InferredCache, x: Tensor) -> bool:
 
 def _may_hold_cache(target: nn.Module) -> bool:
     names = parameters(target)
-    said = any(name in names for name in (*RETURN_FLAGS, *OFFSETS)) or bool(_flags(target))
+    said = any(name in names for name in (*RETURN_FLAGS, *OFFSETS)) or bool(_find_cache_flags(target))
     return said or callable(_find_method(target, SETUPS))
 
 
-def _flags(target: nn.Module) -> list[tuple[nn.Module, str]]:
+def _find_cache_flags(target: nn.Module) -> list[tuple[nn.Module, str]]:
     return [(part, name) for part in target.modules() for name in FLAGS if isinstance(vars(part).get(name), bool)]
 
 
 def _reset_inside(module: nn.Module, batch: int, tokens: int, dtype: torch.dtype) -> nn.Module:
     """A module of which the cache inside is on and empty."""
-    for part, name in _flags(module):
+    for part, name in _find_cache_flags(module):
         setattr(part, name, True)
     for names in (SETUPS, RESETS):
         if callable(method := _find_method(module, names)):
@@ -385,7 +385,7 @@ def _call_with_sizes(method: Callable, batch: int, tokens: int, dtype: torch.dty
     return method(**given)
 
 
-def _whole(parameter: inspect.Parameter) -> bool:
+def _is_integer_parameter(parameter: inspect.Parameter) -> bool:
     """A parameter that counts from zero: of that default, or of none."""
     default = parameter.default
     return default is inspect.Parameter.empty or default is None or (default == 0 and not isinstance(default, bool))
@@ -401,12 +401,12 @@ def _find_method(holder: Any, names: Any) -> Any:
     return next((method for name in names if callable(method := getattr(holder, name, None))), None)
 
 
-def _named(output: Any, name: str) -> Any:
+def _get_named(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, dict) else getattr(output, name, None)
 
 
 def _get_output(output: Any, place: int | str) -> Any:
-    return output[place] if isinstance(place, int) else _named(output, place)
+    return output[place] if isinstance(place, int) else _get_named(output, place)
 
 
 def _find_differing_axis(one: Any, other: Any) -> int | None:

@@ -13,7 +13,7 @@ from regard.adapters.rng import Rng
 from regard.errors import InputError
 
 CONVENTIONS = tuple(Conventions.__dataclass_fields__)
-SIZE_OPTIONS = ("heads", "kv_heads", "dim", "value_dim", "channels", "vocab_size", "longest", "image", "window")
+SIZE_OPTIONS = ("heads", "kv_heads", "dim", "value_dim", "channels", "vocab_size", "max_length", "image_size", "window")
 # What any module promises, whatever it computes.
 MODULE_CLAIMS = ("batch-independence", "determinism", "gradients", "statelessness", "shape")
 # What every text model promises.
@@ -66,7 +66,7 @@ class GridLayer(KnownLayer):
     def __init__(self, *args: Any, grid: tuple[int, int], **more: Any) -> None:
         super().__init__(*args, **more)
         self.grid = grid
-        self.shortest = self.longest = grid[0] * grid[1]
+        self.min_length = self.max_length = grid[0] * grid[1]
 
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         return self.target(x.unflatten(1, self.grid)).flatten(1, 2)

@@ -70,17 +70,17 @@ class SequenceAdapter(Adapter):
     def variants(self) -> dict[str, Variant]:
         variants: dict[str, Variant] = {}
         for name, value in find_switches(self.target).items():
-            variants[f"{name}={value}"] = self._switched(name, value)
+            variants[f"{name}={value}"] = self._run_with_argument(name, value)
         if isinstance(self.target, nn.Module):
             for flag in FLAGS:
                 if any(isinstance(getattr(part, flag, None), bool) for part in self.target.modules()):
-                    variants[f"{flag} turned over"] = self._flipped(flag)
+                    variants[f"{flag} turned over"] = self._run_with_flag_flipped(flag)
         return variants
 
-    def _switched(self, name: str, value: bool) -> Variant:
+    def _run_with_argument(self, name: str, value: bool) -> Variant:
         return lambda x, mask=None: first_tensor(self.call(x, mask, **{name: value}))
 
-    def _flipped(self, flag: str) -> Variant:
+    def _run_with_flag_flipped(self, flag: str) -> Variant:
         other = copy.copy(self)
         other.target = deepcopy(self.target)
         for part in other.target.modules():
@@ -96,7 +96,7 @@ class SequenceAdapter(Adapter):
             self.abilities.add("aligned")
         if x.is_floating_point():
             self.abilities.add("float")
-        if self.longest is None or self.longest > self.shortest:
+        if self.max_length is None or self.max_length > self.min_length:
             self.abilities.add("lengths")
         self.abilities.add("gradients")
         argument = mask_name(self.target)
@@ -187,7 +187,7 @@ def find_channels(target: Any) -> list[int]:
     """Widths that a target mentions: in its attributes, in its first matrix, in what a function closes over."""
     found: list[int] = []
     holders = [target, getattr(target, "__self__", None), getattr(target, "func", None)]
-    holders += [cell.cell_contents for cell in getattr(target, "__closure__", None) or () if _filled(cell)]
+    holders += [cell.cell_contents for cell in getattr(target, "__closure__", None) or () if _is_filled(cell)]
     for holder in holders:
         for name in CHANNEL_ATTRIBUTES:
             value = getattr(holder, name, None)
@@ -202,7 +202,7 @@ def find_channels(target: Any) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:

@@ -41,14 +41,14 @@ class ModelAdapter(SequenceAdapter):
         conventions: Conventions | None = None,
         *,
         vocab_size: int | None = None,
-        longest: int | None = None,
+        max_length: int | None = None,
         reserved: int = 0,
     ) -> None:
         super().__init__(target, name, conventions)
-        self.vocab_size = vocab_size or _find_vocabulary(target) or 16
+        self.vocab_size = vocab_size or _find_vocab_size(target) or 16
         self.reserved = reserved
-        self.longest = longest or _find_max_length(target)
-        self._try()
+        self.max_length = max_length or _find_max_length(target)
+        self._find_running_vocab_size()
         self.find_abilities()
 
     @property
@@ -58,7 +58,7 @@ class ModelAdapter(SequenceAdapter):
     def draw(self, batch: int, tokens: int, rng: Rng) -> Tensor:
         return rng.integers(self.reserved, self.vocab_size, batch, tokens)
 
-    def _try(self) -> None:
+    def _find_running_vocab_size(self) -> None:
         failure: Exception | None = None
         for vocab_size in dict.fromkeys([self.vocab_size, 8, 4, 2]):
             self.vocab_size = vocab_size
@@ -72,8 +72,8 @@ class ModelAdapter(SequenceAdapter):
             asked="f(ids) with ids of (2, 5)",
             found=f"{type(failure).__name__}: {failure}",
             because="it has to be called before it can be checked",
-            instead='vocab_size= or longest= if they are unusual; image=(3, 224, 224) for images; kind="layer" for rows'
-            " of numbers",
+            instead="vocab_size= or max_length= if they are unusual; image_size=(3, 224, 224) for images; "
+            'kind="layer" for rows of numbers',
         ) from failure
 
 
@@ -83,22 +83,22 @@ class ImageModelAdapter(SequenceAdapter):
     kind = "model"
 
     def __init__(
-        self, target: Any, name: str, conventions: Conventions | None = None, *, image: tuple[int, int, int]
+        self, target: Any, name: str, conventions: Conventions | None = None, *, image_size: tuple[int, int, int]
     ) -> None:
         super().__init__(target, name, conventions)
-        self.image = image
-        self.longest = self.shortest = 1
+        self.image_size = image_size
+        self.max_length = self.min_length = 1
         try:
             self.run(self.draw(2, 1, Rng(0, "images")))
         except Exception as failure:  # any error is a refusal of this image
             raise InputError(
                 f"{self.name} does not run as a model of images.",
-                asked=f"f(image) with (batch, channel, row, column) = (2, {', '.join(map(str, tuple(image)))})"
-                if isinstance(image, tuple | list)
-                else f"image={image!r}",
+                asked=f"f(image) with (batch, channel, row, column) = (2, {', '.join(map(str, tuple(image_size)))})"
+                if isinstance(image_size, tuple | list)
+                else f"image_size={image_size!r}",
                 found=f"{type(failure).__name__}: {failure}",
                 because="it has to be called before it can be checked",
-                instead="image=(channels, rows, columns) of a picture that it takes",
+                instead="image_size=(channels, rows, columns) of a picture that it takes",
             ) from failure
         self.find_abilities()
         self.abilities -= {"aligned", "lengths", "mask"}
@@ -108,7 +108,7 @@ class ImageModelAdapter(SequenceAdapter):
         return max([64, *find_channels(self.target)[:4]])
 
     def draw(self, batch: int, tokens: int, rng: Rng) -> Tensor:
-        return rng.normal(batch, *self.image, dtype=self.dtype)
+        return rng.normal(batch, *self.image_size, dtype=self.dtype)
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         return []
@@ -141,7 +141,7 @@ def find_image_size(target: Any) -> tuple[int, int, int] | None:
     return first.in_channels, 32, 32
 
 
-def _find_vocabulary(target: Any) -> int | None:
+def _find_vocab_size(target: Any) -> int | None:
     if not isinstance(target, nn.Module):
         return None
     config = getattr(target, "config", None)

@@ -119,6 +119,10 @@ class OperatorAdapter(Adapter):
         """`(batch, head, token, dim)` as `(batch, token, head, dim)`."""
         return output.transpose(1, 2)
 
+    def attend_rows(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The output of `attend`, `(batch, query, head, dim)`."""
+        return self.rows(self.attend(query, key, value, mask))
+
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         query, key, _ = self.parted(x)
         return [self.matrix(query, key, None if mask is None else mask[:, None, None, :])]
@@ -126,10 +130,10 @@ class OperatorAdapter(Adapter):
     def variants(self) -> dict[str, Variant]:
         variants: dict[str, Variant] = {}
         for name, value in find_switches(self.target).items():
-            variants[f"{name}={value}"] = self._switched(name, value)
+            variants[f"{name}={value}"] = self._run_with_argument(name, value)
         return variants
 
-    def _switched(self, name: str, value: bool) -> Variant:
+    def _run_with_argument(self, name: str, value: bool) -> Variant:
         def variant(x: Tensor, mask: Tensor | None = None) -> Tensor:
             keys = None if mask is None else mask[:, None, None, :]
             return self.rows(self.attend(*self.parted(x), keys, **{name: value}))

@@ -22,7 +22,7 @@ class Float64Arguments(TorchFunctionMode):
     """Every torch function sees its single-precision arguments in double precision.
 
     This reruns a plain function in float64 although it closes over float32 numbers. What is written in place keeps its
-    precision, since someone else may hold it.
+    precision, since other code may hold a reference to it.
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -30,17 +30,17 @@ class Float64Arguments(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         in_place = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
         in_place = in_place or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
-        float64_casts = tree_map_only(Tensor, _widened, args[1:] if in_place else args)
+        float64_casts = tree_map_only(Tensor, _widen, args[1:] if in_place else args)
         if in_place:
             float64_casts = (args[0], *float64_casts)
         out = kwargs.pop("out", None)
-        kwargs = tree_map_only(Tensor, _widened, kwargs)
+        kwargs = tree_map_only(Tensor, _widen, kwargs)
         if out is not None:
             kwargs["out"] = out
         return func(*float64_casts, **kwargs)
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) else tensor
 
 

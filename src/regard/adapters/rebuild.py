@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from regard.layers import (
-    Block,
+    AttentionSizes,
     ChannelAttention,
     FeedForward,
     GridAttention,
@@ -27,7 +27,7 @@ from regard.layers import (
     MultiHeadAttention,
     PatchEmbedding,
     SinusoidalPositions,
-    Sizes,
+    TransformerBlock,
     WindowAttention,
 )
 from regard.layers.projections import Projections
@@ -364,13 +364,13 @@ def _is_bound_to_heads(module: MultiHeadAttention) -> bool:
     return bias is not None or (pattern is not None and pattern.heads is not None)
 
 
-def _with_defaults(build: Callable[[Values], nn.Module], sizes: Sizes) -> Callable[[Values], nn.Module]:
+def _with_defaults(build: Callable[[Values], nn.Module], sizes: AttentionSizes) -> Callable[[Values], nn.Module]:
     return lambda values: build({"H": sizes.heads, "G": sizes.kv_heads, **values} if "H" not in values else values)
 
 
 def _projection_sizes(
-    sizes: Sizes,
-) -> tuple[dict[str, int], dict[str, tuple[tuple[str, ...], int]], Callable[[Values], Sizes]] | None:
+    sizes: AttentionSizes,
+) -> tuple[dict[str, int], dict[str, tuple[tuple[str, ...], int]], Callable[[Values], AttentionSizes]] | None:
     """Symbols of the sizes of a multi-head attention; one that follows from others, as in most layers, has none."""
     found = {"D": sizes.input, "H": sizes.heads}
     multiples: dict[str, tuple[tuple[str, ...], int]] = {}
@@ -391,10 +391,10 @@ def _projection_sizes(
         if size != same:
             found[symbol] = size
 
-    def resize(values: Values) -> Sizes:
+    def resize(values: Values) -> AttentionSizes:
         key = values["D"] // values["H"] if follows else values["d"]
         context = values.get("X", values["D"])
-        return Sizes(
+        return AttentionSizes(
             values["D"],
             values["H"],
             values.get("G", values["H"]),
@@ -429,7 +429,7 @@ def _grid_attention(module: GridAttention) -> Configuration | None:
     return dataclasses.replace(inner, build=build)
 
 
-def _block(module: Block) -> Configuration | None:
+def _block(module: TransformerBlock) -> Configuration | None:
     """Layers of a block share their symbols; a cross-attention of the same sizes has no symbols of its own."""
     attention = _multi_head(module.attention)
     cross = None if module.cross is None else _multi_head(module.cross)
@@ -443,7 +443,7 @@ def _block(module: Block) -> Configuration | None:
         width = values.get("O", values["D"])
         forward = module.feed_forward
         more: dict[str, Any] = {"bias": _has_bias(forward.inner), "dropout": _dropout_of(forward)}
-        return Block(
+        return TransformerBlock(
             attention.build(values),  # type: ignore[arg-type]
             FeedForward(width, values["F"], forward.activation, **more),
             cross=None if cross is None else cross.build(values),  # type: ignore[arg-type]
@@ -572,7 +572,7 @@ def _list_layers() -> dict[type, Callable[[Any], Configuration | None]]:
         MultiHeadAttention: _multi_head,
         Projections: _projections,
         GridAttention: _grid_attention,
-        Block: _block,
+        TransformerBlock: _block,
         WindowAttention: _window_attention,
         ChannelAttention: _channel_attention,
         PatchEmbedding: _patch_embedding,

@@ -30,20 +30,22 @@ def adapt(target: Any, kind: str | None = None, name: str | None = None, **optio
     """The adapter of a target: recognised by its library, or called as the kind says.
 
     Options are the fields of `Conventions`, and sizes: `heads kv_heads dim value_dim` of an operator, `channels` of a
-    layer, `vocabulary longest image` of a model. `window=8` says causal, and that a token sees 8 keys, itself
+    layer, `vocab_size max_length image_size` of a model. `window=8` says causal, and that a token sees 8 keys, itself
     among them. What a target can do is found out by trying; `gradients=False` says that it has none, `cache=` is False
     or a `Cached`, and `weights=` a function of the target, its input and its mask, which gives its weights
     `(batch, head, query, key)`.
     """
     gradients, cache, weights = (options.pop(name, None) for name in ("gradients", "cache", "weights"))
     try:
-        adapter = _adapt(target, kind, name, options)
+        adapter = _adapt_target(target, kind, name, options)
     except InputError:
         # Some modules refuse to run where a gradient could be asked for, as FlexAttention does on a processor.
         if not isinstance(target, nn.Module) or not any(each.requires_grad for each in target.parameters()):
             raise
         try:
-            adapter = _adapt(_own_copy(target).requires_grad_(False), kind, name or name_of(target), options)
+            adapter = _adapt_target(
+                _copy_for_check(target).requires_grad_(False), kind, name or name_of(target), options
+            )
         except InputError:
             adapter = None
         if adapter is None:
@@ -60,7 +62,7 @@ def adapt(target: Any, kind: str | None = None, name: str | None = None, **optio
     return adapter
 
 
-def _adapt(target: Any, kind: str | None, name: str | None, options: dict[str, Any]) -> Adapter:
+def _adapt_target(target: Any, kind: str | None, name: str | None, options: dict[str, Any]) -> Adapter:
     if isinstance(target, Adapter):
         return target
     if kind is not None and kind not in KINDS:
@@ -79,7 +81,7 @@ def _adapt(target: Any, kind: str | None, name: str | None, options: dict[str, A
         )
     name = name or name_of(target)
     if isinstance(target, nn.Module):
-        target = _own_copy(target)
+        target = _copy_for_check(target)
     for recognise in adapters():
         adapter = recognise(target, kind, name, options)
         if adapter is not None:
@@ -93,15 +95,15 @@ def _adapt(target: Any, kind: str | None, name: str | None, options: dict[str, A
             because="a law observes what a function or module does with its input",
             instead="f(query, key, value, mask=None), f(x, mask=None), or a module",
         )
-    return plain(target, kind, name, options)
+    return adapt_unknown(target, kind, name, options)
 
 
-def _own_copy(module: nn.Module) -> nn.Module:
+def _copy_for_check(module: nn.Module) -> nn.Module:
     """The module as it is checked: a copy in evaluation mode, where tensors are drawn. The user's own is left alone."""
     devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]}
     try:
         if "meta" in devices:
-            raise TypeError("its tensors are on the device meta, which holds no numbers")
+            raise TypeError("its tensors are on the device meta, which holds no data")
         return deepcopy(module).cpu().eval()
     except Exception as failure:
         raise InputError(
@@ -112,7 +114,7 @@ def _own_copy(module: nn.Module) -> nn.Module:
         ) from failure
 
 
-def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Adapter:
+def adapt_unknown(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Adapter:
     """The adapter of a target of unknown origin."""
     conventions = Conventions(**{key: value for key, value in options.items() if key in CONVENTIONS})
     sizes = {key: value for key, value in options.items() if key not in CONVENTIONS}
@@ -121,25 +123,27 @@ def plain(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> 
         conventions = replace(conventions, pattern=Causal() & Window(window - 1, 0))
     kind = kind or kind_of(target)
     if kind == "operator":
-        return _built(OperatorAdapter, target, name, conventions, sizes)
+        return _build_adapter(OperatorAdapter, target, name, conventions, sizes)
     if kind == "layer":
-        return _built(LayerAdapter, target, name, conventions, sizes)
-    image = sizes.pop("image", None)
+        return _build_adapter(LayerAdapter, target, name, conventions, sizes)
+    image = sizes.pop("image_size", None)
     if image is None and not takes_ids(target):
         image = find_image_size(target)
     if image is not None:
-        return _built(ImageModelAdapter, target, name, conventions, {**sizes, "image": image})
+        return _build_adapter(ImageModelAdapter, target, name, conventions, {**sizes, "image_size": image})
     try:
-        return _built(ModelAdapter, target, name, conventions, sizes)
+        return _build_adapter(ModelAdapter, target, name, conventions, sizes)
     except InputError:
         if takes_ids(target):
             raise
-        layer = _built(LayerAdapter, target, name, conventions, sizes)  # a model of measurements: rows of numbers in
+        layer = _build_adapter(
+            LayerAdapter, target, name, conventions, sizes
+        )  # a model of measurements: rows of numbers in
         layer.kind = "model"
         return layer
 
 
-def _built(kind: type[Adapter], target: Any, name: str, conventions: Conventions, sizes: dict) -> Adapter:
+def _build_adapter(kind: type[Adapter], target: Any, name: str, conventions: Conventions, sizes: dict) -> Adapter:
     known = [key for key in inspect.signature(kind).parameters if key not in ("target", "name", "conventions")]
     for key in sizes:
         if key not in known:
@@ -179,7 +183,7 @@ def name_of(target: Any) -> str:
 
 
 def adapters() -> list[Callable[[Any, str | None, str, dict[str, Any]], Adapter | None]]:
-    """Those who recognise the modules of a library, each without importing it."""
+    """The functions that recognise the modules of a library, each without importing it."""
     from regard.adapters import huggingface, regard_layers, timm_torchvision, torch_nn, x_transformers
 
     libraries = (regard_layers, torch_nn, huggingface, timm_torchvision, x_transformers)

@@ -22,7 +22,6 @@ from regard.attention import Attention, attend
 from regard.biases import Bias
 from regard.errors import BackendError, InputError
 from regard.layers import (
-    Block,
     ChannelAttention,
     GridAttention,
     GridPositions,
@@ -31,9 +30,10 @@ from regard.layers import (
     MultiHeadAttention,
     PatchEmbedding,
     SinusoidalPositions,
+    TransformerBlock,
     WindowAttention,
 )
-from regard.layers.block import Stack
+from regard.layers.block import BlockList
 from regard.layers.cache_requirements import is_shift_invariant
 from regard.layers.projections import Projections
 from regard.patterns import Full, GridWindow, Mask, Pattern
@@ -51,15 +51,15 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     if kind in (None, "operator"):
         described = _find_description(target)
         if described is not None:
-            return _operator(described, name, options)
+            return _adapt_operator(described, name, options)
         if isinstance(target, IncrementalAttention):
-            return _incremental(target, name, options)
+            return _adapt_incremental(target, name, options)
     if isinstance(target, MultiHeadAttention):
-        return _attention(target, name, options)
-    if isinstance(target, Block | Stack):
-        return _blocks(target, name, options)
+        return _adapt_attention(target, name, options)
+    if isinstance(target, TransformerBlock | BlockList):
+        return _adapt_blocks(target, name, options)
     if isinstance(target, GridAttention | WindowAttention):
-        return _grid(target, name, options)
+        return _adapt_grid(target, name, options)
     if isinstance(target, ChannelAttention):
         claims = [*MODULE_CLAIMS, "paths", "permutation"]
         adapter = KnownLayer(target, name, conventions_of(options), channels=target.dim, claims=claims)
@@ -98,7 +98,7 @@ class RegardOperator(OperatorAdapter):
         if self._takes_masks():
             self.abilities.add("mask")
         if self.fixed is not None:
-            self.shortest = self.longest = self.fixed
+            self.min_length = self.max_length = self.fixed
             self.abilities.discard("lengths")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
@@ -124,9 +124,9 @@ class RegardOperator(OperatorAdapter):
 
     def variants(self) -> dict[str, Variant]:
         other = AttentionModule(self.target.attention, "reference").to(self.dtype)
-        return {} if self.target.backend == "reference" else {"the definition": self._like(other)}
+        return {} if self.target.backend == "reference" else {"the definition": self._run_with_target(other)}
 
-    def _like(self, target: AttentionModule) -> Variant:
+    def _run_with_target(self, target: AttentionModule) -> Variant:
         def variant(x: Tensor, mask: Tensor | None = None) -> Tensor:
             twin = RegardOperator.__new__(RegardOperator)
             twin.__dict__ = {**self.__dict__, "target": target}
@@ -134,7 +134,7 @@ class RegardOperator(OperatorAdapter):
 
         return variant
 
-    def _sizes(self, heads: int | None, dim: int | None) -> tuple[int, int]:
+    def _find_operator_sizes(self, heads: int | None, dim: int | None) -> tuple[int, int]:
         tokens = 5 if self.fixed is None else self.fixed
         failure: Exception | None = None
         for self.heads, self.dim in dict.fromkeys((heads or own, dim or size) for own, size in SIZES):
@@ -170,7 +170,7 @@ def _find_description(target: Any) -> AttentionModule | None:
     return AttentionModule(dataclasses.replace(attention, **given), settings.get("backend", "auto"))
 
 
-def _operator(target: AttentionModule, name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_operator(target: AttentionModule, name: str, options: dict[str, Any]) -> Adapter:
     attention = target.attention
     if attention.pattern is not None and attention.pattern.rows is not None:
         raise InputError(
@@ -183,12 +183,12 @@ def _operator(target: AttentionModule, name: str, options: dict[str, Any]) -> Ad
     sizes = ("heads", "kv_heads", "dim", "value_dim")
     given = {key: options[key] for key in sizes if key in options}
     adapter = RegardOperator(target.eval(), name, conventions_of(options, **own), **given)
-    adapter.claims = tuple(_claims(attention, adapter.fixed is None))
+    adapter.claims = tuple(_list_claims(attention, adapter.fixed is None))
     adapter.declared = f"Regard's attend, {attention}" + ("" if target.backend == "auto" else f" on {target.backend}")
     return adapter
 
 
-def _claims(attention: Attention, any_length: bool) -> list[str]:
+def _list_claims(attention: Attention, any_length: bool) -> list[str]:
     """What a description promises."""
     pattern, bias = attention.pattern, attention.bias
     soft = attention.feature_map is None and (attention.scale is None or math.isfinite(attention.scale))
@@ -201,7 +201,7 @@ def _claims(attention: Attention, any_length: bool) -> list[str]:
             claims += ["scale", "jacobian"] if pattern is None else ["jacobian"]
     elif attention.feature_map is None:
         claims.remove("gradients")  # a hard choice has none
-    if pattern is not None and pattern.has_past:
+    if pattern is not None and pattern.supports_kv_cache:
         claims.append("causality")
     if pattern is None and bias is None:
         claims.append("permutation")
@@ -221,7 +221,7 @@ class IncrementalAdapter(OperatorAdapter):
         return running.remove(half)
 
 
-def _incremental(target: IncrementalAttention, name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_incremental(target: IncrementalAttention, name: str, options: dict[str, Any]) -> Adapter:
     conventions = conventions_of(options, scale=target.scale)
     adapter = IncrementalAdapter(target, name, conventions)
     adapter.claims = (*MODULE_CLAIMS, "row-stochasticity", "permutation", "range", "jacobian")
@@ -247,14 +247,14 @@ class MultiHeadAdapter(KnownLayer):
         return [self.target.weights(x, pattern=pattern)]
 
     def variants(self) -> dict[str, Variant]:
-        return {"lengths of the rows": self._by_lengths, "the sum over heads": self._by_heads}
+        return {"lengths of the rows": self._run_with_lengths, "the sum over heads": self._run_by_heads}
 
-    def _by_lengths(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_lengths(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None or not is_padding(mask, "left"):
             return self.run(x, mask)
         return self.target(x, lengths=mask.sum(-1))
 
-    def _by_heads(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_by_heads(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         pattern = None if mask is None else pattern_of_mask(mask[:, None], x.shape[0], x.shape[1])
         output = self.target.head_contributions(x, pattern=pattern).sum(0)
         return output if self.target.output.bias is None else output + self.target.output.bias
@@ -288,19 +288,19 @@ class GridAdapter(GridLayer):
         return [self.target.weights(x.unflatten(1, self.grid)).flatten(-2).flatten(-3, -2)]
 
     def variants(self) -> dict[str, Variant]:
-        return {} if isinstance(self.target, WindowAttention) else {"place by place": self._at}
+        return {} if isinstance(self.target, WindowAttention) else {"place by place": self._run_with_queries_at}
 
-    def _at(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_queries_at(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         rows, columns = torch.arange(self.grid[0])[:, None], torch.arange(self.grid[1])
         return self.target.at(x.unflatten(1, self.grid), rows, columns).flatten(1, 2)
 
 
-def _attention(target: MultiHeadAttention, name: str, options: dict[str, Any]) -> Adapter | None:
+def _adapt_attention(target: MultiHeadAttention, name: str, options: dict[str, Any]) -> Adapter | None:
     sizes, attention = target.sizes, target.attention
     if sizes.context != sizes.input or sizes.values != sizes.input:
         return None  # it cannot read itself
-    claims = _layer_claims([target])
-    adapter = MultiHeadAdapter(target, name, _conventions([target], options), channels=sizes.input, claims=claims)
+    claims = _list_layer_claims([target])
+    adapter = MultiHeadAdapter(target, name, _find_conventions([target], options), channels=sizes.input, claims=claims)
     _fix_length(adapter, attention)
     if "cache" in claims:
         adapter.caching = RegardCache(adapter)
@@ -309,22 +309,24 @@ def _attention(target: MultiHeadAttention, name: str, options: dict[str, Any]) -
     return adapter
 
 
-def _blocks(target: Any, name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_blocks(target: Any, name: str, options: dict[str, Any]) -> Adapter:
     attentions = [block.attention for block in blocks_of(target)]
-    claims = [claim for claim in _layer_claims(attentions) if claim not in ("row-stochasticity", "range", "scale")]
+    claims = [claim for claim in _list_layer_claims(attentions) if claim not in ("row-stochasticity", "range", "scale")]
     if len(attentions) > 1 and "support" in claims:
         claims.remove("support")  # what two layers see is more than what one does
     channels = attentions[0].sizes.input
-    adapter = BlocksAdapter(target, name, _conventions(attentions, options), channels=channels, claims=claims)
+    adapter = BlocksAdapter(target, name, _find_conventions(attentions, options), channels=channels, claims=claims)
     _fix_length(adapter, attentions[0].attention)
     if "cache" in claims and all(block.cross is None for block in blocks_of(target)):
         adapter.caching = RegardCache(adapter)
         adapter.abilities.add("cache")
-    adapter.declared = "Regard's block" if isinstance(target, Block) else f"{len(attentions)} of Regard's blocks"
+    adapter.declared = (
+        "Regard's block" if isinstance(target, TransformerBlock) else f"{len(attentions)} of Regard's blocks"
+    )
     return adapter
 
 
-def _grid(target: Any, name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_grid(target: Any, name: str, options: dict[str, Any]) -> Adapter:
     claims = [*MODULE_CLAIMS, "paths"]
     if isinstance(target, WindowAttention):
         down, across = target.window
@@ -333,7 +335,7 @@ def _grid(target: Any, name: str, options: dict[str, Any]) -> Adapter:
         adapter = GridAdapter(target, name, conventions, channels=target.dim, claims=[*claims, "support"], grid=grid)
     else:
         attention = target.attention.attention
-        grid = _grid_of(attention.pattern) or _grid_of(attention.bias) or (3, 5)
+        grid = _find_grid(attention.pattern) or _find_grid(attention.bias) or (3, 5)
         claims += ["row-stochasticity", "support"]
         if attention.pattern is None and attention.bias is None:
             claims.append("permutation")
@@ -344,22 +346,22 @@ def _grid(target: Any, name: str, options: dict[str, Any]) -> Adapter:
     return adapter
 
 
-def blocks_of(target: Any) -> list[Block]:
-    return [target] if isinstance(target, Block) else list(target)
+def blocks_of(target: Any) -> list[TransformerBlock]:
+    return [target] if isinstance(target, TransformerBlock) else list(target)
 
 
-def _conventions(attentions: list[MultiHeadAttention], options: dict[str, Any]) -> Conventions:
+def _find_conventions(attentions: list[MultiHeadAttention], options: dict[str, Any]) -> Conventions:
     pattern = pattern_of(attentions[0].attention)
     moves = all(pattern_of(each.attention).is_shift_invariant() for each in attentions)
     return conventions_of(options, pattern=pattern if len(attentions) == 1 else None, left=None if moves else False)
 
 
-def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
+def _list_layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
     claims = [*MODULE_CLAIMS, "paths", "padding", "masked-values", "empty-rows", "row-stochasticity", "support"]
     patterns = [each.attention.pattern for each in attentions]
     if any(each.attention.feature_map is not None for each in attentions):
         claims.remove("support")  # features may have weights of zero anywhere
-    if all(pattern is not None and pattern.has_past for pattern in patterns):
+    if all(pattern is not None and pattern.supports_kv_cache for pattern in patterns):
         claims += ["causality", "cache", "cache-algebra"]
     plain = all(each.attention.bias is None and each.rotary is None for each in attentions)
     if plain and all(pattern is None for pattern in patterns):
@@ -377,7 +379,7 @@ def _layer_claims(attentions: list[MultiHeadAttention]) -> list[str]:
 def _fix_length(adapter: KnownLayer, attention: Attention) -> None:
     fixed = fixed_length(attention.pattern, attention.bias)
     if fixed is not None:
-        adapter.shortest = adapter.longest = fixed
+        adapter.min_length = adapter.max_length = fixed
         adapter.abilities.discard("lengths")
 
 
@@ -396,12 +398,12 @@ def fixed_length(*parts: Pattern | Bias | Tensor | None) -> int | None:
     return None
 
 
-def _grid_of(part: Any) -> tuple[int, int] | None:
+def _find_grid(part: Any) -> tuple[int, int] | None:
     grid = getattr(part, "grid", None)
     if grid is not None:
         return grid
     inner = (getattr(part, field, None) for field in ("left", "right", "pattern"))
-    return next((found for each in inner if isinstance(each, Pattern) and (found := _grid_of(each))), None)
+    return next((found for each in inner if isinstance(each, Pattern) and (found := _find_grid(each))), None)
 
 
 # Example inputs
@@ -421,7 +423,7 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
             inputs.args += (activations(sizes.context, symbol=symbol),)
             if sizes.values != sizes.context:
                 inputs.args += (activations(sizes.values, symbol=symbol),)
-    elif isinstance(module, Block):
+    elif isinstance(module, TransformerBlock):
         inputs.args = (activations(module.attention.sizes.input),)
         if module.cross is not None:
             inputs.kwargs["context"] = activations(module.cross.sizes.context, symbol="T")

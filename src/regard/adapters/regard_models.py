@@ -1,4 +1,4 @@
-"""Regard's own models: texts with their padding and memory, both sides of a translation, and images."""
+"""Regard's own models: texts with their padding and cache, both sides of a translation, and images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regard.adapters.base import Adapter, Conventions, Variant
 from regard.adapters.call_signature import parameters
 from regard.adapters.example_inputs import ExampleInputs, token_ids
 from regard.adapters.known_layer import MODULE_CLAIMS, TEXT_CLAIMS, conventions_of
-from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
+from regard.adapters.mask_patterns import count_positions, is_padding, pattern_of_mask
 from regard.adapters.model import ImageModelAdapter, ModelAdapter
 from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
 from regard.errors import CacheError
-from regard.layers.cache import Memory
+from regard.layers.cache import ModelCache
 from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT
 
 OTHER = 7  # tokens of the text on the other side
@@ -28,25 +28,31 @@ def recognise(target: Any, name: str, options: dict[str, Any]) -> Adapter | None
     if isinstance(target, GPT):
         relative = ("relative-position",) if target.config.position in ("rotary", "alibi", "none") else ()
         claims = (*DECODER_CLAIMS, *relative)
-        adapter = GPTAdapter(target, name, conventions_of(options), claims=claims, longest=target.config.context_length)
+        adapter = GPTAdapter(
+            target, name, conventions_of(options), claims=claims, max_length=target.config.context_length
+        )
     elif isinstance(target, Bert):
-        longest, reserved = target.config.context_length, target.first_position
+        max_length, reserved = target.config.context_length, target.first_position
         adapter = BertAdapter(
-            target, name, conventions_of(options), claims=TEXT_CLAIMS, longest=longest, reserved=reserved
+            target, name, conventions_of(options), claims=TEXT_CLAIMS, max_length=max_length, reserved=reserved
         )
     elif isinstance(target, Transformer):
-        longest = target.config.context_length
+        max_length = target.config.context_length
         own = conventions_of(options, left=False)
-        adapter = DecoderSide(target, name, own, claims=DECODER_CLAIMS, longest=longest)
+        adapter = TransformerDecoderAdapter(target, name, own, claims=DECODER_CLAIMS, max_length=max_length)
         adapter.parts = [
-            EncoderOutput(target, f"{name}, its encoder", Conventions(), claims=TEXT_CLAIMS, longest=longest),
-            EncoderSide(target, f"{name}, the text it reads", Conventions(), claims=TEXT_CLAIMS, longest=longest),
+            TransformerEncoderAdapter(
+                target, f"{name}, its encoder", Conventions(), claims=TEXT_CLAIMS, max_length=max_length
+            ),
+            TransformerSourceAdapter(
+                target, f"{name}, the text it reads", Conventions(), claims=TEXT_CLAIMS, max_length=max_length
+            ),
         ]
     elif isinstance(target, ViT | DaViT | SpatialTransformer):
         config: Any = target.config
         rows, columns = getattr(config, "image", (37, 53))
-        image = options.get("image") or (config.channels, rows, columns)
-        adapter = VisionModel(target, name, conventions_of(options), image=image)
+        image = options.get("image_size") or (config.channels, rows, columns)
+        adapter = RegardImageModel(target, name, conventions_of(options), image_size=image)
         adapter.claims = (*MODULE_CLAIMS, "paths")
     else:
         return None
@@ -54,7 +60,7 @@ def recognise(target: Any, name: str, options: dict[str, Any]) -> Adapter | None
     return adapter
 
 
-class TextModel(ModelAdapter):
+class RegardTextModel(ModelAdapter):
     """Ids in, a row for each out."""
 
     def __init__(
@@ -64,12 +70,12 @@ class TextModel(ModelAdapter):
         conventions: Conventions,
         *,
         claims: tuple[str, ...],
-        longest: int | None,
+        max_length: int | None,
         reserved: int = 0,
     ) -> None:
         vocab_size = target.config.vocab_size
-        super().__init__(target, name, conventions, vocab_size=vocab_size, longest=longest, reserved=reserved)
-        self.longest = longest
+        super().__init__(target, name, conventions, vocab_size=vocab_size, max_length=max_length, reserved=reserved)
+        self.max_length = max_length
         self.claims = claims
 
     def find_abilities(self) -> None:
@@ -80,7 +86,7 @@ class TextModel(ModelAdapter):
         return max(64, self.target.config.dim)
 
 
-class GPTAdapter(TextModel):
+class GPTAdapter(RegardTextModel):
     """A GPT: lengths for padding on the left, patterns and positions for any other."""
 
     def find_abilities(self) -> None:
@@ -91,24 +97,24 @@ class GPTAdapter(TextModel):
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         if mask is not None and is_padding(mask, "left"):
             return self.target(x, lengths=mask.sum(-1), **more)
-        return self._by_pattern(x, mask, **more)
+        return self._run_with_pattern(x, mask, **more)
 
-    def _by_pattern(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+    def _run_with_pattern(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         if mask is not None:
-            more |= {"pattern": pattern_of_mask(mask[:, None], *x.shape), "positions": positions(mask)}
+            more |= {"pattern": pattern_of_mask(mask[:, None], *x.shape), "positions": count_positions(mask)}
         return self.target(x, **more)
 
     def variants(self) -> dict[str, Variant]:
-        return {"pattern and positions": self._by_pattern, "the last place alone": self._last}
+        return {"pattern and positions": self._run_with_pattern, "the last place alone": self._run_last_alone}
 
-    def _last(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_last_alone(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         output = self.run(x, mask)
         if mask is None:
             output = torch.cat((output[:, :-1], self.target(x, last_only=True)), 1)
         return output
 
 
-class BertAdapter(TextModel):
+class BertAdapter(RegardTextModel):
     """A BERT: lengths for padding on the right, patterns and positions for any other."""
 
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Any:
@@ -116,18 +122,18 @@ class BertAdapter(TextModel):
             return self.target(x).hidden
         if is_padding(mask, "right"):
             return self.target(x, lengths=mask.sum(-1)).hidden
-        return self._by_pattern(x, mask)
+        return self._run_with_pattern(x, mask)
 
-    def _by_pattern(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_pattern(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return self.target.hidden(x)
-        return self.target.hidden(x, positions=positions(mask), pattern=pattern_of_mask(mask[:, None], *x.shape))
+        return self.target.hidden(x, positions=count_positions(mask), pattern=pattern_of_mask(mask[:, None], *x.shape))
 
     def variants(self) -> dict[str, Variant]:
-        return {"pattern and positions": self._by_pattern}
+        return {"pattern and positions": self._run_with_pattern}
 
 
-class DecoderSide(TextModel):
+class TransformerDecoderAdapter(RegardTextModel):
     """The text that a translator writes; the one it reads is the same for every row."""
 
     def find_abilities(self) -> None:
@@ -146,16 +152,16 @@ class DecoderSide(TextModel):
         return target.output(target.decode(x, target.encode(source), pattern=pattern))
 
 
-class EncoderOutput(TextModel):
+class TransformerEncoderAdapter(RegardTextModel):
     """What a translator's encoder makes of the text it reads."""
 
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         if mask is None:
             return self.target.encode(x)
-        return self.target.encode(x, pattern=pattern_of_mask(mask[:, None], *x.shape), positions=positions(mask))
+        return self.target.encode(x, pattern=pattern_of_mask(mask[:, None], *x.shape), positions=count_positions(mask))
 
 
-class EncoderSide(TextModel):
+class TransformerSourceAdapter(RegardTextModel):
     """The text that a translator reads; what it writes stays the same, and so the output has its rows."""
 
     def find_abilities(self) -> None:
@@ -167,12 +173,12 @@ class EncoderSide(TextModel):
         if mask is None or is_padding(mask, "right"):
             return target(x, written, source_lengths=None if mask is None else mask.sum(-1))
         pattern = pattern_of_mask(mask[:, None], *x.shape)
-        context = target.encode(x, pattern=pattern, positions=positions(mask))
+        context = target.encode(x, pattern=pattern, positions=count_positions(mask))
         hidden = pattern_of_mask(mask[:, None], x.shape[0], OTHER)
-        return target.output(target.decode(written, context, context_pattern=hidden))
+        return target.output(target.decode(written, context, encoder_pattern=hidden))
 
 
-class VisionModel(ImageModelAdapter):
+class RegardImageModel(ImageModelAdapter):
     """Images, in whichever order memory keeps their channels."""
 
     def variants(self) -> dict[str, Variant]:
@@ -180,17 +186,17 @@ class VisionModel(ImageModelAdapter):
 
 
 class GPTCache(RegardCache):
-    """The memory of a GPT."""
+    """The cache of a GPT."""
 
-    def start(self, batch: int, tokens: int) -> Memory:
-        return self.adapter.target.new_memory()
+    def start(self, batch: int, tokens: int) -> ModelCache:
+        return self.adapter.target.new_cache()
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.adapter.target(x, memory=state, **self.padding(x, mask)), state
+        return self.adapter.target(x, cache=state, **self.padding(x, mask)), state
 
 
 class TransformerCache(GPTCache):
-    """The memory of a translator, who read the other text at the first step."""
+    """The cache of a translator, who read the other text at the first step."""
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         target = self.adapter.target
@@ -202,7 +208,7 @@ class TransformerCache(GPTCache):
                 because="every translation begins with its first token",
                 instead="padding of the text that it reads",
             )
-        return target.output(target.decode(x, context, memory=state)), state
+        return target.output(target.decode(x, context, cache=state)), state
 
 
 def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:

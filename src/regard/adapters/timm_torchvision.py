@@ -30,19 +30,19 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     if not isinstance(target, nn.Module) or not comes_from(target, "timm", "torchvision"):
         return None
     if named(target, *BLOCKS) and (shifted := _find_shifted_windows(target)) is not None and kind in (None, "layer"):
-        return _block(target, shifted, name, options)
+        return _adapt_block(target, shifted, name, options)
     if hasattr(target, "forward_features") or named(target, "VisionTransformer", "SwinTransformer", "MaxVit"):
-        return _model(target, name, options)
+        return _adapt_model(target, name, options)
     takes = parameters(target)
     if "attn_mask" in takes and next(iter(takes)) == "x" and kind in (None, "layer"):
-        return _attention(target, name, options)
+        return _adapt_attention(target, name, options)
     return None
 
 
 # Models
 
 
-class VisionModel(ImageModelAdapter):
+class TimmImageModel(ImageModelAdapter):
     """Images, in whichever order memory keeps their channels, by fused attention or not."""
 
     def variants(self) -> dict[str, Variant]:
@@ -51,9 +51,9 @@ class VisionModel(ImageModelAdapter):
         return variants
 
 
-def _model(target: nn.Module, name: str, options: dict[str, Any]) -> Adapter:
-    image = options.get("image") or _find_image_size(target)
-    adapter = VisionModel(target, name, conventions_of(options), image=image)
+def _adapt_model(target: nn.Module, name: str, options: dict[str, Any]) -> Adapter:
+    image = options.get("image_size") or _find_image_size(target)
+    adapter = TimmImageModel(target, name, conventions_of(options), image_size=image)
     adapter.claims = (*MODULE_CLAIMS, "paths")
     adapter.declared = f"{type(target).__module__.split('.')[0]}'s {type(target).__name__}, images {image}"
     return adapter
@@ -95,17 +95,17 @@ class MaskedLayer(KnownLayer):
 
     def variants(self) -> dict[str, Variant]:
         variants = super().variants()
-        variants["additive mask"] = self._added
+        variants["additive mask"] = self._run_with_additive_mask
         return variants
 
-    def _added(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_additive_mask(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return self.run(x)
         added = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(~mask, -torch.inf)
         return self.target(x, attn_mask=added[:, None, None, :])
 
 
-def _attention(target: nn.Module, name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_attention(target: nn.Module, name: str, options: dict[str, Any]) -> Adapter:
     channels = find_channels(target)[0]
     claims = [*MODULE_CLAIMS, "paths", "padding", "permutation"]
     adapter = MaskedLayer(target, name, conventions_of(options), channels=channels, claims=claims)
@@ -128,9 +128,11 @@ class ShiftedWindows(Pattern):
         return None
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        return (self._window(i)[0] == self._window(j)[0]) & (self._window(i)[1] == self._window(j)[1])
+        return (self._find_window(i)[0] == self._find_window(j)[0]) & (
+            self._find_window(i)[1] == self._find_window(j)[1]
+        )
 
-    def _window(self, place: Tensor) -> tuple[Tensor, Tensor]:
+    def _find_window(self, place: Tensor) -> tuple[Tensor, Tensor]:
         along = (place // self.grid[1], place % self.grid[1])
         down, across = (
             (where - shift).div(size, rounding_mode="floor")
@@ -157,7 +159,9 @@ def _find_shifted_windows(target: nn.Module) -> tuple[tuple[int, int], tuple[int
     return tuple(grid), window, shift  # type: ignore[return-value]
 
 
-def _block(target: nn.Module, shifted: tuple[tuple[int, int], ...], name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_block(
+    target: nn.Module, shifted: tuple[tuple[int, int], ...], name: str, options: dict[str, Any]
+) -> Adapter:
     grid, window, shift = shifted
     own = {"pattern": ShiftedWindows(grid, window, shift)}
     width = next(part.normalized_shape[0] for part in target.modules() if isinstance(part, nn.LayerNorm))

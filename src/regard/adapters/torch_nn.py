@@ -30,18 +30,22 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     """The adapter of a module of torch, or None."""
     function, settings = _unwrap_partial(target)
     if function is functional.scaled_dot_product_attention and kind in (None, "operator"):
-        return _operator(target, settings, name, options)
+        return _adapt_operator(target, settings, name, options)
     if not isinstance(target, nn.Module) or kind not in (None, "layer", "model"):
         return None
     takes = parameters(target)  # a third-party subclass may have another signature
     if isinstance(target, nn.MultiheadAttention) and "key_padding_mask" in takes:
-        return _attention(target, name, options)
+        return _adapt_attention(target, name, options)
     if isinstance(target, nn.TransformerEncoderLayer | nn.TransformerEncoder) and "src_key_padding_mask" in takes:
-        return _encoder(target, name, options)
+        return _adapt_encoder(target, name, options)
     if isinstance(target, nn.TransformerDecoderLayer | nn.TransformerDecoder) and "tgt_mask" in takes:
-        return _encoder_decoder(Decoder, DecoderMemory, target, name, conventions_of(options, left=False))
+        return _adapt_encoder_decoder(
+            TorchDecoder, TorchDecoderMemory, target, name, conventions_of(options, left=False)
+        )
     if isinstance(target, nn.Transformer) and "tgt_mask" in takes:
-        return _encoder_decoder(TransformerTarget, TransformerSource, target, name, conventions_of(options, left=False))
+        return _adapt_encoder_decoder(
+            TorchTransformerTarget, TorchTransformerSource, target, name, conventions_of(options, left=False)
+        )
     return None
 
 
@@ -54,23 +58,23 @@ class FusedAttention(OperatorAdapter):
     causal = False
 
     def variants(self) -> dict[str, Variant]:
-        variants: dict[str, Variant] = {"torch's plain kernel": self._plain}
+        variants: dict[str, Variant] = {"torch's plain kernel": self._run_math_kernel}
         if self.form is not None:
-            variants["additive mask"] = self._additive
+            variants["additive mask"] = self._run_with_additive_mask
         return variants
 
-    def _plain(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_math_kernel(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
             return self.run(x, mask)
 
-    def _additive(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_additive_mask(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return self.run(x)
         query, key, value = self.parted(x)
         return self.rows(self.target(query, key, value, attn_mask=additive(mask[:, None, None, :], x.dtype)))
 
 
-def _operator(target: Any, settings: dict[str, Any], name: str, options: dict[str, Any]) -> Adapter:
+def _adapt_operator(target: Any, settings: dict[str, Any], name: str, options: dict[str, Any]) -> Adapter:
     causal, groups = bool(settings.get("is_causal")), bool(settings.get("enable_gqa"))
     own: dict[str, Any] = {"scale": settings.get("scale")}
     if causal:
@@ -114,7 +118,7 @@ class TorchLayer(KnownLayer):
         if mask is not None:
             hidden = additive(mask, x.dtype) if add else ~mask
             more |= dict.fromkeys(self.padding, hidden)
-        first = _batch_first(self.target)
+        first = _is_batch_first(self.target)
         output = self.invoke(x if first else x.transpose(0, 1), x, **more)
         if isinstance(output, tuple):
             return (output[0] if first else output[0].transpose(0, 1), *output[1:])
@@ -126,13 +130,13 @@ class TorchLayer(KnownLayer):
 
     def variants(self) -> dict[str, Variant]:
         return {
-            "additive mask": lambda x, mask=None: self._first(self.call(x, mask, add=True)),
-            "fast path off": self._slow,
+            "additive mask": lambda x, mask=None: self._take_first(self.call(x, mask, add=True)),
+            "fast path off": self._run_without_fast_path,
             "without gradients": torch.no_grad()(self.run),
             "with gradients": torch.enable_grad()(self.run),
         }
 
-    def _slow(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_without_fast_path(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -141,11 +145,11 @@ class TorchLayer(KnownLayer):
             torch.backends.mha.set_fastpath_enabled(before)
 
     @staticmethod
-    def _first(output: Any) -> Tensor:
+    def _take_first(output: Any) -> Tensor:
         return output[0] if isinstance(output, tuple) else output
 
 
-class SelfAttention(TorchLayer):
+class TorchSelfAttention(TorchLayer):
     """`nn.MultiheadAttention` of tokens over themselves."""
 
     padding = ("key_padding_mask",)
@@ -162,22 +166,22 @@ class SelfAttention(TorchLayer):
         variants = super().variants()
         for settings in ({"need_weights": False}, {"average_attn_weights": False}):
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
-            variants[text] = self._with(settings)
-        variants["attn_mask"] = self._by_pairs
+            variants[text] = self._run_with_settings(settings)
+        variants["attn_mask"] = self._run_with_pair_mask
         return variants
 
-    def _with(self, settings: dict[str, bool]) -> Variant:
-        return lambda x, mask=None: self._first(self.call(x, mask, **settings))
+    def _run_with_settings(self, settings: dict[str, bool]) -> Variant:
+        return lambda x, mask=None: self._take_first(self.call(x, mask, **settings))
 
-    def _by_pairs(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_pair_mask(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return self.run(x)
         batch, tokens = mask.shape
         hidden = (~mask)[:, None, None, :].expand(batch, self.target.num_heads, tokens, tokens)
-        return self._first(self.call(x, None, attn_mask=hidden.reshape(-1, tokens, tokens)))
+        return self._take_first(self.call(x, None, attn_mask=hidden.reshape(-1, tokens, tokens)))
 
 
-class Encoder(TorchLayer):
+class TorchEncoder(TorchLayer):
     padding = ("src_key_padding_mask",)
 
     def variants(self) -> dict[str, Variant]:
@@ -191,15 +195,15 @@ class Encoder(TorchLayer):
         return variants
 
 
-class Decoder(TorchLayer):
+class TorchDecoder(TorchLayer):
     """The text that is written, over another one that stays the same; the causal mask is given here."""
 
     padding = ("tgt_key_padding_mask",)
 
     def invoke(self, x: Tensor, rows: Tensor, **more: Any) -> Any:
         memory = other_sequence(self, rows.shape[0], MEMORY, self.channels)
-        memory = memory if _batch_first(self.target) else memory.transpose(0, 1)
-        more.setdefault("tgt_mask", _causal(rows.shape[1]))
+        memory = memory if _is_batch_first(self.target) else memory.transpose(0, 1)
+        more.setdefault("tgt_mask", _make_causal_mask(rows.shape[1]))
         return self.read(memory, x, **more)
 
     def read(self, memory: Tensor, x: Tensor, **more: Any) -> Tensor:
@@ -207,7 +211,7 @@ class Decoder(TorchLayer):
 
     def call(self, x: Tensor, mask: Tensor | None = None, *, add: bool = False, **more: Any) -> Any:
         if add:  # torch wants both masks of one kind
-            more.setdefault("tgt_mask", additive(~_causal(x.shape[1]), x.dtype))
+            more.setdefault("tgt_mask", additive(~_make_causal_mask(x.shape[1]), x.dtype))
         return super().call(x, mask, add=add, **more)
 
     def variants(self) -> dict[str, Variant]:
@@ -216,7 +220,7 @@ class Decoder(TorchLayer):
         return variants
 
 
-class DecoderMemory(TorchLayer):
+class TorchDecoderMemory(TorchLayer):
     """The text that a decoder reads; the one it writes stays the same, and so the output has its rows."""
 
     can = ("float", "lengths", "gradients", "mask")
@@ -224,21 +228,21 @@ class DecoderMemory(TorchLayer):
 
     def invoke(self, x: Tensor, rows: Tensor, **more: Any) -> Any:
         written = other_sequence(self, rows.shape[0], MEMORY, self.channels)
-        written = written if _batch_first(self.target) else written.transpose(0, 1)
+        written = written if _is_batch_first(self.target) else written.transpose(0, 1)
         return self.read(x, written, **more)
 
     def read(self, x: Tensor, written: Tensor, **more: Any) -> Tensor:
         return self.target(written, x, **more)
 
 
-class TransformerTarget(Decoder):
+class TorchTransformerTarget(TorchDecoder):
     """The target of `nn.Transformer`."""
 
     def read(self, memory: Tensor, x: Tensor, **more: Any) -> Tensor:
         return self.target(memory, x, **more)
 
 
-class TransformerSource(DecoderMemory):
+class TorchTransformerSource(TorchDecoderMemory):
     """The source of `nn.Transformer`."""
 
     padding = ("src_key_padding_mask", "memory_key_padding_mask")
@@ -247,29 +251,29 @@ class TransformerSource(DecoderMemory):
         return self.target(x, written, **more)
 
 
-def _attention(target: nn.MultiheadAttention, name: str, options: dict[str, Any]) -> Adapter | None:
+def _adapt_attention(target: nn.MultiheadAttention, name: str, options: dict[str, Any]) -> Adapter | None:
     if target.kdim != target.embed_dim or target.vdim != target.embed_dim:
         return None  # it cannot read itself
     claims = [*TEXT_CLAIMS, "permutation"]
     if target.bias_k is None and not target.add_zero_attn:
         claims.append("row-stochasticity")  # else a part of the weight goes to keys that no token stands for
-    adapter = SelfAttention(target, name, conventions_of(options), channels=target.embed_dim, claims=claims)
+    adapter = TorchSelfAttention(target, name, conventions_of(options), channels=target.embed_dim, claims=claims)
     adapter.declared = "torch's multi-head attention of tokens over themselves"
     return adapter
 
 
-def _encoder(target: Any, name: str, options: dict[str, Any]) -> Adapter:
-    adapter = Encoder(
-        target, name, conventions_of(options), channels=_width(target), claims=[*TEXT_CLAIMS, "permutation"]
+def _adapt_encoder(target: Any, name: str, options: dict[str, Any]) -> Adapter:
+    adapter = TorchEncoder(
+        target, name, conventions_of(options), channels=_find_width(target), claims=[*TEXT_CLAIMS, "permutation"]
     )
     adapter.declared = "torch's encoder"
     return adapter
 
 
-def _encoder_decoder(
+def _adapt_encoder_decoder(
     main: type[TorchLayer], part: type[TorchLayer], target: Any, name: str, conventions: Conventions
 ) -> Adapter:
-    width = _width(target)
+    width = _find_width(target)
     adapter = main(target, name, conventions, channels=width, claims=["causality", *TEXT_CLAIMS])
     read = part(target, f"{name}, the text it reads", Conventions(), channels=width, claims=TEXT_CLAIMS)
     adapter.parts = [read]
@@ -277,22 +281,22 @@ def _encoder_decoder(
     return adapter
 
 
-def _causal(tokens: int) -> Tensor:
+def _make_causal_mask(tokens: int) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
 
 
-def _layers(target: Any) -> Any:
+def _list_layers(target: Any) -> Any:
     """The first module inside that knows sizes."""
     attentions = (part for part in target.modules() if isinstance(part, nn.MultiheadAttention))
     return next(attentions)
 
 
-def _width(target: Any) -> int:
-    return _layers(target).embed_dim
+def _find_width(target: Any) -> int:
+    return _list_layers(target).embed_dim
 
 
-def _batch_first(target: Any) -> bool:
-    return _layers(target).batch_first
+def _is_batch_first(target: Any) -> bool:
+    return _list_layers(target).batch_first
 
 
 # Example inputs
@@ -307,9 +311,9 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
             widths = (module.kdim or module.embed_dim, module.vdim or module.embed_dim)
             inputs.args = x, *(activations(width, module.batch_first, "M") for width in widths)
     elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
-        inputs.args = (activations(_width(module), _batch_first(module)),)
+        inputs.args = (activations(_find_width(module), _is_batch_first(module)),)
     elif isinstance(module, nn.TransformerDecoderLayer | nn.TransformerDecoder):
-        inputs.args = tuple(activations(_width(module), _batch_first(module), symbol) for symbol in "NT")
+        inputs.args = tuple(activations(_find_width(module), _is_batch_first(module), symbol) for symbol in "NT")
     elif isinstance(module, nn.Transformer):
         inputs.args = tuple(activations(module.d_model, module.batch_first, symbol) for symbol in "TN")
     elif isinstance(module, nn.RNNBase):

@@ -35,25 +35,29 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     """The adapter of a module of x-transformers, or None."""
     if not isinstance(target, nn.Module) or not comes_from(target, LIBRARY):
         return None
-    return _recognised(target, kind, name, options)
+    return _adapt_by_class(target, kind, name, options)
 
 
-def _recognised(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Adapter | None:
+def _adapt_by_class(target: Any, kind: str | None, name: str, options: dict[str, Any]) -> Adapter | None:
     if named(target, "AutoregressiveWrapper"):
         return recognise(target.net, kind, name, options)
     if named(target, "TransformerWrapper"):
-        return _wrapper(target, name, options)
+        return _adapt_wrapper(target, name, options)
     if named(target, "XTransformer"):
-        return _encoder_decoder(target, name, options)
+        return _adapt_encoder_decoder(target, name, options)
     if named(target, "ViTransformerWrapper"):
-        adapter = VisionModel(
-            target, name, conventions_of(options), image=options.get("image") or _find_image_size(target)
+        adapter = XTransformersImageModel(
+            target, name, conventions_of(options), image_size=options.get("image_size") or _find_image_size(target)
         )
         adapter.claims = (*MODULE_CLAIMS, "paths")
     elif named(target, "AttentionLayers"):
-        claims = _layer_claims(target)
+        claims = _list_layer_claims(target)
         adapter = AttentionLayersAdapter(
-            target, name, conventions_of(options, **_padded(target)), channels=target.dim, claims=claims
+            target,
+            name,
+            conventions_of(options, **_find_padding_conventions(target)),
+            channels=target.dim,
+            claims=claims,
         )
     elif named(target, "Attention"):
         claims = ["causality"] if target.causal else ["permutation"]
@@ -69,23 +73,23 @@ def _recognised(target: Any, kind: str | None, name: str, options: dict[str, Any
 def _knows_positions(layers: Any) -> bool:
     """Whether a stack of layers knows where its tokens are."""
     known = (layers.rel_pos, layers.rotary_pos_emb, getattr(layers, "polar_pos_emb", None))
-    return any(each is not None for each in known) or _shifts(layers)
+    return any(each is not None for each in known) or _shifts_tokens(layers)
 
 
-def _shifts(layers: Any) -> bool:
+def _shifts_tokens(layers: Any) -> bool:
     return any(type(part).__name__ == "ShiftTokens" for part in layers.modules())
 
 
-def _layer_claims(layers: Any) -> list[str]:
+def _list_layer_claims(layers: Any) -> list[str]:
     claims = ["causality"] if layers.causal else []
     if not layers.causal and not _knows_positions(layers):
         claims.append("permutation")
     return [*claims, *TEXT_CLAIMS]
 
 
-def _padded(layers: Any) -> dict[str, Any]:
+def _find_padding_conventions(layers: Any) -> dict[str, Any]:
     # Tokens that are shifted along the text come from where the padding is.
-    return {"left": False} if _shifts(layers) else {}
+    return {"left": False} if _shifts_tokens(layers) else {}
 
 
 class Float64Softmax:
@@ -150,15 +154,15 @@ class AttentionLayersAdapter(AttentionAdapter):
 # Models
 
 
-class VisionModel(Float64Softmax, ImageModelAdapter):
+class XTransformersImageModel(Float64Softmax, ImageModelAdapter):
     """Images, cut into patches."""
 
 
-class TextModel(Float64Softmax, ModelAdapter):
+class XTransformersTextModel(Float64Softmax, ModelAdapter):
     """Ids in, logits out."""
 
     def __init__(self, target: Any, name: str, conventions: Conventions, *, claims: tuple[str, ...]) -> None:
-        super().__init__(target, name, conventions, vocab_size=target.num_tokens, longest=target.max_seq_len)
+        super().__init__(target, name, conventions, vocab_size=target.num_tokens, max_length=target.max_seq_len)
         self.claims = claims
 
     def find_abilities(self) -> None:
@@ -178,19 +182,19 @@ class TextModel(Float64Softmax, ModelAdapter):
         return self.target(x, **(_mask_arguments(x, mask) if self.layers.causal else {"mask": mask}), **more)
 
     def variants(self) -> dict[str, Variant]:
-        return _find_unfused_variant(self) | {"return_intermediates=True": self._with_intermediates}
+        return _find_unfused_variant(self) | {"return_intermediates=True": self._run_with_intermediates}
 
-    def _with_intermediates(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_with_intermediates(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return first_tensor(self.call(x, mask, return_intermediates=True))
 
 
 class IntermediatesCache:
     """Its cache: what the layers returned last time, beside all tokens so far; `cache_age` says how many are new."""
 
-    def __init__(self, adapter: TextModel) -> None:
+    def __init__(self, adapter: XTransformersTextModel) -> None:
         self.adapter = adapter
 
-    def bound_to(self, adapter: TextModel) -> IntermediatesCache:
+    def bound_to(self, adapter: XTransformersTextModel) -> IntermediatesCache:
         return IntermediatesCache(adapter)
 
     def start(self, batch: int, tokens: int) -> Any:
@@ -214,7 +218,7 @@ class IntermediatesCache:
         return None
 
 
-def _wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
+def _adapt_wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
     layers = target.attn_layers
     if layers.need_condition or getattr(target, "recycling", False) or getattr(target, "looped", False):
         return None  # it wants more than ids
@@ -222,7 +226,9 @@ def _wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
     caches = layers.causal and target.can_cache_kv
     claims += ["cache"] if caches else []
     own: dict[str, Any] = {} if layers.causal else {"left": False}
-    adapter = TextModel(target, name, conventions_of(options, **{**own, **_padded(layers)}), claims=tuple(claims))
+    adapter = XTransformersTextModel(
+        target, name, conventions_of(options, **{**own, **_find_padding_conventions(layers)}), claims=tuple(claims)
+    )
     if caches:
         adapter.caching = IntermediatesCache(adapter)
         adapter.abilities.add("cache")
@@ -230,12 +236,12 @@ def _wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
     return adapter
 
 
-class EncoderDecoderSide(Float64Softmax, ModelAdapter):
+class XTransformersEncoderDecoder(Float64Softmax, ModelAdapter):
     """One side of an `XTransformer`; the other is the same for every row."""
 
     def __init__(self, target: Any, name: str, conventions: Conventions, *, claims: tuple[str, ...]) -> None:
         side = self.side(target)
-        super().__init__(target, name, conventions, vocab_size=side.num_tokens, longest=side.max_seq_len)
+        super().__init__(target, name, conventions, vocab_size=side.num_tokens, max_length=side.max_seq_len)
         self.claims = claims
 
     @staticmethod
@@ -250,7 +256,7 @@ class EncoderDecoderSide(Float64Softmax, ModelAdapter):
         return self.target.decoder.net(written, context=encoded, context_mask=seen, **more)
 
 
-class EncoderSide(EncoderDecoderSide):
+class XTransformersEncoder(XTransformersEncoderDecoder):
     """The text that is read; the output has the rows of the one that is written."""
 
     def find_abilities(self) -> None:
@@ -260,7 +266,7 @@ class EncoderSide(EncoderDecoderSide):
         return self.decoded(self.other(x.shape[0], self.target.decoder.net.num_tokens), x, mask)
 
 
-class DecoderSide(EncoderDecoderSide):
+class XTransformersDecoder(XTransformersEncoderDecoder):
     """The text that is written."""
 
     def find_abilities(self) -> None:
@@ -275,9 +281,9 @@ class DecoderSide(EncoderDecoderSide):
         return self.decoded(x, source, None, **_mask_arguments(x, mask))
 
 
-def _encoder_decoder(target: Any, name: str, options: dict[str, Any]) -> Adapter:
-    adapter = DecoderSide(target, name, conventions_of(options), claims=("causality", *TEXT_CLAIMS))
-    read = EncoderSide(target, f"{name}, the text it reads", Conventions(left=False), claims=TEXT_CLAIMS)
+def _adapt_encoder_decoder(target: Any, name: str, options: dict[str, Any]) -> Adapter:
+    adapter = XTransformersDecoder(target, name, conventions_of(options), claims=("causality", *TEXT_CLAIMS))
+    read = XTransformersEncoder(target, f"{name}, the text it reads", Conventions(left=False), claims=TEXT_CLAIMS)
     adapter.parts = [read]
     adapter.declared = "x-transformers' encoder and decoder"
     return adapter

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.description import Attention
-from regard.attention.heads import fold_heads
+from regard.attention.folded_heads import fold_heads
 from regard.attention.masks import add_mask, is_mask, refuse_mask_as_bias, refuse_mask_as_pattern, warn_of_mask
 from regard.autocast import is_autocast_enabled
 from regard.backends.base import Request
@@ -112,7 +112,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         refuse("a tensor without a head axis", "x[None] for one head: (1, token, dim)")
     if query.shape[-1] != key.shape[-1]:
         refuse(
-            f"query and key meet in a dot product, but have {query.shape[-1]} and {key.shape[-1]} numbers each",
+            f"the dot product needs equal head dims, and query and key have {query.shape[-1]} and {key.shape[-1]}",
             "projections of the same size for query and key",
         )
     if key.shape[-2] != value.shape[-2] or key.shape[-3] != value.shape[-3]:
@@ -175,7 +175,7 @@ def _check_description(described: Attention, pattern: Pattern, batch: tuple[int,
             "The pattern was made for another number of heads.",
             asked=f"{pattern!r} for {pattern.heads} heads",
             found=f"{heads} query heads",
-            because="a mask (..., head, query, key) has an answer for each head",
+            because="a mask (..., head, query, key) has one entry for each head",
             instead=f"a mask for {heads} heads, or 1 on that axis; mask[:, None] if it is (batch, query, key)",
         )
     number = isinstance(described.scale, int | float) and not isinstance(described.scale, bool)

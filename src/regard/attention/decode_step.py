@@ -3,7 +3,7 @@
 A token passes dozens of layers, and each small tensor operation costs as much as reading ten thousand weights. So a
 decode step whose queries see intervals of the KV cache goes to the kernel directly: the kernel that `attend` takes for
 it, with the same bits. Other patterns and biases would be planned anew for every length, which takes longer than the
-step; few queries have few scores, so these are computed densely.
+step; a few queries have few scores, so these are computed densely.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from regard.biases import Bias
 from regard.caching import lru_cache_bytes, lru_cache_small
 from regard.kernels.decode import MAX_QUERIES, run_prepared
 from regard.kernels.eager import is_plain_eager
-from regard.kernels.intervals import intervals
+from regard.kernels.key_intervals import find_key_intervals
 from regard.kernels.library import missing
 from regard.patterns import Lengths, Pattern
 
@@ -84,7 +84,7 @@ def _attend_densely(
     return output if is_finite and math.isfinite(float(output.sum())) else None
 
 
-# Once for all layers of a model: they ask for the same pattern and lengths at each step.
+# Cached, since all layers of a model share pattern and lengths at each step.
 
 
 @lru_cache_small(maxsize=64)
@@ -95,11 +95,11 @@ def _find_intervals(
     if pattern.rows not in (None, batch):
         return None
     first, last = keys - queries, keys
-    if queries == 1 and pattern.fixed_length is None and pattern.is_shift_invariant() and pattern.has_past:
-        # What a query sees does not depend on later keys: one cached answer serves the next steps too.
+    if queries == 1 and pattern.fixed_length is None and pattern.is_shift_invariant() and pattern.supports_kv_cache:
+        # The visible keys do not depend on later tokens: one cached result covers the next steps too.
         first -= first % STEPS_AT_ONCE
         last = first + STEPS_AT_ONCE
-    seen = intervals(pattern, Lengths(last - first, last))
+    seen = find_key_intervals(pattern, Lengths(last - first, last))
     if seen is None:
         return None
     seen = [edge[:, keys - queries - first : keys - first] for edge in seen]

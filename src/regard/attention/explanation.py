@@ -12,7 +12,7 @@ from regard.planner import Plan, plan
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer of `explain`: prints as a table.
+    """The result of `explain`; prints as a table.
 
     Attributes:
         backend: the name of the backend that `attend` takes.
@@ -20,7 +20,7 @@ class Explanation:
         reasons: for every other backend, why it is not the one.
         macs: multiply-adds of scores and weighted sums, over the pairs the pattern allows (for linear attention, of
             its sums; without content, of what positions leave to do).
-        plan: the tiles of the pattern, where pairs are looked at.
+        plan: the tiles of the pattern, if the backend computes pairs.
     """
 
     asked: str

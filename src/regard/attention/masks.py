@@ -18,7 +18,7 @@ from regard.errors import BiasError, MaskWarning, PatternError, ShapeError
 from regard.kernels.eager import is_traced
 from regard.patterns import Mask
 
-SAMPLED = 64  # rows and columns of a bias that are looked at
+SAMPLED = 64  # rows and columns of a bias that are inspected
 
 _last_sampled: weakref.ref[Tensor] | None = None
 
@@ -104,7 +104,7 @@ def add_mask(described: Attention, mask: object, square: tuple[int, ...], dtype:
 def warn_of_mask(bias: Tensor, keys: int) -> None:
     """Warn if a bias looks like a mask of zeros and ones, which hides nothing when it is added to the scores.
 
-    A sample is looked at, once for a tensor; nothing is read from what is learned, traced or on another device.
+    A sample is inspected, once for each tensor; parameters, traced tensors and other devices are not read.
     """
     global _last_sampled
     if bias.requires_grad or keys < 2 or not bias.ndim or bias.shape[-1] != keys or not bias.is_cpu:

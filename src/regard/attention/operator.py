@@ -13,8 +13,7 @@ from regard.attention.explanation import Explanation
 from regard.autocast import disable_autocast
 from regard.backends import BACKENDS, choose, find
 from regard.backends.base import Request
-from regard.backends.reference import position_scores
-from regard.backends.reference import weights as reference_weights
+from regard.backends.reference import compute_weights, position_scores
 from regard.biases.base import Bias
 from regard.errors import BackendError
 from regard.features import FeatureMap
@@ -94,8 +93,8 @@ def weights(
     query, key = to_rows(layout, query, key)
     request, shape = make_request(query, key, key, attention, mask, fields)
     with disable_autocast(query.device):
-        weight, shown, lost = reference_weights(request, position_scores(request))
-        weight = request.keep_graph(torch.where(lost & shown, torch.nan, weight))
+        weight, shown, nan_rows = compute_weights(request, position_scores(request))
+        weight = request.keep_graph(torch.where(nan_rows & shown, torch.nan, weight))
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])
     return weight.transpose(-1, -2) if layout == "columns" else weight
 

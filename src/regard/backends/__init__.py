@@ -1,11 +1,11 @@
-"""The backends, in the order in which `auto` asks them."""
+"""The backends, in the order in which `auto` tries them."""
 
 from __future__ import annotations
 
 from regard.backends.base import Backend, Request
 from regard.backends.blocked import Blocked
 from regard.backends.flex import Flex
-from regard.backends.linear_attention import LinearAttention
+from regard.backends.linear_attention import LinearAttentionBackend
 from regard.backends.native import Native
 from regard.backends.positional import Positional
 from regard.backends.reference import Reference
@@ -14,7 +14,15 @@ from regard.errors import BackendError
 
 # Fastest first where more than one accepts: torch's own kernels for the dense cases, FlexAttention on GPUs, tiles for
 # what is sparse or special. The reference takes what is left.
-BACKENDS: tuple[Backend, ...] = (LinearAttention(), Positional(), Native(), Sdpa(), Flex(), Blocked(), Reference())
+BACKENDS: tuple[Backend, ...] = (
+    LinearAttentionBackend(),
+    Positional(),
+    Native(),
+    Sdpa(),
+    Flex(),
+    Blocked(),
+    Reference(),
+)
 
 
 def find(name: str) -> Backend:
@@ -31,7 +39,7 @@ def find(name: str) -> Backend:
 
 
 def choose(request: Request) -> Backend:
-    """The first backend that accepts and is worth choosing unasked."""
+    """The first backend that can run the request and is not reluctant to."""
     return next(b for b in BACKENDS if b.refuse(request) is None and b.reluctance(request) is None)
 
 

@@ -1,4 +1,4 @@
-"""What an attention asks of a backend, and how a backend answers."""
+"""The interface of backends: a validated request, and what a backend does with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard.planner import Plan
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One attention, checked and in one shape: what every backend gets.
+    """One validated attention in canonical shapes, the argument of every backend.
 
     Attributes:
         query: `(batch, head, query, dim)`.
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def uniform(self) -> bool:
-        """Every visible key has the same weight: content is switched off and no bias speaks."""
+        """Every visible key has the same weight: `scale=0` and no bias."""
         return self.scale == 0 and self.bias is None
 
     @property
@@ -81,7 +81,7 @@ class Request:
     def by_row(self, tensor: Tensor) -> Tensor:
         """A tensor whose first axis counts the rows of the pattern, repeated for the batch where that is longer.
 
-        Where the pattern tells heads apart but no batch rows, heads came in as rows, and each batch row has them all.
+        A pattern that differs between heads only has its heads folded into rows, and each batch row has all of them.
         """
         rows = tensor.shape[0]
         return tensor if rows in (1, self.batch) else tensor.repeat(self.batch // rows, *(1,) * (tensor.ndim - 1))
@@ -101,14 +101,14 @@ class Request:
         Where a size is zero, nothing is visible or the limits of `scale` do not read an input, its gradient is zero;
         without this, there would be none, and `backward` would raise.
         """
-        learns = self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
-        if not (learns or self.bias is not None) or not torch.is_grad_enabled():
+        needs_grad = self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
+        if not (needs_grad or self.bias is not None) or not torch.is_grad_enabled():
             return output
         reads_all = self.scale != 0 and not self.hard and 0 not in self.query.shape and 0 not in self.value.shape
         return output if reads_all and output.requires_grad else join_graph(output, *self.tensors)
 
     def describe(self) -> str:
-        """What was asked, in two lines."""
+        """A two-line description for errors."""
         words = [f"pattern {_short(repr(self.pattern))}", f"scale {self.scale:g}"]
         if self.bias is not None:
             words.append("bias " + ("tensor" if isinstance(self.bias, Tensor) else type(self.bias).__name__))
@@ -131,7 +131,7 @@ def bias_tensors(bias: Bias | Tensor | None) -> tuple[Tensor, ...]:
 
 def join_graph(output: Tensor, *inputs: Tensor | None) -> Tensor:
     """The same numbers, bit by bit, and a gradient of zero for every input that requires one."""
-    # An empty slice reads no number, so that no NaN gets in; subtracting zero keeps the sign of a zero.
+    # An empty slice reads no value, so that no NaN propagates; subtracting zero keeps the sign of a zero.
     for tensor in inputs:
         if tensor is not None and tensor.requires_grad:
             output = output - (tensor[..., :0] if tensor.ndim else tensor[None][:0]).sum().to(output.dtype)
@@ -139,7 +139,7 @@ def join_graph(output: Tensor, *inputs: Tensor | None) -> Tensor:
 
 
 class Backend(ABC):
-    """A way to compute attention. It says in one place what it cannot do, and why."""
+    """An implementation of attention. `refuse` says in one place what it cannot do, and why."""
 
     name: str
 
@@ -152,7 +152,7 @@ class Backend(ABC):
         return None
 
     def merit(self, request: Request) -> str | None:
-        """What was measured that puts this backend before the others for such a request, or `None`."""
+        """The measurement that puts this backend before the others for such a request, or `None`."""
         return None
 
     def plan(self, request: Request) -> Plan | None:
@@ -164,7 +164,7 @@ class Backend(ABC):
         return None
 
     def is_opaque(self, request: Request) -> bool:
-        """Whether `torch.compile` must not look inside: a plan is Python, so that it is one step between two graphs."""
+        """Whether `torch.compile` must break the graph around it: a plan is Python."""
         return False
 
     @abstractmethod

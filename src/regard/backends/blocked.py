@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype, bias_tensors
-from regard.backends.limits import uniform, winners
-from regard.backends.scores import Task, Tile
+from regard.backends.limits import average_visible, find_winners
+from regard.backends.scores import Tile, TileSettings
 from regard.backends.tiles import Job, fold_batch, tile_height, unfold_batch
 from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
-from regard.errors import BackendError
+from regard.kernels.registration import refuse_second_gradient, save_nothing
 from regard.nonfinite import find_nonfinite_rows, has_no_values, is_known_finite, zero_nonfinite
 
 
@@ -39,7 +39,7 @@ class Blocked(Backend):
 
 def _run(request: Request) -> Tensor:
     if request.uniform:
-        return uniform(request)
+        return average_visible(request)
     dtype = accumulation_dtype(request)
     rows = request.pattern.rows
     query, key, value = (fold_batch(tensor.to(dtype), rows) for tensor in (request.query, request.key, request.value))
@@ -47,7 +47,7 @@ def _run(request: Request) -> Tensor:
     by_row = rows is not None and isinstance(request.bias, Tensor) and len(request.bias) > 1
     if by_row:
         learned = (fold_batch(learned[0], rows),)
-    task = Task(
+    task = TileSettings(
         pattern=request.pattern,
         lengths=request.lengths,
         scale=request.scale,
@@ -58,15 +58,17 @@ def _run(request: Request) -> Tensor:
         keeps_lse=request.needs_gradient or torch._C._are_functorch_transforms_active(),
     )
     if not request.hard:
-        return unfold_batch(Softmax.apply(query, key, value, None, task, *learned)[0], rows).to(request.value.dtype)
-    best, winner, count = winners(query, key, task, learned)
+        return unfold_batch(BlockedSoftmax.apply(query, key, value, None, task, *learned)[0], rows).to(
+            request.value.dtype
+        )
+    best, winner, count = find_winners(query, key, task, learned)
     output = _gather_winners(value, winner, request.group)
     if not is_known_finite(output):
         output = torch.where(torch.isfinite(output), output, torch.nan)
     output = torch.where(count > 0, output, 0)
-    # Without ties the winner's value is the output: a copy, bit by bit. Where that cannot be asked, ties are assumed.
+    # Without ties the output is a bitwise copy of the winner's value. Where values cannot be read, ties are assumed.
     if torch._C._are_functorch_transforms_active() or (not has_no_values() and bool((count > 1).any())):
-        tied = Softmax.apply(query, key, value, best, task, *learned)[0]
+        tied = BlockedSoftmax.apply(query, key, value, best, task, *learned)[0]
         output = torch.where(count > 1, tied, output)
     output = torch.where(torch.isnan(best), torch.nan, output)
     return unfold_batch(output, rows).to(request.value.dtype)
@@ -86,8 +88,8 @@ def _scale_query(query: Tensor, scale: float) -> Tensor:
     return query * (scale if abs(scale) != float("inf") else (1.0 if scale > 0 else -1.0))
 
 
-class Softmax(torch.autograd.Function):
-    """All tiles forward; the log-sum-exp is kept for the way back. With `best` the softmax is over the winners only."""
+class BlockedSoftmax(torch.autograd.Function):
+    """All tiles forward; the log-sum-exp is saved for backward. With `best`, the softmax is over the winners only."""
 
     @staticmethod
     def forward(query, key, value, best, task, *learned):
@@ -115,7 +117,7 @@ class Softmax(torch.autograd.Function):
         best = rest.pop(0) if ctx.has_best else None
         output, lse, *learned = rest
         task = replace(ctx.task, learns=any(ctx.needs_input_grad[5:]))
-        grads = SoftmaxBackward.apply(query, key, value, best, output, lse, grad_output, task, *learned)
+        grads = BlockedSoftmaxBackward.apply(query, key, value, best, output, lse, grad_output, task, *learned)
         return grads[0], grads[1], grads[2], None, None, *grads[3:]
 
     @staticmethod
@@ -125,56 +127,46 @@ class Softmax(torch.autograd.Function):
         if any(dim is not None for dim in in_dims[5:]) or any(
             len(tensor) > 1 for tensor in learned if task.bias is None
         ):
-            results = map_one_by_one(size, in_dims, arguments, Softmax.apply)
+            results = map_one_by_one(size, in_dims, arguments, BlockedSoftmax.apply)
         else:
             results = split_mapped_axis(
-                size, Softmax.apply(*merge_mapped_axis(size, in_dims[:4], tensors), task, *learned)
+                size, BlockedSoftmax.apply(*merge_mapped_axis(size, in_dims[:4], tensors), task, *learned)
             )
         return results, (0, 0)
 
 
-class SoftmaxBackward(torch.autograd.Function):
-    """The way back as an operation of its own, so that vmap can batch it too."""
+class BlockedSoftmaxBackward(torch.autograd.Function):
+    """The backward pass as a function of its own, so that vmap can batch it too."""
 
     @staticmethod
     def forward(query, key, value, best, output, lse, grad_output, task, *learned):
-        # Outputs that were spoiled by something not finite carry no grad_output.
-        spoiled = torch.isnan(output)
-        grad_output, output = torch.where(spoiled, 0, grad_output), torch.where(spoiled, 0, output)
+        # Outputs that are NaN by a non-finite input send no gradient back.
+        nan_marks = torch.isnan(output)
+        grad_output, output = torch.where(nan_marks, 0, grad_output), torch.where(nan_marks, 0, output)
         if not is_known_finite(query, key, value):
             query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
         given = query, key, value, best, output, lse, grad_output, task, learned
         grads = _backward(*given)
         return grads if is_known_finite(*grads) else _backward(*given, overflows=True)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        return None
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise BackendError(
-            "'blocked' differentiates once, not twice.",
-            asked="a grad_output of a grad_output",
-            because="its scores are gone after the first backward pass",
-            instead='backend="reference" for second derivatives',
-        )
+    setup_context = staticmethod(save_nothing)
+    backward = staticmethod(refuse_second_gradient("blocked", "its scores are not kept after the first backward pass"))
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
         size, tensors, task, learned = info.batch_size, arguments[:7], arguments[7], arguments[8:]
         if learned:
-            # One sample's grad_output of the bias must not meet another's.
-            results = map_one_by_one(size, in_dims, arguments, SoftmaxBackward.apply)
+            # One sample's gradient of the bias must not be added to another's.
+            results = map_one_by_one(size, in_dims, arguments, BlockedSoftmaxBackward.apply)
         else:
             results = split_mapped_axis(
-                size, SoftmaxBackward.apply(*merge_mapped_axis(size, in_dims[:7], tensors), task)
+                size, BlockedSoftmaxBackward.apply(*merge_mapped_axis(size, in_dims[:7], tensors), task)
             )
         return results, (0,) * len(results)
 
 
 def _softmax_in_place(scores: Tensor) -> Tensor:
-    """Scores become weights where they stand: a second tile would push the first out of the cache."""
+    """Overwrite scores with weights: a second buffer would evict the tile from the cache."""
     scores = scores.contiguous()  # the operator writes as if its output were dense
     return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
@@ -188,7 +180,7 @@ def _write_product(job: Job, tile: Tile, output: Tensor, left: Tensor, right: Te
         job.query.add(output, part)
 
 
-def _forward(query, key, value, best, task: Task, learned, overflows: bool = False) -> tuple[Tensor, Tensor]:
+def _forward(query, key, value, best, task: TileSettings, learned, overflows: bool = False) -> tuple[Tensor, Tensor]:
     """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query, 1)`.
 
     `overflows`: visible scores may be minus infinity, all those of a query even.
@@ -216,7 +208,7 @@ def _forward(query, key, value, best, task: Task, learned, overflows: bool = Fal
             job.query.put(lse, tile_lse)
             continue
         part = tile.by_head(torch.bmm(weight, tile.columns(value)))
-        # What these queries saw before and what they see now are averaged by their log-sum-exps (online softmax).
+        # Online softmax: the earlier output and this tile's are averaged by their log-sum-exps.
         before, old = job.query.take(lse), job.query.take(output)
         after = torch.logaddexp(before, tile_lse)
         shift = after.masked_fill(after == -torch.inf, 0)
@@ -226,14 +218,14 @@ def _forward(query, key, value, best, task: Task, learned, overflows: bool = Fal
 
 
 def _backward(
-    query, key, value, best, output, lse, grad_output, task: Task, learned, overflows: bool = False
+    query, key, value, best, output, lse, grad_output, task: TileSettings, learned, overflows: bool = False
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and of what the bias has learned.
+    """Gradients of query, key, value and of the parameters of the bias.
 
     `overflows`: scores may be infinite, or a bias NaN. A row that has such a score has no weights.
     """
     delta = (output * grad_output).sum(-1, keepdim=True)
-    lost = ~(lse < torch.inf)
+    nan_rows = ~(lse < torch.inf)
     lse = lse.masked_fill(lse == -torch.inf, 0)
     scaled = _scale_query(query, task.scale)
     # Dense, whatever the strides of the inputs: `zeros_like` would keep those, and a view of it might be a copy.
@@ -250,7 +242,7 @@ def _backward(
         if overflows:
             # Scores as the forward pass had them, bit by bit: one of 1e30 is not reached again by another sum.
             weight = (tile.compute(scaled, best, overflows=True) - tile.queries(lse)).clamp_(max=0).exp_()
-            weight = weight.masked_fill_(tile.queries(lost), 0)
+            weight = weight.masked_fill_(tile.queries(nan_rows), 0)
         else:
             weight = tile.compute(scaled, best, minus=lse).exp_()
         grad_tile = tile.queries(grad_output)
@@ -270,11 +262,11 @@ def _backward(
     return *grads, *(grad.to(tensor.dtype) for grad, tensor in zip(bias_grads, learned, strict=True))
 
 
-def _find_nan_outputs(query, key, value, best, task: Task, learned) -> Tensor:
-    """Which outputs are NaN by the rule: a query, a visible key or value is not finite. Shaped as the output."""
+def _find_nan_outputs(query, key, value, best, task: TileSettings, learned) -> Tensor:
+    """Which outputs are NaN because the query, a visible key or value is not finite (see `regard.nonfinite`)."""
     bad_query, bad_key = (find_nonfinite_rows(tensor).to(query.dtype) * task.reads_content for tensor in (query, key))
     bad_value = (~torch.isfinite(value)).to(query.dtype)
-    touched = query.new_zeros(*query.shape[:3], value.shape[-1])
+    nan_marks = query.new_zeros(*query.shape[:3], value.shape[-1])
     query, key = zero_nonfinite(query), zero_nonfinite(key)
     scaled = _scale_query(query, task.scale)
     for job in task.jobs(query, key):
@@ -285,5 +277,5 @@ def _find_nan_outputs(query, key, value, best, task: Task, learned) -> Tensor:
         harm = torch.bmm(seen, tile.columns(bad_key)) + seen.sum(-1, keepdim=True) * tile.queries(bad_query)
         if best is not None:  # only winners hand their value over
             seen = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)
-        job.query.add(touched, tile.by_head(torch.bmm(seen, tile.columns(bad_value)) + harm))
-    return touched > 0
+        job.query.add(nan_marks, tile.by_head(torch.bmm(seen, tile.columns(bad_value)) + harm))
+    return nan_marks > 0

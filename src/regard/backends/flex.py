@@ -1,4 +1,4 @@
-"""torch's FlexAttention, fed from the same plan and the same bias as every other backend."""
+"""torch's FlexAttention, from the same plan and bias as every other backend."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Flex(Backend):
         if 0 in (*request.lengths, request.batch, query.shape[-1], value.shape[-1]):
             return "FlexAttention is not defined on nothing"
         if len({query.dtype, request.key.dtype, value.dtype}) > 1:
-            return "FlexAttention wants one dtype"
+            return "FlexAttention needs one dtype"
         if torch._C._are_functorch_transforms_active():
             return "FlexAttention does not run inside the transforms of torch.func"
         if query.device.type == "cpu" and request.needs_gradient:
             return "FlexAttention has no backward pass on a CPU"
         if query.device.type != "cpu" and query.dtype == torch.float64:
             return "FlexAttention's kernels for GPUs have no double precision"
-        if query.device.type != "cpu" and not pointwise(request.pattern, request.lengths, query.device):
+        if query.device.type != "cpu" and not is_pointwise(request.pattern, request.lengths, query.device):
             return (
                 "FlexAttention's kernels see one pair at a time, and the pattern gathers several numbers for "
                 "one pair, which they would compile to a wrong mask"
@@ -77,59 +77,60 @@ class Flex(Backend):
         return True
 
     def run(self, request: Request) -> Tensor:
-        return run_with(request, _eager if request.query.device.type == "cpu" else _compiled)
+        return run_with(request, _run_eager if request.query.device.type == "cpu" else _run_compiled)
 
 
 def run_with(request: Request, flex: Callable[..., Tensor]) -> Tensor:
     """The output of a request, by `flex_attention` itself or by a compiled one."""
     query, key, value = request.query, request.key, request.value
-    if query.device.type == "cpu":  # it refuses tensors that could want a gradient, even where none is recorded
+    if query.device.type == "cpu":  # it refuses tensors that require grad, even where grad is disabled
         query, key, value = query.detach(), key.detach(), value.detach()
     if request.scale == 0:
         query = torch.zeros_like(query)
     mask = block_mask(request.pattern, request.lengths, query.device, request.batch)
-    broken, lost = None, torch.zeros((), dtype=torch.bool, device=query.device)
+    nonfinite, nan_rows = None, torch.zeros((), dtype=torch.bool, device=query.device)
     if not is_known_finite(query, key, value):
-        broken = ~torch.isfinite(value)
+        nonfinite = ~torch.isfinite(value)
         if request.scale != 0:
-            broken, lost = broken | find_nonfinite_rows(key), find_nonfinite_rows(query)
+            nonfinite, nan_rows = nonfinite | find_nonfinite_rows(key), find_nonfinite_rows(query)
         query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
     flex = functools.partial(flex, block_mask=mask, enable_gqa=request.group > 1)
-    output = flex(query, key, value, score_mod=_score_mod(request), scale=request.scale)
-    if broken is None:
+    output = flex(query, key, value, score_mod=_make_score_mod(request), scale=request.scale)
+    if nonfinite is None:
         return output
-    # The plain mean of what is broken is positive exactly where something broken was seen; of ones, where anything was.
+    # The uniform mean of these marks is positive exactly where a non-finite key or value is visible, that of the ones
+    # where anything is.
     equal = torch.zeros_like(query).float(), torch.zeros_like(key).float()
-    marks = torch.cat((broken.float(), torch.ones_like(broken[..., :1]).float()), -1)
-    share = flex(*equal, marks, score_mod=_hides(request), scale=1.0) > 0
-    return torch.where(share[..., :-1] | (lost & share[..., -1:]), torch.nan, output)
+    marks = torch.cat((nonfinite.float(), torch.ones_like(nonfinite[..., :1]).float()), -1)
+    share = flex(*equal, marks, score_mod=_make_hiding_score_mod(request), scale=1.0) > 0
+    return torch.where(share[..., :-1] | (nan_rows & share[..., -1:]), torch.nan, output)
 
 
-def _eager(*arguments, **options) -> Tensor:
+def _run_eager(*arguments, **options) -> Tensor:
     with warnings.catch_warnings():
-        # On a CPU forming the square is what was asked for by name.
+        # On a CPU, backend="flex" explicitly requests the dense computation.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         from torch.nn.attention.flex_attention import flex_attention
 
         return flex_attention(*arguments, **options)
 
 
-def _compiled(*arguments, **options) -> Tensor:
-    # Every pattern and length is a kernel of its own; at the usual limit of 8 torch would form the square.
+def _run_compiled(*arguments, **options) -> Tensor:
+    # Every pattern and length compiles anew; beyond the default limit of 8 torch falls back to the dense computation.
     with torch._dynamo.config.patch(recompile_limit=256):
-        return _compiled_flex()(*arguments, **options)
+        return _compile_flex()(*arguments, **options)
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Tensor]:
+def _compile_flex() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-def _hides(request: Request) -> Callable[..., Tensor] | None:
-    """All scores alike, except that a bias of minus infinity hides a pair."""
-    biased = _score_mod(request)
+def _make_hiding_score_mod(request: Request) -> Callable[..., Tensor] | None:
+    """Equal scores, except that a bias of minus infinity hides a pair."""
+    biased = _make_score_mod(request)
     if biased is None:
         return None
 
@@ -139,8 +140,8 @@ def _hides(request: Request) -> Callable[..., Tensor] | None:
     return hide
 
 
-def _score_mod(request: Request) -> Callable[..., Tensor] | None:
-    """What FlexAttention does to the score of one pair."""
+def _make_score_mod(request: Request) -> Callable[..., Tensor] | None:
+    """The `score_mod` of FlexAttention that adds the bias."""
     bias, offset = request.bias, request.lengths.offset
     if bias is None:
         return None
@@ -161,7 +162,7 @@ def _score_mod(request: Request) -> Callable[..., Tensor] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class KeyBlocks:
     """Which blocks of keys each block of queries needs; each array is `(row, query block, ...)`.
 
     Attributes:
@@ -175,23 +176,23 @@ class Blocks:
     full: Array
 
 
-def blocks(pattern: Pattern, lengths: Lengths) -> Blocks:
+def find_key_blocks(pattern: Pattern, lengths: Lengths) -> KeyBlocks:
     """The tiles of a plan cut at multiples of 128, whatever tiles it has. A short last block counts as partial."""
     (part,) = plan(pattern, *lengths, block=BLOCK, sort=False).parts
     rows, down, across = pattern.rows or 1, -(-lengths.queries // BLOCK), -(-lengths.keys // BLOCK)
-    # Queries of every tile, counted by block: one piece for each tile and block that meet.
-    tile, place = _members(part.query_stop - part.query_start)
+    # Queries of every tile, counted by block: one piece for each tile and block that intersect.
+    tile, place = _number_members(part.query_stop - part.query_start)
     query = part.query_index[part.query_start[tile] + place]
     piece, height = np.unique(tile * down + query // BLOCK, return_counts=True)
     tile, above = piece // down, piece % down
     # Keys of every run, cut at the edges of blocks; runs are sorted by tile and so are their cuts.
     first = part.run_start // BLOCK
-    run, place = _members((part.run_stop - 1) // BLOCK - first + 1)
+    run, place = _number_members((part.run_stop - 1) // BLOCK - first + 1)
     left = first[run] + place
     width = np.minimum(part.run_stop[run], (left + 1) * BLOCK) - np.maximum(part.run_start[run], left * BLOCK)
     pointer = np.searchsorted(run, part.run_pointer)
-    # Every piece meets every cut of its tile, and a block is full when whole runs cover all of its pairs.
-    piece, place = _members(np.diff(pointer)[tile])
+    # Every piece is paired with every cut of its tile, and a block is full when whole runs cover all of its pairs.
+    piece, place = _number_members(np.diff(pointer)[tile])
     cut = pointer[tile[piece]] + place
     code = ((part.row[tile] * down + above)[piece]) * across + left[cut]
     named, which = np.unique(code, return_inverse=True)
@@ -202,13 +203,13 @@ def blocks(pattern: Pattern, lengths: Lengths) -> Blocks:
         owner, block = chosen // across, chosen % across
         count = np.bincount(owner, minlength=rows * down)
         index = np.zeros((rows * down, across), dtype=np.int32)
-        index[_members(count)] = block
+        index[_number_members(count)] = block
         return count.astype(np.int32).reshape(rows, down), index.reshape(rows, down, across)
 
-    return Blocks(*table(named[~full]), *table(named[full]))
+    return KeyBlocks(*table(named[~full]), *table(named[full]))
 
 
-def _members(count: Array) -> tuple[Array, Array]:
+def _number_members(count: Array) -> tuple[Array, Array]:
     """Owner and place of every member when owner `n` has `count[n]` of them: 2, 0, 3 -> 0 0 2 2 2, 0 1 0 1 2."""
     owner = np.repeat(np.arange(count.size), count)
     return owner, np.arange(owner.size) - np.repeat(np.cumsum(count) - count, count)
@@ -221,11 +222,11 @@ def _count_bytes(holder: object) -> int:
 
 @lru_cache_bytes(_count_bytes)
 def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device, batch: int) -> BlockMask:
-    """The pattern as FlexAttention wants it; rows that the pattern does not tell apart share one."""
-    found, allows = blocks(pattern, lengths), traced(pattern, lengths, device)
+    """The pattern as a `BlockMask`; rows that share a mask share its blocks."""
+    found, allows = find_key_blocks(pattern, lengths), trace_pattern(pattern, lengths, device)
     arrays = (found.partial_count, found.partial, found.full_count, found.full)
     rows = pattern.rows or 1
-    times = 1 if rows == 1 else batch // rows  # heads that came in as rows, for each batch row
+    times = 1 if rows == 1 else batch // rows  # folded heads, for each batch row
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return allows(batch if times == 1 else batch % rows, query, key)
@@ -241,12 +242,12 @@ def block_mask(pattern: Pattern, lengths: Lengths, device: torch.device, batch: 
 
 
 @lru_cache_bytes(_count_bytes)
-def traced(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx.GraphModule:
+def trace_pattern(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx.GraphModule:
     """The pattern at one pair as a graph of torch operations with its tables as constants.
 
-    A compiler would look into the caches and the numpy that make those tables, and trip over them.
+    `torch.compile` cannot trace the caches and the numpy code that make those tables.
     """
-    # Brings the whole compiler along, which takes longer than the rest of Regard.
+    # Imports Dynamo, which takes longer than importing Regard.
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     def allows(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -254,17 +255,17 @@ def traced(pattern: Pattern, lengths: Lengths, device: torch.device) -> torch.fx
 
     places = [torch.zeros((), dtype=torch.int32, device=device) for _ in range(3)]
     allows(*places)  # fills the caches with ordinary tensors
-    with TransformGetItemToIndex():  # a table at a traced number is a lookup, not a question for its value
+    with TransformGetItemToIndex():  # indexing a table with a traced number is a lookup
         from torch.fx.experimental.proxy_tensor import make_fx
 
         return make_fx(allows)(*places)
 
 
-def pointwise(pattern: Pattern, lengths: Lengths, device: torch.device) -> bool:
+def is_pointwise(pattern: Pattern, lengths: Lengths, device: torch.device) -> bool:
     """Whether the pattern computes nothing but single numbers for a pair, as a compiled kernel needs.
 
     torch 2.13 compiles a mask that reduces a row of numbers, such as `(table[i] == j).any(-1)`, without
     complaint and gives wrong numbers.
     """
-    steps = (node for node in traced(pattern, lengths, device).graph.nodes if node.op == "call_function")
+    steps = (node for node in trace_pattern(pattern, lengths, device).graph.nodes if node.op == "call_function")
     return all(step.meta["val"].ndim == 0 for step in steps)

@@ -1,4 +1,4 @@
-"""The two limits of temperature, exactly: the mean of what is visible, and the best of it.
+"""The two limits of temperature, exactly: the mean of the visible values (scale 0) and hard attention (scale inf).
 
 Requirements of both: no approximation by a very small or very large scale, and memory linear in the tokens.
 """
@@ -12,23 +12,25 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Request, accumulation_dtype
-from regard.backends.scores import Task, Tile
+from regard.backends.scores import Tile, TileSettings
 from regard.backends.tiles import fold_batch, unfold_batch
 from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.caching import lru_cache_bytes
 from regard.nonfinite import find_nonfinite_rows, is_known_finite, zero_nonfinite
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
-from regard.planner import Part, plan
+from regard.planner import PlanPart, plan
 from regard.planner.ragged import stack_by_shape
 
 BLOCK = 64
 
 
-def winners(query: Tensor, key: Tensor, task: Task, learned: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def find_winners(
+    query: Tensor, key: Tensor, task: TileSettings, learned: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
     """For each query the best content score, the first key that reaches it and how many may: `(batch, head, query, 1)`.
 
-    A query that sees nothing has count zero; one that is lost (see `regard.nonfinite`) has a best score of NaN.
+    A query that sees nothing has count zero; one whose output is NaN (see `regard.nonfinite`) has a best score of NaN.
     """
     return Winners.apply(query.detach(), key.detach(), task, *(tensor.detach() for tensor in learned))
 
@@ -38,14 +40,14 @@ class Winners(torch.autograd.Function):
 
     @staticmethod
     def forward(query, key, task, *learned):
-        broken = None
+        nonfinite = None
         if not is_known_finite(query, key):
-            broken = find_nonfinite_rows(query).to(query.dtype), find_nonfinite_rows(key).to(key.dtype)
+            nonfinite = find_nonfinite_rows(query).to(query.dtype), find_nonfinite_rows(key).to(key.dtype)
             query, key = zero_nonfinite(query), zero_nonfinite(key)
         best = query.new_full((*query.shape[:3], 1), -torch.inf)
         winner = torch.zeros(best.shape, dtype=torch.long, device=query.device)
         count = torch.zeros_like(winner)
-        spoiled = torch.zeros_like(best)
+        nan_marks = torch.zeros_like(best)
         signed = query if task.scale > 0 else -query
         for job in task.jobs(query, key):
             tile = Tile(job, task, query, key, learned)
@@ -54,19 +56,19 @@ class Winners(torch.autograd.Function):
             slack = tile.rounding()
             ties = ((scores + slack >= top) & (scores > -torch.inf)).sum(-1, keepdim=True)
             slack = slack.amax(-1, keepdim=True)
-            # Of scores that overflowed none is the best; of biases that are not finite, minus infinity only hides.
-            lost = ~(top < torch.inf)
+            # A row with an overflowed score is NaN; of non-finite biases, minus infinity only hides.
+            nan_rows = ~(top < torch.inf)
             if tile.biased:
-                lost = lost | (~(tile.addend() < torch.inf)).any(-1, keepdim=True)
-            job.query.add(spoiled, tile.by_head(lost.to(scores.dtype)))
+                nan_rows = nan_rows | (~(tile.addend() < torch.inf)).any(-1, keepdim=True)
+            job.query.add(nan_marks, tile.by_head(nan_rows.to(scores.dtype)))
             number = job.key.index.expand(tile.batch * tile.kv_heads, -1, -1).flatten(0, 1)
             found = number.gather(1, place.squeeze(-1)).unsqueeze(-1)
             _keep_best(job, [best, winner, count], [tile.by_head(part) for part in (top, found, ties, slack)])
-            if broken is not None:
+            if nonfinite is not None:
                 seen = (tile.addend() != -torch.inf).expand(scores.shape).to(scores.dtype)
-                harm = torch.bmm(seen, tile.columns(broken[1]))
-                job.query.add(spoiled, tile.by_head(harm + seen.sum(-1, keepdim=True) * tile.queries(broken[0])))
-        return torch.where(spoiled > 0, torch.nan, best), winner, count
+                harm = torch.bmm(seen, tile.columns(nonfinite[1]))
+                job.query.add(nan_marks, tile.by_head(harm + seen.sum(-1, keepdim=True) * tile.queries(nonfinite[0])))
+        return torch.where(nan_marks > 0, torch.nan, best), winner, count
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -89,18 +91,18 @@ def _keep_best(job, state: list[Tensor], found: list[Tensor]) -> None:
     best, winner, count = (job.query.take(tensor) for tensor in state)
     top, place, ties, slack = found
     better = top > best
-    # Counting too many is harmless: more than one only means that a second pass looks closely.
+    # Overcounting is harmless: more than one only means that a second pass resolves ties.
     near = ((top - best).abs() <= slack) & (ties > 0)
     job.query.put(state[0], torch.where(better, top, best))
     job.query.put(state[1], torch.where(better, place, winner))
     job.query.put(state[2], torch.where(near, count + ties, torch.where(better, ties, count)))
 
 
-def uniform(request: Request) -> Tensor:
+def average_visible(request: Request) -> Tensor:
     """The mean of the visible values, in time linear in the tokens.
 
     Keys that a whole tile of queries sees enter as sums over 1, 2, 4, ... neighbours, so a run costs the logarithm of
-    its length and a value that nobody sees is in no sum (differences of running sums would let a hidden NaN through).
+    its length and a hidden value is in no sum (differences of running sums would let a hidden NaN through).
     """
     dtype, rows = accumulation_dtype(request), request.pattern.rows
     laid = fold_batch(request.value.to(dtype), rows)
@@ -139,7 +141,7 @@ def _build_tree(value: Tensor) -> Tensor:
     return torch.cat(levels)
 
 
-class _Step:
+class _TreeReads:
     """Tiles of one shape: queries, the tree's nodes they read, and how many keys each node holds for each query."""
 
     def __init__(self, key_index: Tensor, query: Tensor, node: Tensor, weight: Tensor) -> None:
@@ -148,17 +150,17 @@ class _Step:
 
 
 @lru_cache_bytes(lambda steps: sum(step.size for step in steps))
-def _plan_means(pattern: Pattern, lengths: Lengths) -> tuple[_Step, ...]:
+def _plan_means(pattern: Pattern, lengths: Lengths) -> tuple[_TreeReads, ...]:
     steps = []
     rows = pattern.rows or 1
     for part in plan(pattern, *lengths, block=BLOCK).parts:
         order = np.concatenate([part.key_index + row * lengths.keys for row in range(rows)])
         for _, arrays in stack_by_shape(_list_tiles(part, lengths, rows)):
-            steps.append(_Step(torch.from_numpy(order), *map(torch.from_numpy, arrays)))
+            steps.append(_TreeReads(torch.from_numpy(order), *map(torch.from_numpy, arrays)))
     return tuple(steps)
 
 
-def _list_tiles(part: Part, lengths: Lengths, rows: int) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
+def _list_tiles(part: PlanPart, lengths: Lengths, rows: int) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
     """Shape of each tile; its queries, the tree's nodes they read, and how many keys each node holds for each query."""
     offsets = _level_offsets(rows * lengths.keys)
     for tile in range(part.tiles):
@@ -185,7 +187,9 @@ def _level_offsets(keys: int) -> list[int]:
     return offsets
 
 
-def _find_nodes(part: Part, tile: int, before: int, offsets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_nodes(
+    part: PlanPart, tile: int, before: int, offsets: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tree nodes that make up the whole runs, how many keys each holds, and the places of the ragged keys.
 
     `before` keys of other batch rows come first.

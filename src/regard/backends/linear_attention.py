@@ -1,4 +1,4 @@
-"""Linear attention: a feature map in place of the exponential, so that no square is ever formed."""
+"""Linear attention: a feature map in place of the exponential, without the matrix of scores."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from regard.errors import CalculusError, ShapeError
 from regard.features import Elu1, FeatureMap, scaled_features
 from regard.features import feature_map as resolve_features
 from regard.kernels.eager import is_plain_eager
-from regard.kernels.linear_attention import Phi, attention, is_supported, normalise, sum_in_chunks, try_attention
+from regard.kernels.linear_attention import (
+    Phi,
+    attention,
+    compute_in_torch,
+    is_supported,
+    normalise,
+    try_attention,
+)
 from regard.nonfinite import find_nonfinite_rows, has_no_values, is_known_finite, zero_nonfinite
 from regard.patterns import Causal, Pattern
 
-CHUNK = 64  # tokens whose own square is formed; products with the state before them do the rest
 
-
-class LinearAttention(Backend):
+class LinearAttentionBackend(Backend):
     """Kernelised attention in time and memory linear in the tokens.
 
         out_i = phi(q_i)^T [sum_j phi(k_j) v_j^T] / phi(q_i)^T [sum_j phi(k_j)]
 
     phi: the feature map, the root of scale given to both of its arguments; j: the visible keys. Without a
     causal pattern both brackets are the same for every query and are computed once (the dense form). With
-    one, chunks of tokens meet the sums of all chunks before them and their own small triangle (the sum_in_chunks
+    one, each chunk of tokens attends to the sums of all chunks before it and to its own small triangle (the chunked
     form): in C++ where that was built and the tensors are on the CPU, else in torch. `step` is the recurrent
-    form. In torch the two brackets travel as one: a column of ones beside the values makes the normaliser.
+    form. In torch the two brackets are computed as one: a column of ones beside the values makes the normaliser.
 
     Source: Katharopoulos et al., Transformers are RNNs (2020), sections 3.2 to 3.4; the chunks are those of
     Hua et al., Transformer Quality in Linear Time (2022).
@@ -48,7 +53,7 @@ class LinearAttention(Backend):
     def refuse(self, request: Request) -> str | None:
         if request.feature_map is None:
             return "linear attention needs a feature map in place of exp, and none was given"
-        for pattern in request.pattern._factors():
+        for pattern in request.pattern._split_intersection():
             if not pattern.is_causal and not pattern.is_key_padding:
                 return (
                     "linear attention shares its sums over keys between queries, which Full, Causal, Padding "
@@ -59,16 +64,16 @@ class LinearAttention(Backend):
     def run(self, request: Request) -> Tensor:
         dtype = accumulation_dtype(request)
         query, key, value = (tensor.to(dtype) for tensor in (request.query, request.key, request.value))
-        patterns = request.pattern._factors()
+        patterns = request.pattern._split_intersection()
         causal = any(pattern.is_causal for pattern in patterns)
         paddings = [pattern for pattern in patterns if pattern.is_key_padding and not pattern.is_full]
         if causal and not paddings and (output := _run_fused(query, key, value, request)) is not None:
             return output.to(request.value.dtype)
-        real = _real_keys(paddings, request)
-        careful = not is_known_finite(query, key, value)
-        broken = _find_nonfinite_values(key, value, request) & real if careful else None
-        lost = _find_nonfinite_queries(query, request) if careful else None
-        if careful:
+        real = _find_real_keys(paddings, request)
+        has_nonfinite = not is_known_finite(query, key, value)
+        nonfinite = _find_nonfinite_values(key, value, request) & real if has_nonfinite else None
+        nan_rows = _find_nonfinite_queries(query, request) if has_nonfinite else None
+        if has_nonfinite:
             query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
         if paddings:
             # Zeroed before phi, whose derivative may be infinite there, and after it, for phi(0) is rarely 0.
@@ -78,15 +83,15 @@ class LinearAttention(Backend):
         if paddings:
             key = torch.where(real, key, 0)
         if causal:
-            output = _attend_causal(query, key, value, request, phi, attention if kernel else _attend_in_torch)
+            output = _attend_causal(query, key, value, request, phi, attention if kernel else compute_in_torch)
         else:
             output = normalise(_attend_dense(query, key, _append_ones(value)))
         # A query without any key has zeros, even if it is itself NaN.
-        seen = _seen(real, causal, request)
+        seen = _propagate_marks(real, causal, request)
         output = torch.where(seen, output, 0)
-        if broken is not None and lost is not None:
-            touched = _seen(broken, causal, request).repeat_interleave(request.group, dim=1)
-            output = torch.where(touched | (lost & seen), torch.nan, output)
+        if nonfinite is not None and nan_rows is not None:
+            nan_marks = _propagate_marks(nonfinite, causal, request).repeat_interleave(request.group, dim=1)
+            output = torch.where(nan_marks | (nan_rows & seen), torch.nan, output)
         return output.to(request.value.dtype)
 
 
@@ -110,16 +115,16 @@ def _run_fused(query: Tensor, key: Tensor, value: Tensor, request: Request) -> T
 
 
 def _attend_dense(query: Tensor, key: Tensor, columns: Tensor) -> Tensor:
-    """Two sums over all keys, once for all queries; grouped heads stand below one another."""
+    """Two sums over all keys, once for all queries; grouped heads are stacked along the queries."""
     grouped = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
     return (grouped @ (key.mT @ columns)).reshape(*query.shape[:3], columns.shape[-1])
 
 
 def _attend_causal(query: Tensor, key: Tensor, value: Tensor, request: Request, phi: Phi, product: Callable) -> Any:
-    """The last query sits on the last key: early keys make the first state, early queries see nothing."""
+    """The last query is aligned with the last key: extra keys make the first state, extra queries see nothing."""
     queries, keys = request.lengths
     early, late = max(keys - queries, 0), max(queries - keys, 0)
-    if not early and not late:  # a slice of everything, or a pad of nothing, would still be copied on the way back
+    if not early and not late:  # a slice of everything, or a pad of nothing, would still be copied by backward
         made = product(query, key, value, None, None, phi)
         return made if made is None else made[0]
     state = norm = None
@@ -131,17 +136,8 @@ def _attend_causal(query: Tensor, key: Tensor, value: Tensor, request: Request, 
     return made if made is None else pad(made[0], (0, 0, late, 0))
 
 
-def _attend_in_torch(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor, Tensor]:
-    """What the kernel computes, for features: output, next state and next norm."""
-    past = query.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1] + 1)
-    if state is not None:
-        past = torch.cat((state, norm.unsqueeze(-1)), -1)
-    summed, future = sum_in_chunks(query, key, _append_ones(value), past, CHUNK)
-    return normalise(summed), future[..., :-1], future[..., -1]
-
-
 def _compute_features(request: Request, query: Tensor, key: Tensor, fused: bool) -> tuple[Tensor, Tensor, Phi]:
-    """Features of queries and keys; `fused` leaves a map that the kernel knows to it.
+    """Features of queries and keys; `fused` leaves a map that the kernel implements to it.
 
     The mean over visible keys is the kernel that is one everywhere.
     """
@@ -162,12 +158,12 @@ def _append_ones(value: Tensor) -> Tensor:
 # Visibility
 
 
-def _real_keys(paddings: list[Pattern], request: Request) -> Tensor:
+def _find_real_keys(paddings: list[Pattern], request: Request) -> Tensor:
     """Which keys no padding hides: `(batch or 1, 1, key, 1)`."""
     device = request.query.device
     i, j = torch.zeros((), dtype=torch.long, device=device), torch.arange(request.lengths.keys, device=device)
     real = torch.ones_like(j, dtype=torch.bool)[None]
-    for padding in paddings:  # what one query sees, all of them do
+    for padding in paddings:  # all queries see the same keys
         row = torch.arange(padding.rows or 1, device=device)[:, None]
         real = real & request.by_row(padding._allows(i, j, row, request.lengths).expand(len(row), len(j)))
     return real[:, None, :, None]
@@ -175,9 +171,9 @@ def _real_keys(paddings: list[Pattern], request: Request) -> Tensor:
 
 def _find_nonfinite_values(key: Tensor, value: Tensor, request: Request) -> Tensor:
     """Which values are not finite, themselves or by their key: `(batch, kv_head, key, value_dim)`."""
-    broken = ~torch.isfinite(value)
+    nonfinite = ~torch.isfinite(value)
     # The plain mean reads no key.
-    return broken if request.uniform else broken | find_nonfinite_rows(key)
+    return nonfinite if request.uniform else nonfinite | find_nonfinite_rows(key)
 
 
 def _find_nonfinite_queries(query: Tensor, request: Request) -> Tensor:
@@ -185,7 +181,7 @@ def _find_nonfinite_queries(query: Tensor, request: Request) -> Tensor:
     return find_nonfinite_rows(query) & (not request.uniform)
 
 
-def _seen(mark: Tensor, causal: bool, request: Request) -> Tensor:
+def _propagate_marks(mark: Tensor, causal: bool, request: Request) -> Tensor:
     """For each query whether it may see a marked key: `(..., key, c)` -> `(..., query or 1, c)`."""
     if not causal:
         return mark.any(2, keepdim=True)
@@ -199,7 +195,7 @@ def _seen(mark: Tensor, causal: bool, request: Request) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """All that causal linear attention remembers of the past: two sums, however long the past was.
+    """The recurrent state of causal linear attention: two sums of constant size.
 
         sums = sum_j phi(k_j) v_j^T,     norm = sum_j phi(k_j)
 
@@ -276,14 +272,14 @@ def _advance(request: Request, state: LinearState | None, batch: tuple[int, ...]
     if made is not None:
         output, sums, norm = made
         return output, LinearState(sums.reshape(shape), norm.reshape(shape[:-1]))
-    broken = _find_nonfinite_values(key, value, request)
+    nonfinite = _find_nonfinite_values(key, value, request)
     read, met, phi = _compute_features(request, zero_nonfinite(query), zero_nonfinite(key), fused=kernel)
-    output, sums, norm = (attention if kernel else _attend_in_torch)(read, met, zero_nonfinite(value), *past, phi)
-    touched = _seen(broken, True, request)
-    lost = touched.repeat_interleave(request.group, dim=1) | _find_nonfinite_queries(query, request)
-    output = torch.where(lost, torch.nan, output)
+    output, sums, norm = (attention if kernel else compute_in_torch)(read, met, zero_nonfinite(value), *past, phi)
+    nan_marks = _propagate_marks(nonfinite, True, request)
+    nan_rows = nan_marks.repeat_interleave(request.group, dim=1) | _find_nonfinite_queries(query, request)
+    output = torch.where(nan_rows, torch.nan, output)
     # A state that has summed a non-finite value stays NaN, in that value's channels.
-    sums = torch.where(touched.any(2)[:, :, None], torch.nan, sums)
+    sums = torch.where(nan_marks.any(2)[:, :, None], torch.nan, sums)
     return output, LinearState(sums.reshape(shape), norm.reshape(shape[:-1]))
 
 
@@ -305,7 +301,7 @@ def _check_step(query: Tensor, key: Tensor, value: Tensor) -> None:
     if min(query.ndim, key.ndim, value.ndim) < 3:
         because = "a tensor has no head axis"
     elif query.shape[-1] != key.shape[-1]:
-        because = "query and key meet in a dot product and need equally many numbers"
+        because = "the dot product of query and key needs equal head dims"
     elif not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
         because = "the axes before the heads, the batch, must be the same for all three"
     elif not query.shape[-2] == key.shape[-2] == value.shape[-2]:

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
 from regard.kernels import library
+from regard.kernels.bias_table import make_bias_table
+from regard.kernels.constant_program import get_program
 from regard.kernels.decode import MAX_QUERIES, run_decode
 from regard.kernels.eager import is_traced
-from regard.kernels.intervals import intervals
-from regard.kernels.positions import table_of
+from regard.kernels.key_intervals import find_key_intervals
 from regard.kernels.program import best_plan
 from regard.kernels.softmax import Score, attention
-from regard.kernels.traced import words_of
 from regard.planner import Plan
 
-# What benchmarks/attention.py measured on two cores with AVX2, in float32 without a bias; it is named where it applies.
+# What benchmarks/attention.py measured on two cores with AVX2, in float32 without a bias; used where it applies.
 MERITS = {
     "decode": "measured to read a long cache at 0.6 to 0.8 of the speed of memory",
     "dense": "measured 1.1 to 1.5 times as fast as torch's SDPA",
@@ -68,15 +68,15 @@ class Native(Backend):
         if isinstance(request.bias, Tensor):
             bias = request.bias.to(dtype)
         elif request.bias is not None:
-            table, query_code, key_code = table_of(request.bias, request.lengths)
+            table, query_code, key_code = make_bias_table(request.bias, request.lengths)
             table = table.to(dtype)
-        words, masks = words_of(request.pattern, request.lengths, library.lanes(dtype))
+        words, masks = get_program(request.pattern, request.lengths, library.lanes(dtype))
         score = Score(table, query_code, key_code, bias, words, masks, request.scale)
         return attention(query, key, value, score)[0].to(request.value.dtype)
 
 
 def _find_benchmark(request: Request) -> str | None:
-    """Which measurement speaks about a request, if one does."""
+    """The benchmark that covers a request, or `None`."""
     if request.query.dtype != torch.float32 or request.bias is not None:
         return None
     if request.lengths.queries <= MAX_QUERIES:
@@ -87,10 +87,10 @@ def _find_benchmark(request: Request) -> str | None:
 
 
 def _find_intervals(request: Request) -> tuple[Tensor, Tensor] | None:
-    """What few queries see of a cache, if that is one interval each and only the output is needed."""
+    """The keys of a few queries, if they are one interval each and only the output is needed."""
     if request.bias is not None or request.needs_gradient or is_traced():
         return None
-    seen = intervals(request.pattern, request.lengths)
+    seen = find_key_intervals(request.pattern, request.lengths)
     return None if seen is None else (request.by_row(seen[0]), request.by_row(seen[1]))
 
 

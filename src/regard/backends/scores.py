@@ -15,10 +15,10 @@ from regard.patterns import Lengths, Pattern
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """What tiles need to know beside the tensors.
+class TileSettings:
+    """The settings of an attention over tiles.
 
-    `learned` tensors travel separately, so that autograd sees them: the parameters of `bias`, or one plain tensor.
+    `learned` tensors are passed separately, for autograd: the parameters of `bias`, or one plain tensor.
     """
 
     pattern: Pattern
@@ -29,7 +29,7 @@ class Task:
     group: int  # query heads per key head
     keeps_lse: bool = True  # whether a backward pass will need the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
-    bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern tells apart
+    bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern distinguishes
 
     @property
     def reads_content(self) -> bool:
@@ -45,7 +45,7 @@ class Task:
 class Tile:
     """The products of one job: `(batch * kv_head * tile, group * query, key)`."""
 
-    def __init__(self, job: Job, task: Task, query: Tensor, key: Tensor, learned: tuple[Tensor, ...]) -> None:
+    def __init__(self, job: Job, task: TileSettings, query: Tensor, key: Tensor, learned: tuple[Tensor, ...]) -> None:
         self.job, self.task, self.learned = job, task, learned
         self.batch, self.kv_heads, self.tiles = query.shape[0], key.shape[1], job.query.index.shape[0]
         self.whole_query, self.whole_key = query, key
@@ -180,7 +180,7 @@ class Tile:
     # Gradients
 
     def differentiate(self, grad_scores: Tensor, learned: list[Tensor], query: Tensor, key: Tensor) -> None:
-        """Add the gradient of the scores to what the bias has learned and, if it reads them, to query and key."""
+        """Add the gradient of the scores to those of the bias parameters and, if it reads them, of query and key."""
         by_head = self.by_head(grad_scores)
         if self.task.bias is None:
             self._differentiate_tensor(by_head, learned[0])
@@ -201,7 +201,7 @@ class Tile:
     def _differentiate_tensor(self, by_head: Tensor, total: Tensor) -> None:
         i, j = self._locate_pairs(total)
         part = by_head.sum_to_size(len(total), total.shape[1], *by_head.shape[2:]).to(total.dtype)
-        # A bias that is the same for all queries, or for all keys, collects them in its only place.
+        # A bias that broadcasts over queries or keys sums their gradients.
         pairs = (i * total.shape[3] + j).expand(part.shape[2:]).reshape(-1)
-        # A view, never a copy: `flatten` of a tensor that is not dense would be one, and what is added to it is lost.
+        # A view: `flatten` would copy a tensor that is not dense, and additions to the copy would be discarded.
         total.view(*total.shape[:2], total.shape[2] * total.shape[3]).index_add_(2, pairs, part.flatten(2))

@@ -40,21 +40,21 @@ class Sdpa(Backend):
         if 0 in (*request.lengths, request.batch, request.query.shape[-1], request.value.shape[-1]):
             return "torch's SDPA is not defined on nothing"
         if len({request.query.dtype, request.key.dtype, request.value.dtype}) > 1:
-            return "torch's SDPA wants one dtype"
+            return "torch's SDPA needs one dtype"
         return None
 
     def run(self, request: Request) -> Tensor:
         tensors = request.query, request.key, request.value
         bias = request.bias.to(request.query.dtype) if isinstance(request.bias, Tensor) else None
-        lost = None
+        nan_rows = None
         if not is_known_finite(*tensors) or (bias is not None and not is_known_finite(bias)):
-            lost = _find_nan_outputs(request, bias)
+            nan_rows = _find_nan_outputs(request, bias)
             tensors = zero_nonfinite(tensors[0]), zero_nonfinite(tensors[1]), zero_nonfinite(tensors[2])
             bias = None if bias is None else zero_nan_bias(bias)
         output = _run(request, *tensors, bias)
         if is_known_nonfinite(output):
             output = _attend_with_overflow(request, *tensors, bias)
-        return output if lost is None else torch.where(lost, torch.nan, output)
+        return output if nan_rows is None else torch.where(nan_rows, torch.nan, output)
 
 
 def _run(request: Request, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,22 +74,22 @@ def _attend_with_overflow(request: Request, query: Tensor, key: Tensor, value: T
     if bias is not None:
         scores, shown = scores + bias, shown & (bias != -torch.inf)
     shown = shown if request.dense else shown.tril()
-    lost = (shown & ~(scores < torch.inf)).any(-1, keepdim=True)
-    live = shown & ~lost & (scores > -torch.inf)
+    nan_rows = (shown & ~(scores < torch.inf)).any(-1, keepdim=True)
+    live = shown & ~nan_rows & (scores > -torch.inf)
     top = torch.where(live, scores, -torch.inf).detach().amax(-1, keepdim=True)
     weight = torch.where(live, torch.where(live, scores - top, 0).exp(), 0)
     weight = weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
-    return torch.where(lost, torch.nan, weight @ value).to(request.value.dtype)
+    return torch.where(nan_rows, torch.nan, weight @ value).to(request.value.dtype)
 
 
 def _find_nan_outputs(request: Request, bias: Tensor | None) -> Tensor:
     """Which outputs are NaN by the rule of `regard.nonfinite`: `(batch, head, query or 1, value_dim)`."""
-    broken = ~torch.isfinite(request.value) | find_nonfinite_rows(request.key)
+    nonfinite = ~torch.isfinite(request.value) | find_nonfinite_rows(request.key)
     causal = not request.dense
     if bias is None:
-        seen = broken.cummax(2).values if causal else broken.any(2, keepdim=True)
+        seen = nonfinite.cummax(2).values if causal else nonfinite.any(2, keepdim=True)
         return seen.repeat_interleave(request.group, dim=1) | find_nonfinite_rows(request.query)
     shown = (bias != -torch.inf).expand(-1, -1, *request.lengths)
-    seen = shown.to(torch.float32) @ broken.repeat_interleave(request.group, dim=1).to(torch.float32) > 0
-    unfit = (~(bias < torch.inf)).any(-1, keepdim=True)
-    return seen | unfit | (find_nonfinite_rows(request.query) & shown.any(-1, keepdim=True))
+    seen = shown.to(torch.float32) @ nonfinite.repeat_interleave(request.group, dim=1).to(torch.float32) > 0
+    bad_bias = (~(bias < torch.inf)).any(-1, keepdim=True)
+    return seen | bad_bias | (find_nonfinite_rows(request.query) & shown.any(-1, keepdim=True))

@@ -1,10 +1,10 @@
-"""Tiles ready to run: a plan's tiles grouped by shape, so that many small ones cost one batched product.
+"""The tiles of a plan grouped by shape, so that many small ones are one batched product.
 
 A group holds tiles with equally many queries and equally many keys, as index tensors, and the masks of its ragged
 tiles. Masks repeat (every inner tile of a window has the same one), so each distinct mask is kept once.
 
-Where a pattern tells batch rows apart, the rows are laid end to end as one long sequence (`fold_batch`): token `n` of
-row `r` is number `r * tokens + n`, and tiles of all rows run together.
+Where a pattern differs between batch rows, the rows are concatenated into one long sequence (`fold_batch`): token `n`
+of row `r` is number `r * tokens + n`, and tiles of all rows run together.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from torch import Tensor
 from regard.caching import lru_cache_bytes, outside_modes
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
-from regard.planner import Part, plan
+from regard.planner import PlanPart, plan
 from regard.planner.ragged import DistinctMasks, stack_by_shape
 
 HEIGHTS = (128, 64, 32, 16)  # of tiles; on a tie the taller wins
 LONGEST = 1024  # keys in a tile; longer ones are split and merged by their log-sum-exp
-TILE_BUDGET = 1 << 18  # scores computed at once: small enough for the cache, large enough that threads seldom meet
+TILE_BUDGET = (
+    1 << 18
+)  # scores computed at once: small enough for the cache, large enough that threads rarely synchronize
 MASK_BUDGET = 1 << 26  # mask entries kept for reuse by one group; beyond that they are computed at each run
 ADDITIVE_BUDGET = 1 << 22  # mask entries kept in additive form as well
 EVALUATION_BUDGET = 1 << 22  # mask entries computed at once
@@ -81,7 +83,7 @@ class Job:
 
     @property
     def mask(self) -> Tensor | None:
-        """Who sees whom: `(1 or tile, query, key)`; `None` when all see all."""
+        """The mask `(1 or tile, query, key)`; `None` when every pair is allowed."""
         return self.group.mask(self.first, self.last, self.query.index.device)
 
     def additive_mask(self, dtype: torch.dtype) -> Tensor | None:
@@ -93,8 +95,8 @@ class Job:
 class Group:
     """Tiles of one shape."""
 
-    part: Part
-    row: Tensor | None  # (tile,): the batch row of each tile, where rows are told apart
+    part: PlanPart
+    row: Tensor | None  # (tile,): the batch row of each tile, where rows are distinguished
     query: Tensor  # (tile, query)
     key: Tensor  # (tile, key)
     real: Tensor | None  # (tile, key): False where a short tile was filled up
@@ -232,8 +234,8 @@ def tile_height(pattern: Pattern, lengths: Lengths, group: int) -> int:
     Tall tiles make fast products, low ones follow a narrow pattern more closely. A product of `n` rows runs at about
     `n / (n + 24)` of full speed here, and grouped heads give each query that many rows.
     """
-    if pattern._opaque:
-        return HEIGHTS[-1]  # every plan would look at all pairs again
+    if pattern._is_opaque:
+        return HEIGHTS[-1]  # every plan would evaluate all pairs again
     # One tile holds all queries, however much taller it might be.
     heights = [height for height in HEIGHTS if height < lengths.queries or height == HEIGHTS[0]]
     if len(heights) == 1:
@@ -252,7 +254,7 @@ def group_tiles(pattern: Pattern, lengths: Lengths, block: int) -> tuple[Group, 
     return tuple(groups)
 
 
-def _make_groups(part: Part, rows: int | None, only: bool) -> Iterator[Group]:
+def _make_groups(part: PlanPart, rows: int | None, only: bool) -> Iterator[Group]:
     """The tiles of a part by shape. Tiles of many odd widths are filled up to common ones."""
     for (_, _, ragged, alone, _), (query, key, real, row) in stack_by_shape(_list_tiles(part, rows, only)):
         yield Group(
@@ -266,7 +268,7 @@ def _make_groups(part: Part, rows: int | None, only: bool) -> Iterator[Group]:
         )
 
 
-def _list_tiles(part: Part, rows: int | None, only: bool) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
+def _list_tiles(part: PlanPart, rows: int | None, only: bool) -> Iterator[tuple[tuple, tuple[Array, ...]]]:
     """Shape and properties of each tile, or of each piece of a long one; its queries, keys, real keys and batch row."""
     tiles = [tile for tile in range(part.tiles) if part.run_pointer[tile + 1] > part.run_pointer[tile]]
     keys = {tile: part.keys(tile) for tile in tiles}

@@ -1,6 +1,6 @@
 """Positional biases: scores evaluated per pair, differentiable, without materialising the score matrix."""
 
-from regard.biases._axes import axis_scores, distances, falls_apart, table_scores
+from regard.biases._axes import axis_scores, distances, is_separable, table_scores
 from regard.biases._encodings import quadratic_encoding
 from regard.biases._features import features_of, has_features
 from regard.biases.alibi import Alibi
@@ -23,9 +23,9 @@ __all__ = [
     "TransformerXL",
     "axis_scores",
     "distances",
-    "falls_apart",
     "features_of",
     "has_features",
+    "is_separable",
     "quadratic_encoding",
     "table_scores",
 ]

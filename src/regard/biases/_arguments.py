@@ -15,11 +15,11 @@ Grid = tuple[int, int]
 Numbers = Tensor | Sequence[Any] | float
 
 
-def refusal(owner: str, *, asked: str, found: str, because: str, instead: str) -> BiasError:
+def make_error(owner: str, *, asked: str, found: str, because: str, instead: str) -> BiasError:
     return BiasError(f"{owner} cannot be built.", asked=asked, found=found, because=because, instead=instead)
 
 
-def whole(owner: str, name: str, value: object, least: int, *, because: str, instead: str) -> int:
+def check_integer(owner: str, name: str, value: object, least: int, *, because: str, instead: str) -> int:
     """The integer `value`, refused when it is not one or is smaller than `least`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -27,12 +27,12 @@ def whole(owner: str, name: str, value: object, least: int, *, because: str, ins
         number = None
     if number is None or number < least:
         found = f"a {type(value).__name__}, not a whole number" if number is None else f"less than {least}"
-        raise refusal(owner, asked=f"{name}={value!r}", found=found, because=because, instead=instead)
+        raise make_error(owner, asked=f"{name}={value!r}", found=found, because=because, instead=instead)
     return number
 
 
-def head_count(owner: str, heads: object) -> int:
-    return whole(
+def check_heads(owner: str, heads: object) -> int:
+    return check_integer(
         owner,
         "heads",
         heads,
@@ -42,9 +42,9 @@ def head_count(owner: str, heads: object) -> int:
     )
 
 
-def grid_of(owner: str, grid: Sequence[int] | None, start: int) -> tuple[Grid | None, int]:
+def check_grid(owner: str, grid: Sequence[int] | None, start: int) -> tuple[Grid | None, int]:
     """The checked grid and the position of its first token."""
-    first = whole(
+    first = check_integer(
         owner,
         "start",
         start,
@@ -54,7 +54,7 @@ def grid_of(owner: str, grid: Sequence[int] | None, start: int) -> tuple[Grid | 
     )
     if grid is None:
         if first:
-            raise refusal(
+            raise make_error(
                 owner,
                 asked=f"start={start!r} and no grid",
                 found="a bias along one axis",
@@ -67,7 +67,7 @@ def grid_of(owner: str, grid: Sequence[int] | None, start: int) -> tuple[Grid | 
     except TypeError:
         sizes = ()
     if len(sizes) != 2 or min(sizes) < 1:
-        raise refusal(
+        raise make_error(
             owner,
             asked=f"grid={grid!r}",
             found="not two whole numbers of at least 1",
@@ -77,7 +77,7 @@ def grid_of(owner: str, grid: Sequence[int] | None, start: int) -> tuple[Grid | 
     return (sizes[0], sizes[1]), first
 
 
-def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes: str) -> Tensor:
+def read_numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes: str) -> Tensor:
     """`value` copied to float64, refused unless finite and of `shape`, whose axes are called `axes`."""
     try:
         given = torch.as_tensor(value, dtype=torch.float64, device="cpu")
@@ -87,7 +87,7 @@ def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes:
     if copy is None or tuple(copy.shape) != shape:
         *others, last = axes.split(", ")
         each = f"{', '.join(others)} and {last}" if others else last
-        raise refusal(
+        raise make_error(
             owner,
             asked=f"{name} {found}",
             found=f"({axes}) = {shape}",
@@ -95,7 +95,7 @@ def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes:
             instead=f"{name} of shape {shape}",
         )
     if not bool(copy.isfinite().all()):
-        raise refusal(
+        raise make_error(
             owner,
             asked=f"{name}={copy.tolist()}",
             found="a number that is not finite",
@@ -105,7 +105,7 @@ def numbers(owner: str, name: str, value: Numbers, shape: tuple[int, ...], axes:
     return copy
 
 
-def normal(shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: torch.Generator | None) -> Tensor:
+def draw_normal(shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: torch.Generator | None) -> Tensor:
     """Normal samples in float64, so that one seed gives the same parameters in every dtype."""
     device = "cpu" if generator is None else generator.device
     if torch.get_default_device().type == "meta":  # a module that is built for its shapes
@@ -114,14 +114,14 @@ def normal(shape: tuple[int, ...], *, mean: float = 0.0, std: float, generator: 
     return drawn * std + mean
 
 
-def place(values: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+def to_default_dtype(values: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
     """`values` in the given dtype and device, or in torch's defaults."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     device = torch.get_default_device() if device is None else device
     return values.to(device=device, dtype=dtype)
 
 
-def shown(**arguments: object) -> str:
+def format_arguments(**arguments: object) -> str:
     """Format constructor arguments for `extra_repr`, without those that are `None`."""
     texts = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     return ", ".join(f"{name}={value!r}" for name, value in texts.items() if value is not None)

@@ -25,25 +25,25 @@ def axis_scores(bias: Bias) -> tuple[Tensor, Tensor] | None:
         >>> rows.tolist(), columns[0, 0].tolist()
         ([[[-0.0, -1.0], [-1.0, -0.0]]], [-1.0, -0.0, -1.0])
     """
-    if not falls_apart(bias):
+    if not is_separable(bias):
         return None
     if isinstance(bias, RowColumn):
         return table_scores(bias.row), table_scores(bias.column)
     assert isinstance(bias, (Quadratic, Gaussian))
     assert bias.grid is not None
     if isinstance(bias, Quadratic):
-        return _hills(bias.grid, bias.centre, torch.stack((bias.alpha, bias.alpha), dim=1))
-    return _hills(bias.grid, bias.centre, 0.5 * bias.precision.diagonal(dim1=1, dim2=2))
+        return _gaussian_axis_scores(bias.grid, bias.centre, torch.stack((bias.alpha, bias.alpha), dim=1))
+    return _gaussian_axis_scores(bias.grid, bias.centre, 0.5 * bias.precision.diagonal(dim1=1, dim2=2))
 
 
-def falls_apart(bias: Bias) -> bool:
+def is_separable(bias: Bias) -> bool:
     """True if `axis_scores` returns scores for this bias; computes none."""
     if not bias.relative or getattr(bias, "grid", None) is None:  # or a subclass that overrides `scores`
         return False
-    return isinstance(bias, (RowColumn, Quadratic)) or (isinstance(bias, Gaussian) and not _slants(bias))
+    return isinstance(bias, (RowColumn, Quadratic)) or (isinstance(bias, Gaussian) and not _may_be_rotated(bias))
 
 
-def _slants(bias: Gaussian) -> bool:
+def _may_be_rotated(bias: Gaussian) -> bool:
     """True if the precision has off-diagonal entries, or may learn them."""
     if torch.is_grad_enabled() and bias.root.requires_grad:
         return True
@@ -52,7 +52,7 @@ def _slants(bias: Gaussian) -> bool:
     return bias.root.is_meta or bool(bias.precision[:, 0, 1].any())
 
 
-def _hills(grid: tuple[int, int], centre: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor]:
+def _gaussian_axis_scores(grid: tuple[int, int], centre: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor]:
     """`-steepness (delta - centre)^2` along each axis, for centres and steepnesses `(head, axis)`."""
     down, across = (
         -alpha[:, None, None] * (distances(size, place.device) - place[:, None, None]).square()

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.biases._arguments import Grid, refusal
+from regard.biases._arguments import Grid, make_error
 from regard.calculus import sinusoidal
 
 
@@ -40,7 +40,7 @@ def feature_count(encoding: Callable[..., Tensor], axes: int, device: torch.devi
     origin = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(axes)]
     answer = encoding(*origin)
     if answer.dim() != 2 or answer.shape[0] != 1:
-        raise refusal(
+        raise make_error(
             "TransformerXL",
             asked="an encoding of your own",
             found=f"{tuple(answer.shape)} for deltas of shape (1,)",

@@ -37,19 +37,19 @@ def features_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
     if not has_features(bias, lengths):
         return None
     assert isinstance(bias, (Quadratic, Gaussian))
-    query, key = _places(bias, lengths)
-    looked = query + bias.centre[:, None]  # (head, query, axis)
+    query, key = _centred_coordinates(bias, lengths)
+    target = query + bias.centre[:, None]  # (head, query, axis)
     if isinstance(bias, Quadratic):
         alpha = bias.alpha[:, None, None]
-        ones = torch.ones_like(looked[..., :1])
-        return alpha * torch.cat((ones, 2 * looked), -1), torch.cat((-key.square().sum(-1, keepdim=True), key), -1)
+        ones = torch.ones_like(target[..., :1])
+        return alpha * torch.cat((ones, 2 * target), -1), torch.cat((-key.square().sum(-1, keepdim=True), key), -1)
     axes = key.shape[1]
     first, second = torch.triu_indices(axes, axes, device=key.device)
     # Off the diagonal an entry of P counts twice.
     factor = torch.where(first == second, -0.5, -1.0).to(key.dtype)
     precision = bias.precision.to(key.dtype)
     steep = (precision[:, first, second] * factor)[:, None].expand(-1, query.shape[0], -1)
-    return torch.cat((steep, looked @ precision), -1), torch.cat((key[:, first] * key[:, second], key), -1)
+    return torch.cat((steep, target @ precision), -1), torch.cat((key[:, first] * key[:, second], key), -1)
 
 
 def has_features(bias: Bias, lengths: Lengths) -> bool:
@@ -61,7 +61,7 @@ def has_features(bias: Bias, lengths: Lengths) -> bool:
     return not bias.start and lengths.queries <= lengths.keys == bias.grid[0] * bias.grid[1]
 
 
-def _places(bias: Quadratic | Gaussian, lengths: Lengths) -> tuple[Tensor, Tensor]:
+def _centred_coordinates(bias: Quadratic | Gaussian, lengths: Lengths) -> tuple[Tensor, Tensor]:
     """Coordinates of queries and keys, `(token, axis)`, relative to the centre of the keys."""
     dtype = torch.promote_types(bias.centre.dtype, torch.float32)  # bfloat16 represents integers up to 256 only
     query = torch.arange(lengths.queries, dtype=dtype, device=bias.centre.device) + lengths.offset

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.biases._arguments import Grid
 
 
-def deltas(
+def find_deltas(
     query_position: Tensor, key_position: Tensor, grid: Grid | None, start: int
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """Key minus query, one integer tensor per axis, and which pairs lie on the grid.
@@ -23,12 +23,12 @@ def deltas(
     """
     if grid is None:
         return (key_position - query_position,), None
-    query_row, query_column, query_inside = coordinates(query_position, grid, start)
-    key_row, key_column, key_inside = coordinates(key_position, grid, start)
+    query_row, query_column, query_inside = find_coordinates(query_position, grid, start)
+    key_row, key_column, key_inside = find_coordinates(key_position, grid, start)
     return (key_row - query_row, key_column - query_column), query_inside & key_inside
 
 
-def coordinates(position: Tensor, grid: Grid, start: int) -> tuple[Tensor, Tensor, Tensor]:
+def find_coordinates(position: Tensor, grid: Grid, start: int) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column, and whether the position lies on the grid."""
     rows, columns = grid
     token = position - start
@@ -36,34 +36,28 @@ def coordinates(position: Tensor, grid: Grid, start: int) -> tuple[Tensor, Tenso
     return nearest // columns, nearest % columns, token == nearest
 
 
-def masked(scores: Tensor, inside: Tensor | None) -> Tensor:
+def zero_off_grid(scores: Tensor, inside: Tensor | None) -> Tensor:
     """The scores, and 0 for the pairs that are not on the grid."""
     return scores if inside is None else torch.where(inside, scores, 0.0)
 
 
-def every_head(heads: int, query_position: Tensor, key_position: Tensor) -> Tensor:
-    """All head indices, shaped to broadcast against the pairs: `(head, 1, ...)`."""
-    axes = max(query_position.dim(), key_position.dim())
-    return torch.arange(heads, device=key_position.device).reshape(-1, *(1,) * axes)
-
-
-def own_head(heads: int, head: Tensor) -> Tensor:
+def select_head(heads: int, head: Tensor) -> Tensor:
     """The head index of the bias for a head of the attention; a bias with one head is shared by all."""
     return torch.zeros_like(head) if heads == 1 else head
 
 
-def look_up(table: Tensor, entry: Tensor) -> Tensor:
+def look_up_entries(table: Tensor, entry: Tensor) -> Tensor:
     """`table` `(head, entries)` at the integers `entry` `(*pairs)`: `(head, *pairs)`."""
     # As table[:, entry], but about twice as fast both ways, and traced by FlexAttention with a scalar entry.
     return table.index_select(1, entry.reshape(-1)).reshape(table.shape[0], *entry.shape)
 
 
-def total(terms: Iterable[Tensor]) -> Tensor:
+def add_up(terms: Iterable[Tensor]) -> Tensor:
     """The sum of a few tensors, without the initial 0 of the builtin `sum`."""
     return reduce(operator.add, terms)
 
 
-def distinct(codes: Tensor) -> tuple[Tensor, Tensor]:
+def find_distinct(codes: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct integers of every row of `codes`, and which of them each entry is.
 
     Returns `values` `(*tile, distinct)` and `which` `(*tile, pairs)`: `values.gather(-1, which) == codes`.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.biases._arguments import Numbers, head_count, numbers, place, shown
-from regard.biases._geometry import every_head, own_head
-from regard.biases.base import Bias
+from regard.biases._arguments import Numbers, check_heads, format_arguments, read_numbers, to_default_dtype
+from regard.biases._geometry import select_head
+from regard.biases.base import ElementwiseBias
 
 
-class Alibi(Bias):
+class Alibi(ElementwiseBias):
     r"""A penalty that grows linearly with the distance, with a fixed slope per head.
 
         score[h, i, j] = -slope[h] * |i - j|
@@ -51,12 +51,12 @@ class Alibi(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("Alibi", heads)
-        self._slopes = None if slopes is None else numbers("Alibi", "slopes", slopes, (self.heads,), "head")
+        self.heads = check_heads("Alibi", heads)
+        self._slopes = None if slopes is None else read_numbers("Alibi", "slopes", slopes, (self.heads,), "head")
         values = published_slopes(self.heads) if self._slopes is None else self._slopes
         self._exact = tuple(values.tolist())
         # The constructor's arguments determine the slopes, so they are not part of the state dict.
-        self.register_buffer("slopes", place(values, dtype, device), persistent=False)
+        self.register_buffer("slopes", to_default_dtype(values, dtype, device), persistent=False)
 
     def reset_buffers(self) -> None:
         """Recompute the slopes, for a module that was built on the meta device."""
@@ -70,15 +70,11 @@ class Alibi(Bias):
             self.slopes = exact.to(dtype=self.slopes.dtype, device=self.slopes.device)
         return self
 
-    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = every_head(self.heads, query_position, key_position)
-        return self.score(head, query_position, key_position)
-
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        return -self.slopes[own_head(self.heads, head)] * (key_position - query_position).abs()
+        return -self.slopes[select_head(self.heads, head)] * (key_position - query_position).abs()
 
     def extra_repr(self) -> str:
-        return shown(heads=self.heads, slopes=self._slopes)
+        return format_arguments(heads=self.heads, slopes=self._slopes)
 
 
 def published_slopes(heads: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -48,9 +49,18 @@ class Bias(nn.Module):
 
     def forward(self, *positions_and_content: Tensor) -> Tensor:
         """`scores`, or `content_scores` if the bias needs content."""
-        answer = self.content_scores if self.needs_content else self.scores
-        return answer(*positions_and_content)
+        scores = self.content_scores if self.needs_content else self.scores
+        return scores(*positions_and_content)
 
     def content_scores(self, query_position: Tensor, key_position: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The content-dependent bias of every pair: `(batch, head, *tile, query, key)`."""
         raise NotImplementedError
+
+
+class ElementwiseBias(Bias):
+    """A bias defined by `score`, which `scores` evaluates for all heads. Subclasses declare `relative`."""
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        axes = max(query_position.dim(), key_position.dim())
+        head = torch.arange(self.heads, device=key_position.device).reshape(-1, *(1,) * axes)
+        return self.score(head, query_position, key_position)

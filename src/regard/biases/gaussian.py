@@ -7,12 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.biases._arguments import Numbers, grid_of, head_count, normal, numbers, place, shown
-from regard.biases._geometry import deltas, every_head, masked, own_head, total
-from regard.biases.base import Bias
+from regard.biases._arguments import (
+    Numbers,
+    check_grid,
+    check_heads,
+    draw_normal,
+    format_arguments,
+    read_numbers,
+    to_default_dtype,
+)
+from regard.biases._geometry import add_up, find_deltas, select_head, zero_off_grid
+from regard.biases.base import ElementwiseBias
 
 
-class Gaussian(Bias):
+class Gaussian(ElementwiseBias):
     r"""The logarithm of a normal density per head, with a centre and a full covariance.
 
         score[h, i, j] = -1/2 (delta - mu[h])^T Sigma[h]^-1 (delta - mu[h]),   Sigma[h]^-1 = S[h] S[h]^T
@@ -58,44 +66,40 @@ class Gaussian(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("Gaussian", heads)
-        self.grid, self.start = grid_of("Gaussian", grid, start)
+        self.heads = check_heads("Gaussian", heads)
+        self.grid, self.start = check_grid("Gaussian", grid, start)
         axes = 1 if self.grid is None else 2
         shape = (self.heads, axes)
         square = (*shape, axes)
-        self._centre = None if centre is None else numbers("Gaussian", "centre", centre, shape, "head, axis")
-        self._root = None if root is None else numbers("Gaussian", "root", root, square, "head, axis, axis")
-        centres = normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
+        self._centre = None if centre is None else read_numbers("Gaussian", "centre", centre, shape, "head, axis")
+        self._root = None if root is None else read_numbers("Gaussian", "root", root, square, "head, axis, axis")
+        centres = draw_normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
         if self._root is None:
-            noise = normal(square, std=0.01, generator=generator)
+            noise = draw_normal(square, std=0.01, generator=generator)
             roots = noise + torch.eye(axes, dtype=torch.float64, device=noise.device)
         else:
             roots = self._root
-        self.centre = nn.Parameter(place(centres, dtype, device).clone())
-        self.root = nn.Parameter(place(roots, dtype, device).clone())
+        self.centre = nn.Parameter(to_default_dtype(centres, dtype, device).clone())
+        self.root = nn.Parameter(to_default_dtype(roots, dtype, device).clone())
 
     @property
     def precision(self) -> Tensor:
         """The inverse covariance `S S^T` of every head, `(head, axis, axis)`."""
         return self.root @ self.root.mT
 
-    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = every_head(self.heads, query_position, key_position)
-        return self.score(head, query_position, key_position)
-
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = own_head(self.heads, head)
-        along, inside = deltas(query_position, key_position, self.grid, self.start)
+        head = select_head(self.heads, head)
+        along, inside = find_deltas(query_position, key_position, self.grid, self.start)
         centres = self.centre.unbind(dim=1)
         offsets = [delta - centre[head] for delta, centre in zip(along, centres, strict=True)]
         squares = []
         for column in self.root.unbind(dim=2):  # column b of S gives entry b of S^T (delta - mu)
             entries = zip(column.unbind(dim=1), offsets, strict=True)
-            squares.append(total(entry[head] * offset for entry, offset in entries).square())
-        return masked(-0.5 * total(squares), inside)
+            squares.append(add_up(entry[head] * offset for entry, offset in entries).square())
+        return zero_off_grid(-0.5 * add_up(squares), inside)
 
     def extra_repr(self) -> str:
-        return shown(
+        return format_arguments(
             heads=self.heads,
             grid=self.grid,
             centre=self._centre,

@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from regard.biases._arguments import (
     Numbers,
-    grid_of,
-    head_count,
-    normal,
-    numbers,
-    place,
-    refusal,
-    shown,
+    check_grid,
+    check_heads,
+    draw_normal,
+    format_arguments,
+    make_error,
+    read_numbers,
+    to_default_dtype,
 )
-from regard.biases._geometry import deltas, every_head, masked, own_head, total
-from regard.biases.base import Bias
+from regard.biases._geometry import add_up, find_deltas, select_head, zero_off_grid
+from regard.biases.base import ElementwiseBias
 
 
-class Quadratic(Bias):
+class Quadratic(ElementwiseBias):
     r"""The logarithm of an isotropic Gaussian per head: a centre, relative to the query, and a steepness `alpha`.
 
         score[h, i, j] = -alpha[h] * |delta - centre[h]|^2,   delta = position(j) - position(i)
@@ -79,40 +79,36 @@ class Quadratic(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("Quadratic", heads)
-        self.grid, self.start = grid_of("Quadratic", grid, start)
+        self.heads = check_heads("Quadratic", heads)
+        self.grid, self.start = check_grid("Quadratic", grid, start)
         shape = (self.heads, 1 if self.grid is None else 2)
-        self._centre = None if centre is None else numbers("Quadratic", "centre", centre, shape, "head, axis")
+        self._centre = None if centre is None else read_numbers("Quadratic", "centre", centre, shape, "head, axis")
         self._alpha = None if alpha is None else steepness(alpha, self.heads)
-        centres = normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
+        centres = draw_normal(shape, std=2.0, generator=generator) if self._centre is None else self._centre
         if self._alpha is None:
             reference = torch.full((self.heads,), 0.5, dtype=torch.float64, device="cpu")
-            spread = normal((self.heads,), mean=1.0, std=0.01, generator=generator)
+            spread = draw_normal((self.heads,), mean=1.0, std=0.01, generator=generator)
         else:
             reference = self._alpha
             spread = torch.ones_like(reference)
-        self.centre = nn.Parameter(place(centres, dtype, device).clone())
-        self.spread = nn.Parameter(place(spread, dtype, device))
-        self.register_buffer("reference", place(reference, dtype, device).clone())
+        self.centre = nn.Parameter(to_default_dtype(centres, dtype, device).clone())
+        self.spread = nn.Parameter(to_default_dtype(spread, dtype, device))
+        self.register_buffer("reference", to_default_dtype(reference, dtype, device).clone())
 
     @property
     def alpha(self) -> Tensor:
         """The steepness of every head, `(head,)`."""
         return self.reference * self.spread.square()
 
-    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = every_head(self.heads, query_position, key_position)
-        return self.score(head, query_position, key_position)
-
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = own_head(self.heads, head)
-        along, inside = deltas(query_position, key_position, self.grid, self.start)
+        head = select_head(self.heads, head)
+        along, inside = find_deltas(query_position, key_position, self.grid, self.start)
         centres = self.centre.unbind(dim=1)
         squares = ((delta - centre[head]).square() for delta, centre in zip(along, centres, strict=True))
-        return masked(-self.alpha[head] * total(squares), inside)
+        return zero_off_grid(-self.alpha[head] * add_up(squares), inside)
 
     def extra_repr(self) -> str:
-        return shown(
+        return format_arguments(
             heads=self.heads,
             grid=self.grid,
             centre=self._centre,
@@ -125,13 +121,13 @@ def steepness(alpha: Numbers, heads: int) -> Tensor:
     """The given `alpha`, one number or one per head, as `(head,)`."""
     if isinstance(alpha, (int, float)):
         alpha = [alpha] * heads
-    checked = numbers("Quadratic", "alpha", alpha, (heads,), "head")
+    checked = read_numbers("Quadratic", "alpha", alpha, (heads,), "head")
     if bool((checked < 0).any()):
-        raise refusal(
+        raise make_error(
             "Quadratic",
             asked=f"alpha={checked.tolist()}",
             found="a negative steepness",
-            because="the head would look least at its centre and most at the farthest corner",
-            instead="alpha >= 0; alpha=0 looks everywhere alike",
+            because="the head would attend least to its centre and most to the farthest corner",
+            instead="alpha >= 0; alpha=0 attends uniformly",
         )
     return checked

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.biases._arguments import grid_of, head_count, normal, place, refusal, shown, whole
-from regard.biases._geometry import deltas, look_up, masked, own_head
+from regard.biases._arguments import (
+    check_grid,
+    check_heads,
+    check_integer,
+    draw_normal,
+    format_arguments,
+    make_error,
+    to_default_dtype,
+)
+from regard.biases._geometry import find_deltas, look_up_entries, select_head, zero_off_grid
 from regard.biases.base import Bias
 
 
@@ -61,19 +69,19 @@ class RelativeTable(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("RelativeTable", heads)
+        self.heads = check_heads("RelativeTable", heads)
         if (distance is None) == (grid is None):
-            raise refusal(
+            raise make_error(
                 "RelativeTable",
                 asked=f"distance={distance!r}, grid={grid!r}",
                 found="neither of them" if distance is None else "both of them",
                 because="the table lies along a line (distance) or on a grid (grid), and its shape follows",
                 instead="distance=128 for a sequence, or grid=(14, 14) for an image",
             )
-        self.grid, self.start = grid_of("RelativeTable", grid, start)
+        self.grid, self.start = check_grid("RelativeTable", grid, start)
         self.distance = None
         if self.grid is None:
-            self.distance = whole(
+            self.distance = check_integer(
                 "RelativeTable",
                 "distance",
                 distance,
@@ -84,20 +92,20 @@ class RelativeTable(Bias):
             shape = (2 * self.distance + 1,)
         else:
             shape = (2 * self.grid[0] - 1, 2 * self.grid[1] - 1)
-        table = normal((self.heads, *shape), std=0.02, generator=generator)
-        self.table = nn.Parameter(place(table, dtype, device))
+        table = draw_normal((self.heads, *shape), std=0.02, generator=generator)
+        self.table = nn.Parameter(to_default_dtype(table, dtype, device))
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         entry, inside = self._entry(query_position, key_position)
-        return masked(look_up(self.table.flatten(1), entry), inside)
+        return zero_off_grid(look_up_entries(self.table.flatten(1), entry), inside)
 
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
         entry, inside = self._entry(query_position, key_position)
-        return masked(self.table.flatten(1)[own_head(self.heads, head), entry], inside)
+        return zero_off_grid(self.table.flatten(1)[select_head(self.heads, head), entry], inside)
 
     def _entry(self, query_position: Tensor, key_position: Tensor) -> tuple[Tensor, Tensor | None]:
         """Each pair's index into the flattened table, and which pairs lie on the grid."""
-        along, inside = deltas(query_position, key_position, self.grid, self.start)
+        along, inside = find_deltas(query_position, key_position, self.grid, self.start)
         if self.distance is not None:
             return along[0].clamp(-self.distance, self.distance) + self.distance, inside
         assert self.grid is not None
@@ -105,4 +113,4 @@ class RelativeTable(Bias):
         return (along[0] + rows - 1) * (2 * columns - 1) + along[1] + columns - 1, inside
 
     def extra_repr(self) -> str:
-        return shown(heads=self.heads, distance=self.distance, grid=self.grid, start=self.start or None)
+        return format_arguments(heads=self.heads, distance=self.distance, grid=self.grid, start=self.start or None)

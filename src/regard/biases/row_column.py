@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.biases._arguments import grid_of, head_count, normal, place, refusal, shown
-from regard.biases._geometry import deltas, look_up, masked, own_head
+from regard.biases._arguments import (
+    check_grid,
+    check_heads,
+    draw_normal,
+    format_arguments,
+    make_error,
+    to_default_dtype,
+)
+from regard.biases._geometry import find_deltas, look_up_entries, select_head, zero_off_grid
 from regard.biases.base import Bias
 
 
@@ -56,34 +63,36 @@ class RowColumn(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("RowColumn", heads)
+        self.heads = check_heads("RowColumn", heads)
         if grid is None:
-            raise refusal(
+            raise make_error(
                 "RowColumn",
                 asked="grid=None",
                 found="no rows and no columns",
                 because="the score is the sum over the two axes of a grid",
                 instead="grid=(rows, columns), or RelativeTable(heads, distance=...) for a sequence",
             )
-        checked, self.start = grid_of("RowColumn", grid, start)
+        checked, self.start = check_grid("RowColumn", grid, start)
         assert checked is not None
         self.grid = checked
         rows, columns = checked
-        row = normal((self.heads, 2 * rows - 1), std=0.02, generator=generator)
-        column = normal((self.heads, 2 * columns - 1), std=0.02, generator=generator)
-        self.row = nn.Parameter(place(row, dtype, device))
-        self.column = nn.Parameter(place(column, dtype, device))
+        row = draw_normal((self.heads, 2 * rows - 1), std=0.02, generator=generator)
+        column = draw_normal((self.heads, 2 * columns - 1), std=0.02, generator=generator)
+        self.row = nn.Parameter(to_default_dtype(row, dtype, device))
+        self.column = nn.Parameter(to_default_dtype(column, dtype, device))
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        (row, column), inside = deltas(query_position, key_position, self.grid, self.start)
+        (row, column), inside = find_deltas(query_position, key_position, self.grid, self.start)
         rows, columns = self.grid
-        return masked(look_up(self.row, row + rows - 1) + look_up(self.column, column + columns - 1), inside)
+        return zero_off_grid(
+            look_up_entries(self.row, row + rows - 1) + look_up_entries(self.column, column + columns - 1), inside
+        )
 
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = own_head(self.heads, head)
-        (row, column), inside = deltas(query_position, key_position, self.grid, self.start)
+        head = select_head(self.heads, head)
+        (row, column), inside = find_deltas(query_position, key_position, self.grid, self.start)
         rows, columns = self.grid
-        return masked(self.row[head, row + rows - 1] + self.column[head, column + columns - 1], inside)
+        return zero_off_grid(self.row[head, row + rows - 1] + self.column[head, column + columns - 1], inside)
 
     def extra_repr(self) -> str:
-        return shown(heads=self.heads, grid=self.grid, start=self.start or None)
+        return format_arguments(heads=self.heads, grid=self.grid, start=self.start or None)

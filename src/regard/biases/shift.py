@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.biases._arguments import grid_of, head_count, refusal, shown
-from regard.biases._geometry import coordinates, every_head, masked, own_head, total
-from regard.biases.base import Bias
+from regard.biases._arguments import check_grid, check_heads, format_arguments, make_error
+from regard.biases._geometry import add_up, find_coordinates, select_head, zero_off_grid
+from regard.biases.base import ElementwiseBias
 
 EDGES = ("replicate", "zeros", "circular", "reflect")
 
 
-class Shift(Bias):
+class Shift(ElementwiseBias):
     r"""Each head attends to exactly one position, at a fixed offset from the query.
 
         score[h, i, j] = 0    where position(j) = edge(position(i) + steps[h]),    -infinity elsewhere
@@ -66,12 +66,12 @@ class Shift(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("Shift", heads)
-        self.grid, self.start = grid_of("Shift", grid, 0)
-        self.edges = _edges(edges, self.grid)
+        self.heads = check_heads("Shift", heads)
+        self.grid, self.start = check_grid("Shift", grid, 0)
+        self.edges = _check_edges(edges, self.grid)
         # With zeros, a score depends on the relative position alone.
         self.relative = self.edges == "zeros"
-        self._steps = _whole(steps, self.heads, 1 if self.grid is None else 2)
+        self._steps = _check_steps(steps, self.heads, 1 if self.grid is None else 2)
         # The constructor's arguments determine both, so they are not in the state dict; `zero` carries the dtype.
         self.register_buffer("steps", torch.tensor(self._steps, device=device), persistent=False)
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -82,19 +82,18 @@ class Shift(Bias):
         self.steps = torch.tensor(self._steps, device="cpu")
         self.zero = torch.zeros((), dtype=self.zero.dtype, device="cpu")
 
-    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        head = every_head(self.heads, query_position, key_position)
-        return self.score(head, query_position, key_position)
-
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        steps = self.steps[own_head(self.heads, head)].unbind(dim=-1)
+        steps = self.steps[select_head(self.heads, head)].unbind(dim=-1)
         if self.grid is None:
-            return self._meets(key_position - query_position == steps[0])
-        query_row, query_column, query_inside = coordinates(query_position, self.grid, 0)
-        key_row, key_column, key_inside = coordinates(key_position, self.grid, 0)
+            return self._hide_others(key_position - query_position == steps[0])
+        query_row, query_column, query_inside = find_coordinates(query_position, self.grid, 0)
+        key_row, key_column, key_inside = find_coordinates(key_position, self.grid, 0)
         rows, columns = self.grid
-        down, across = self._found(query_row + steps[0], rows), self._found(query_column + steps[1], columns)
-        return masked(self._meets((key_row == down) & (key_column == across)), query_inside & key_inside)
+        down, across = (
+            self._apply_edges(query_row + steps[0], rows),
+            self._apply_edges(query_column + steps[1], columns),
+        )
+        return zero_off_grid(self._hide_others((key_row == down) & (key_column == across)), query_inside & key_inside)
 
     def targets(self, queries: int, first: int = 0) -> Tensor:
         """The position that each head attends to, for `queries` queries from position `first` on: `(head, query)`.
@@ -110,13 +109,15 @@ class Shift(Bias):
         columns = self.grid[1]
         places = torch.stack((position // columns, position % columns), dim=-1)  # (query, axis)
         found = [
-            self._found(place + step[:, None], size)
+            self._apply_edges(place + step[:, None], size)
             for place, step, size in zip(places.unbind(-1), self.steps.unbind(-1), self.grid, strict=True)
         ]
-        inside = total(((place >= 0) & (place < size)).int() for place, size in zip(found, self.grid, strict=True)) == 2
+        inside = (
+            add_up(((place >= 0) & (place < size)).int() for place, size in zip(found, self.grid, strict=True)) == 2
+        )
         return torch.where(inside, found[0] * columns + found[1], -1)
 
-    def _found(self, place: Tensor, size: int) -> Tensor:
+    def _apply_edges(self, place: Tensor, size: int) -> Tensor:
         """Map a coordinate to an axis of `size` by `edges`; with zeros, it may stay outside."""
         if self.edges == "replicate":
             return place.clamp(0, size - 1)
@@ -127,50 +128,50 @@ class Shift(Bias):
             return torch.where(around < size, around, 2 * size - 2 - around)
         return place
 
-    def _meets(self, meets: Tensor) -> Tensor:
-        return torch.where(meets, self.zero, -torch.inf)
+    def _hide_others(self, is_target: Tensor) -> Tensor:
+        return torch.where(is_target, self.zero, -torch.inf)
 
     def extra_repr(self) -> str:
-        return shown(heads=self.heads, steps=self._steps, grid=self.grid, edges=self.edges)
+        return format_arguments(heads=self.heads, steps=self._steps, grid=self.grid, edges=self.edges)
 
 
-def _edges(edges: str | None, grid: tuple[int, int] | None) -> str:
+def _check_edges(edges: str | None, grid: tuple[int, int] | None) -> str:
     if edges is None:
         return "zeros" if grid is None else "replicate"
     if edges not in EDGES:
-        raise refusal(
+        raise make_error(
             "Shift",
             asked=f"edges={edges!r}",
             found=f"none of {', '.join(EDGES)}",
-            because="a step may leave the grid, and something must be found there",
+            because="a step may leave the grid, and `edges` defines what is there",
             instead='edges="replicate", or "zeros" for a head that sees nothing there',
         )
     if grid is None and edges != "zeros":
-        raise refusal(
+        raise make_error(
             "Shift",
             asked=f"edges={edges!r} and no grid",
-            found="a line, whose end is not known",
-            because="only the number of tokens says where a line ends",
+            found="a sequence, whose length is not known",
+            because="the end of a sequence follows from the number of tokens only",
             instead="grid=(1, tokens), with steps (0, step)",
         )
     return edges
 
 
-def _whole(steps: Tensor | Sequence[Sequence[int]], heads: int, axes: int) -> list[list[int]]:
+def _check_steps(steps: Tensor | Sequence[Sequence[int]], heads: int, axes: int) -> list[list[int]]:
     """The steps of every head along every axis; raises unless they are integers."""
     try:
         given = torch.as_tensor(steps, device="cpu")
         exact, shape = given.to(torch.int64), tuple(given.shape)
-        found = f"shape {shape}" if shape != (heads, axes) else "a step that is not a whole number"
+        found = f"shape {shape}" if shape != (heads, axes) else "a step that is not an integer"
     except (TypeError, ValueError):
         given = exact = None
         found, shape = f"{steps!r}", ()
     if given is None or exact is None or shape != (heads, axes) or not bool((exact == given).all()):
-        raise refusal(
+        raise make_error(
             "Shift",
             asked=f"steps={steps!r}",
             found=found,
-            because="every head looks at one place, a whole number of steps away along each axis",
+            because="every head attends to one position, an integer number of steps away along each axis",
             instead=f"steps of shape (head, axis) = ({heads}, {axes}); Quadratic for centres between places",
         )
     return exact.tolist()

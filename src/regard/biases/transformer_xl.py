@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regard.biases._arguments import grid_of, head_count, normal, place, shown, whole
+from regard.biases._arguments import (
+    check_grid,
+    check_heads,
+    check_integer,
+    draw_normal,
+    format_arguments,
+    to_default_dtype,
+)
 from regard.biases._encodings import feature_count, sinusoids
-from regard.biases._geometry import deltas, distinct, masked
+from regard.biases._geometry import find_deltas, find_distinct, zero_off_grid
 from regard.biases.base import Bias
 from regard.errors import BiasError
 
@@ -72,8 +79,8 @@ class TransformerXL(Bias):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count("TransformerXL", heads)
-        self.dim = whole(
+        self.heads = check_heads("TransformerXL", heads)
+        self.dim = check_integer(
             "TransformerXL",
             "dim",
             dim,
@@ -81,7 +88,7 @@ class TransformerXL(Bias):
             because="dim is the size of one head's queries and keys",
             instead="the last size of the query, for instance dim=64",
         )
-        self.grid, self.start = grid_of("TransformerXL", grid, start)
+        self.grid, self.start = check_grid("TransformerXL", grid, start)
         self._scale = scale
         self.scale = self.dim**-0.5 if scale is None else float(scale)
         self._encoding = encoding
@@ -89,7 +96,7 @@ class TransformerXL(Bias):
         features = feature_count(self.encoding, axes=1 if self.grid is None else 2, device=device)
 
         def drawn(*shape: int) -> nn.Parameter:
-            return nn.Parameter(place(normal(shape, std=0.02, generator=generator), dtype, device))
+            return nn.Parameter(to_default_dtype(draw_normal(shape, std=0.02, generator=generator), dtype, device))
 
         self.projection = drawn(self.heads, self.dim, features)
         self.u = drawn(self.heads, self.dim)
@@ -121,16 +128,16 @@ class TransformerXL(Bias):
         self._check(query, key)
         u, v = self.u.to(query.dtype), self.v.to(query.dtype)
         from_content = torch.einsum("bh...kd,hd->bh...k", key, u).unsqueeze(-2)
-        along, inside = deltas(query_position.unsqueeze(-1), key_position.unsqueeze(-2), self.grid, self.start)
+        along, inside = find_deltas(query_position.unsqueeze(-1), key_position.unsqueeze(-2), self.grid, self.start)
         pairs = along[0].shape
         if 0 in pairs:
             return self.scale * from_content.expand(*query.shape[:-1], key.shape[-2])
-        values, which = distinct(self._encode(along).flatten(-2))
+        values, which = find_distinct(self._encode(along).flatten(-2))
         r = self._relative(values, query.dtype)
         toward = query + v.reshape(-1, *(1 for _ in pairs[:-1]), self.dim)
         by_delta = torch.einsum("bh...qd,h...nd->bh...qn", toward, r)
         index = which.reshape(pairs).expand(*by_delta.shape[:2], *pairs)
-        return self.scale * (masked(by_delta.gather(-1, index), inside) + from_content)
+        return self.scale * (zero_off_grid(by_delta.gather(-1, index), inside) + from_content)
 
     def _relative(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """`r` for the encoded deltas `values` `(*tile, distinct)`: `(head, *tile, distinct, dim)`."""
@@ -169,7 +176,7 @@ class TransformerXL(Bias):
 
     def extra_repr(self) -> str:
         encoding = getattr(self._encoding, "__name__", self._encoding)
-        words = shown(heads=self.heads, dim=self.dim)
+        words = format_arguments(heads=self.heads, dim=self.dim)
         words += "" if encoding is None else f", encoding={encoding}"
-        rest = shown(grid=self.grid, start=self.start or None, scale=self._scale)
+        rest = format_arguments(grid=self.grid, start=self.start or None, scale=self._scale)
         return f"{words}, {rest}" if rest else words

@@ -60,6 +60,14 @@ def read_tensors(function: str, **values: Any) -> list[Tensor]:
     return [read_tensor(function, name, value, like) for name, value in values.items()]
 
 
+def read_shaped(function: str, **arguments: tuple[Any, str]) -> list[Tensor]:
+    """Several tensors, each given with the names of its last axes; raises if their shapes are incompatible."""
+    tensors = read_tensors(function, **{name: value for name, (value, _) in arguments.items()})
+    axes = (names for _, names in arguments.values())
+    check_axes(function, **dict(zip(arguments, zip(tensors, axes, strict=True), strict=True)))
+    return tensors
+
+
 def read_mask(function: str, name: str, value: Any, scores: Tensor) -> Tensor:
     """A boolean tensor that broadcasts to the scores."""
     try:
@@ -98,9 +106,9 @@ def read_whole_number(function: str, name: str, value: Any, least: int | None = 
         number = operator.index(value)
     except TypeError:
         raise CalculusError(
-            f"{function} needs a whole number.",
+            f"{function} needs an integer.",
             asked=f"{name} = {_shorten(value)}",
-            because=f"{type(value).__name__} is no whole number",
+            because=f"{type(value).__name__} is not an integer",
             instead=f"{name}={2 if least is None else max(least, 2)}",
         ) from None
     if least is not None and number < least:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.calculus._arguments import check_axes, read_tensors
+from regard.calculus._arguments import read_shaped
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -43,17 +43,14 @@ def merge(
     >>> output, lse
     (tensor([[3.]]), tensor([0.6931]))
     """
-    output_a, lse_a, output_b, lse_b = read_tensors(
-        "merge", output_a=output_a, lse_a=lse_a, output_b=output_b, lse_b=lse_b
-    )
-    check_axes(
+    parts = read_shaped(
         "merge",
         output_a=(output_a, "query value_dim"),
         lse_a=(lse_a, "query"),
         output_b=(output_b, "query value_dim"),
         lse_b=(lse_b, "query"),
     )
-    return _merge(output_a, lse_a, output_b, lse_b)
+    return _merge(*parts)
 
 
 def _merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> Merged:
@@ -63,7 +60,7 @@ def _merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> 
     total = mass_a + mass_b
     empty = total == 0
     total = torch.where(empty, 1.0, total)
-    output = _weighed(mass_a / total, output_a) + _weighed(mass_b / total, output_b)
+    output = _weight(mass_a / total, output_a) + _weight(mass_b / total, output_b)
     return Merged(output, torch.where(empty, -math.inf, top + total.log()))
 
 
@@ -119,25 +116,17 @@ def remove_key(
     only = ~(left > torch.finfo(left.dtype).eps * lse.abs().clamp(min=1.0))
     left = torch.where(only, 1.0, left)
     ratio = torch.where(only, 0.0, drop.clamp(max=0.0).exp() / left)
-    rest = output + _weighed(ratio, output - value[..., None, :])
+    rest = output + _weight(ratio, output - value[..., None, :])
     rest = torch.where(only[..., None], 0.0, rest)
     return Merged(rest, torch.where(only, -math.inf, lse + left.log()))
 
 
 def _read_key(function: str, output: Tensor, lse: Tensor, score: Tensor, value: Tensor) -> list[Tensor]:
-    read = read_tensors(function, output=output, lse=lse, score=score, value=value)
-    output, lse, score, value = read
-    check_axes(
-        function,
-        output=(output, "query value_dim"),
-        lse=(lse, "query"),
-        score=(score, "query"),
-        value=(value, "value_dim"),
-    )
-    return read
+    axes = {"output": (output, "query value_dim"), "lse": (lse, "query"), "score": (score, "query")}
+    return read_shaped(function, **axes, value=(value, "value_dim"))
 
 
-def _weighed(mass: Tensor, output: Tensor) -> Tensor:
+def _weight(mass: Tensor, output: Tensor) -> Tensor:
     """`mass * output`, and 0 where the mass is zero, even if the output is NaN or infinite."""
     mass = mass[..., None]
     return mass * torch.where(mass == 0, 0.0, output)

@@ -12,8 +12,8 @@ from regard.calculus._arguments import (
     check_axes,
     check_dtypes,
     read_number,
+    read_shaped,
     read_tensor,
-    read_tensors,
     read_whole_number,
 )
 from regard.calculus._softmax import check_finite_beta, softmax
@@ -69,10 +69,10 @@ def perturb_key(
     >>> weight, output
     (tensor([0.7311]), tensor([[1.4621]]))
     """
-    weight, output, value, score_change = _read("perturb_key", weight, output, value, score_change)
+    weight, output, value, score_change = _read_arguments("perturb_key", weight, output, value, score_change)
     rest = 1 - weight if rest is None else read_tensor("perturb_key", "rest", rest, weight)
     check_axes("perturb_key", weight=(weight, "query"), rest=(rest, "query"))
-    moved, step, factor, gone = _odds(weight, score_change, rest)
+    moved, step, factor, gone = _update_odds(weight, score_change, rest)
     result = output + step[..., None] * (value[..., None, :] - output)
     return Perturbed(moved, torch.where(gone[..., None], 0.0, result), factor)
 
@@ -95,7 +95,9 @@ def perturb_key_first_order(
     >>> perturb_key_first_order(half, torch.ones(1, 1), two, one).output
     tensor([[1.5000]])
     """
-    weight, output, value, score_change = _read("perturb_key_first_order", weight, output, value, score_change)
+    weight, output, value, score_change = _read_arguments(
+        "perturb_key_first_order", weight, output, value, score_change
+    )
     pull = weight * score_change
     result = output + pull[..., None] * (value[..., None, :] - output)
     return Perturbed(weight + (1 - weight) * pull, result, 1 - pull)
@@ -122,8 +124,7 @@ def score_change(
     >>> score_change(torch.tensor([[1.0, 2.0]]), torch.tensor([1.0, 0.0]), stretch=3.0, beta=1.0)
     tensor([2.])
     """
-    query, key = read_tensors("score_change", query=query, key=key)
-    check_axes("score_change", query=(query, "query dim"), key=(key, "dim"))
+    query, key = read_shaped("score_change", query=(query, "query dim"), key=(key, "dim"))
     check_dtypes("score_change", query=query, key=key)
     temperature = _read_beta("score_change", beta, query)
     if shift is not None and stretch is None:
@@ -134,7 +135,7 @@ def score_change(
         direction = key * (_read_factor("score_change", "stretch", stretch) - 1)
     else:
         raise CalculusError(
-            "A key is moved in one way at a time.",
+            "A key is either shifted or stretched.",
             asked="neither shift nor stretch" if shift is None else "shift and stretch together",
             because="shift adds a vector to the key and stretch multiplies it; the order would matter",
             instead="exactly one of shift=vector and stretch=number",
@@ -165,8 +166,9 @@ def perturb_attention(
     >>> perturb_attention(q, k, v, 0, shift=torch.tensor([1.0]))
     (tensor([[0.7311, 0.2689]]), tensor([[1.5379]]))
     """
-    query, key, value = read_tensors("perturb_attention", query=query, key=key, value=value)
-    check_axes("perturb_attention", query=(query, "query dim"), key=(key, "key dim"), value=(value, "key value_dim"))
+    query, key, value = read_shaped(
+        "perturb_attention", query=(query, "query dim"), key=(key, "key dim"), value=(value, "key value_dim")
+    )
     check_dtypes("perturb_attention", query=query, key=key, value=value)
     keys = key.shape[-2]
     index = read_whole_number("perturb_attention", "index", index)
@@ -184,17 +186,14 @@ def perturb_attention(
     weights = softmax(query @ key.mT, temperature)
     chosen = torch.arange(keys, device=key.device) == index % keys
     rest = torch.where(chosen, 0.0, weights).sum(-1)
-    moved, _, factor, _ = _odds(weights[..., index], change, rest)
+    moved, _, factor, _ = _update_odds(weights[..., index], change, rest)
     new_weights = torch.where(chosen, moved[..., None], weights * factor[..., None])
     return new_weights, new_weights @ value
 
 
-def _read(function: str, weight: Tensor, output: Tensor, value: Tensor, score_change: Tensor) -> list[Tensor]:
-    given = {"weight": weight, "output": output, "value": value, "score_change": score_change}
-    read = read_tensors(function, **given)
-    axes = ("query", "query value_dim", "value_dim", "query")
-    check_axes(function, **dict(zip(given, zip(read, axes, strict=True), strict=True)))
-    return read
+def _read_arguments(function: str, weight: Tensor, output: Tensor, value: Tensor, score_change: Tensor) -> list[Tensor]:
+    axes = {"weight": (weight, "query"), "output": (output, "query value_dim"), "value": (value, "value_dim")}
+    return read_shaped(function, **axes, score_change=(score_change, "query"))
 
 
 def _read_beta(function: str, beta: Any, query: Tensor) -> Any:
@@ -209,7 +208,7 @@ def _read_factor(function: str, name: str, value: Any) -> Any:
     return read_tensor(function, name, value) if isinstance(value, Tensor) else read_number(function, name, value)
 
 
-def _odds(weight: Tensor, change: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _update_odds(weight: Tensor, change: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """New weight, step of the output towards the value, factor of the other weights, emptiness."""
     raised = change > 0
     # Not `abs`: at s = 0 its gradient would be 0.

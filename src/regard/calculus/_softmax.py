@@ -22,7 +22,7 @@ class Levels(NamedTuple):
 
     visible: Tensor  # which scores are visible
     top: Tensor  # the largest score, its sign flipped if beta < 0; -inf where nothing is visible
-    steepness: Tensor  # |beta|, with 0 in place of an infinity (`lost` has taken its part)
+    steepness: Tensor  # |beta|, with 0 in place of an infinity (`not_best` has taken its part)
     gap: Tensor  # score minus the largest, <= 0, always finite
     energy: Tensor  # |beta| * gap, -inf where the weight is zero by definition
     weight: Tensor  # exp(energy): exactly 1 for the largest score
@@ -65,9 +65,9 @@ def levels(scores: Tensor, beta: Tensor, dim: int, where: Tensor | None) -> Leve
     lowest = torch.finfo(scores.dtype).min
     gap = torch.where(visible & ~top.isinf(), signed - top, 0.0).clamp(min=lowest)
     hard = steepness.isinf() | (top.isinf() & (steepness != 0))
-    lost = (shown < top) & hard
+    not_best = (shown < top) & hard
     steepness = torch.where(steepness.isinf(), 0.0, steepness)
-    energy = (steepness * gap).masked_fill(lost | ~visible, -math.inf)
+    energy = (steepness * gap).masked_fill(not_best | ~visible, -math.inf)
     weight = energy.exp()
     total = weight.sum(dim, keepdim=True)
     total = torch.where(visible.any(dim, keepdim=True), total, 1.0)

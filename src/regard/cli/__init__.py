@@ -1,22 +1,22 @@
-"""The command `regard`: check what an attention claims, say what it costs, and train, from a shell.
+"""The command `regard`: check, cost, show and train from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
 
-Ends with 0 if every claim holds, 1 if one is broken, 2 if the question cannot be asked, 3 if the command itself failed.
+Exit codes: 0 if every claim holds, 1 if one is broken, 2 for a wrong command or input, 3 for an internal error.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
+from regard.cli.arguments import USAGE, Parser
 from regard.errors import RegardError
 
-HOLDS, BROKEN, USAGE, OWN_FAULT, INTERRUPTED = 0, 1, 2, 3, 130
+INTERNAL_ERROR, INTERRUPTED = 3, 130
 
 EPILOG = """examples:
   regard check mypackage.attention:Attention
@@ -32,27 +32,18 @@ EPILOG = """examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with errors in the words of this house."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"regard: {message}.\n  instead  {self.prog} --help", file=sys.stderr)
-        raise SystemExit(USAGE)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The words that the command understands."""
+def make_parser() -> Parser:
+    """The parser of the whole command line."""
     from regard.cli import check, cost, cost_words, show, train
 
-    whole = Parser(
+    parser = Parser(
         prog="regard",
-        description="Check attention against its laws: the smallest case in which a claim does not hold; and say what\n"
-        "attentions, layers and models cost: formulas, numbers and the parts they are made of.",
+        description="Check attention modules against laws, with the smallest counterexample; compute their cost as\n"
+        "formulas and numbers; plot their attention maps; train image classifiers.",
         epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_words.textbook_questions()}\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"regard {_version()}")
-    commands = whole.add_subparsers(
+    parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
+    commands = parser.add_subparsers(
         dest="command", metavar="check | laws | cost | show | train", required=True, parser_class=Parser
     )
     check.add(commands)
@@ -61,32 +52,32 @@ def parser() -> argparse.ArgumentParser:
     cost.add(commands)
     show.add(commands)
     train.add(commands)
-    return whole
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says, and return what the shell is told."""
+    """Run a command line, and return its exit code."""
     try:
-        words = parser().parse_args(arguments)
-    except SystemExit as end:  # help, version, or words that make no sense
+        args = make_parser().parse_args(arguments)
+    except SystemExit as end:  # help, version, or a usage error
         return int(end.code or 0)
     try:
-        return words.run(words)
+        return args.run(args)
     except RegardError as failure:
         print(f"regard: {failure}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("regard: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         sys.stderr.close()
         return INTERRUPTED
-    except Exception:  # not the user's fault; a traceback is what helps to mend it
+    except Exception:  # a bug in Regard: show the traceback
         traceback.print_exc()
-        return OWN_FAULT
+        return INTERNAL_ERROR
 
 
-def _version() -> str:
+def _find_version() -> str:
     try:
         return metadata.version("regard")
     except metadata.PackageNotFoundError:

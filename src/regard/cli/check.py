@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.cli.arguments import read_option
+from regard.cli.output import check_writable, report_written
 from regard.errors import InputError
+from regard.render.terminal import progress_on_stderr
 
 if TYPE_CHECKING:
     from regard.adapters import Adapter
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from regard.laws.checking import Progress
 
 KINDS = ("operator", "layer", "model")
-CONSTANTS = {"true": True, "false": False, "none": None}
 
 DESCRIPTION = """Search for the smallest case in which TARGET breaks a law that it claims.
 
@@ -41,7 +41,6 @@ def add(commands: Any) -> None:
         help="check TARGET against the laws that it claims",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     words.add_argument("target", metavar="TARGET", nargs="?", help="what to check")
     words.add_argument("--kind", choices=KINDS, help="how to call it, where that cannot be seen")
@@ -62,7 +61,7 @@ def add(commands: Any) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image=3,64,64",
+        help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image_size=3,64,64",
     )
     words.add_argument("--json", metavar="FILE", help="write the report as JSON")
     words.add_argument("--html", metavar="FILE", help="write the report as a page")
@@ -87,14 +86,13 @@ def run(words: argparse.Namespace) -> int:
             instead="regard check module:name; regard check --help shows other targets",
         )
     options = dict(read_option(text) for text in words.option)
-    for file in (words.json, words.html, words.script):
-        _check_writable(file)
+    check_writable(words.json, words.html, words.script)
 
     from regard.adapters import adapt
     from regard.cli.targets import find
     from regard.laws import check, probe
     from regard.laws.checking import find_laws
-    from regard.laws.claims import infer
+    from regard.laws.claims import infer_claims
 
     named = [slug for slug in laws if slug != "reference" or words.reference is None]
     if named or claims is not None or also:
@@ -102,7 +100,7 @@ def run(words: argparse.Namespace) -> int:
     target = find(words.target, words.seed)
     subject = adapt(target, words.kind, **options)
     reference = None if words.reference is None else _find_reference(words, target, subject, options)
-    chosen = named or claims or (None if words.probe else infer(subject))
+    chosen = named or claims or (None if words.probe else infer_claims(subject))
     chosen = chosen if chosen is None or named else [*chosen, *also]
     if words.list:
         return list_laws(words, chosen)
@@ -154,51 +152,8 @@ def list_laws(words: argparse.Namespace, names: list[str] | None = None) -> int:
     return 0
 
 
-def read_option(text: str) -> tuple[str, Any]:
-    """`heads=3` as a name and a value: a number, a constant, numbers with commas, a pattern, or a word."""
-    name, equals, value = text.partition("=")
-    name = name.strip().replace("-", "_")
-    if not equals or not name.isidentifier() or not value.strip():
-        raise InputError(
-            f"{text!r} is no option.",
-            because="an option is a name, an equals sign and a value",
-            instead="--option heads=3",
-        )
-    return name, _value(name, value.strip())
-
-
-def _value(name: str, text: str) -> Any:
-    if text.lower() in CONSTANTS:
-        return CONSTANTS[text.lower()]
-    if name == "pattern":
-        from regard.patterns import read_pattern
-
-        return read_pattern(text)
-    if re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    if re.fullmatch(r"\d+(,\d+)+", text):
-        return tuple(int(part) for part in text.split(","))
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def _split(text: str) -> list[str]:
     return [slug.strip() for slug in text.split(",") if slug.strip()]
-
-
-def _check_writable(file: str | None) -> None:
-    """A search takes a while; that its report cannot be written is better known before."""
-    if file is None:
-        return
-    path = Path(file)
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise InputError(
-            f"{file} cannot be written.",
-            because="it is a folder" if path.is_dir() else f"there is no folder {path.resolve().parent}",
-            instead="the name of a file in a folder that exists",
-        )
 
 
 def _command(words: argparse.Namespace) -> str:
@@ -233,27 +188,17 @@ def _tell(report: Report, words: argparse.Namespace) -> int:
                 because="the system refuses",
                 instead="another file",
             ) from failure
-        print(f"wrote {file}", file=sys.stderr)
+        report_written(file)
     return 0 if report.probing or report.ok else 1
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress | None]:
-    """A bar on the error stream while there is somebody to see it; it leaves nothing behind."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.fields[law]:<20}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[cases]}"),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    """A transient progress bar on the error stream, if that is a terminal."""
+    with progress_on_stderr("{task.fields[law]:<20}", "{task.completed}/{task.total} {task.fields[cases]}") as bar:
+        if bar is None:
+            yield None
+            return
         task = bar.add_task("laws", total=total, law="", cases="")
         seen: list[str] = []
 

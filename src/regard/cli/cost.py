@@ -6,14 +6,13 @@ import argparse
 import dataclasses
 import difflib
 import re
-import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.cli.arguments import Parser
+from regard.cli.output import check_writable, report_written, status, write_json
 from regard.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class _Help(argparse.Action):
 
 def parser(word: str = "") -> argparse.ArgumentParser:
     """What is understood after `regard cost`, if it is no word of its own; after `model` it is the same."""
-    from regard.cli import Parser, cost_words
+    from regard.cli import cost_words
     from regard.cli.published import MODELS
 
     names = "\n".join(textwrap.wrap(", ".join(MODELS), 88))
@@ -131,7 +130,6 @@ def parser(word: str = "") -> argparse.ArgumentParser:
         prog=f"regard cost {word}".rstrip(),
         description=f"Say what a published model costs. TARGET is one of\n{names}" if word else description,
         epilog=MODEL_EPILOG if word else EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     said.add_argument("target", metavar="TARGET", help="what it is the cost of")
     sizes(said.add_argument_group("sizes; what is not given stays a letter, if it can"))
@@ -186,7 +184,7 @@ def drawing(group: Any) -> None:
 
 def answer(asked: argparse.Namespace, make: Callable[[], Any] | None = None) -> int:
     """Count, print, write. `make` makes what is asked about, if the text of the target does not say it."""
-    check_writable(asked.json, picture=asked.picture)
+    check_outputs(asked)
     with status(f"{asked.target}: following what it does"):
         target = named(asked.target, asked.seed, empty=not asked.measure) if make is None else make()
         found = costed(target, asked)
@@ -309,13 +307,10 @@ CURVE_EPILOG = """examples:
 
 
 def curve_parser() -> argparse.ArgumentParser:
-    from regard.cli import Parser
-
     said = Parser(
         prog="regard cost curve",
         description=CURVE,
         epilog=CURVE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     said.add_argument("targets", metavar="A", nargs="+", help="what to draw")
     group = said.add_argument_group("sizes")
@@ -336,7 +331,7 @@ def curve_parser() -> argparse.ArgumentParser:
 
 def draw(asked: argparse.Namespace) -> int:
     """Compute the curves, print where they begin, end and cross, and draw them."""
-    check_writable(asked.json, picture=asked.picture)
+    check_outputs(asked)
     from regard.cost_model.chart import draw_curves
 
     with status("computing the curves"):
@@ -385,69 +380,16 @@ def shape(text: str) -> tuple[int, ...]:
 # Writing
 
 
-def check_writable(*files: str | None, picture: str | None = None) -> None:
-    """What cannot be written is better known before anything long begins."""
-    if picture is not None:
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raise for output files that cannot be written, before the work begins."""
+    if args.picture is not None:
         from regard.cost_model.chart import SUFFIXES
         from regard.render.files import check_suffix
 
-        check_suffix(picture, SUFFIXES)
-    for file in (*files, picture):
-        if file is None or file == "-":
-            continue
-        path = Path(file)
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise InputError(
-                f"{file} cannot be written.",
-                because="it is a folder" if path.is_dir() else f"there is no folder {path.resolve().parent}",
-                instead="the name of a file in a folder that exists",
-            )
-
-
-def write_json(told: Any, file: str) -> None:
-    """As JSON into a file, or to the output if it is called -."""
-    import json
-
-    text = json.dumps(told, indent=2)
-    if file == "-":
-        print(text)
-        return
-    try:
-        Path(file).write_text(text + "\n", encoding="utf-8")
-    except OSError as failure:
-        raise InputError(
-            f"{file} cannot be written.",
-            found=f"{type(failure).__name__}: {failure}",
-            because="the system refuses",
-            instead="another file",
-        ) from failure
-    print(f"wrote {file}", file=sys.stderr)
+        check_suffix(args.picture, SUFFIXES)
+    check_writable(args.json, args.picture)
 
 
 def write_picture(picture: Any, file: str) -> None:
     picture.save(file)
-    print(f"wrote {file}", file=sys.stderr)
-
-
-@contextmanager
-def status(words: str, after: float = 1.0) -> Iterator[None]:
-    """A line on the error stream if something takes long and somebody is there to see it; it leaves nothing behind."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    stream, said = sys.stderr, threading.Event()
-
-    def say() -> None:
-        said.set()
-        print(f"{words} ...", end="", file=stream, flush=True)
-
-    timer = threading.Timer(after, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        if said.is_set():
-            print("\r\x1b[K", end="", file=stream, flush=True)
+    report_written(file)

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard.cli.arguments import Parser
+from regard.cli.output import check_writable, write_json
 from regard.errors import InputError
 
 if TYPE_CHECKING:
@@ -261,16 +263,14 @@ def listed() -> list[str]:
 
 def run(name: str, rest: list[str]) -> int:
     """Answer a word: make its table, print it, write it."""
-    from regard.cli import cost
-
     word = WORDS[name]
     if word is None:
         return _model(rest)
     asked = parser(name, word).parse_args(rest)
-    cost.check_writable(asked.json)
+    check_writable(asked.json)
     table = word.make(asked)
     if asked.json is not None:
-        cost.write_json(table.to_dict(), asked.json)
+        write_json(table.to_dict(), asked.json)
     if asked.json != "-":
         from regard.render.terminal import print_fitted
 
@@ -280,14 +280,12 @@ def run(name: str, rest: list[str]) -> int:
 
 def parser(name: str, word: Word) -> argparse.ArgumentParser:
     """What is understood after a word."""
-    from regard.cli import Parser
     from regard.cli.cost import whole
 
     said = Parser(
         prog=f"regard cost {name}",
         description=f"{word.help[0].upper()}{word.help[1:]}.",
         epilog=f"example:\n  regard cost {name} {word.example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     for size in word.sizes:

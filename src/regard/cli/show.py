@@ -1,4 +1,4 @@
-"""`regard show TARGET`: what heads look at, as a picture."""
+"""`regard show TARGET`: plots of attention maps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.cli.arguments import read_integers
 from regard.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 
     from regard.visualize import Animation, Picture
 
-DESCRIPTION = """Draw what the heads of TARGET look at.
+DESCRIPTION = """Plot the attention maps of TARGET.
 
 TARGET is one of
-  runs/quadratic              a folder that `regard train` left: its heads, epoch by epoch; with an image, its maps
+  runs/quadratic              a folder of `regard train`: its heads in every epoch; with an image, its attention maps
   path/to/checkpoint          a folder with a config.json, or a file of weights (.gguf, .safetensors, ...)
   module:name                 a module; a class is built without arguments
   timm:vit_tiny_patch16_224   a model of timm, transformers:BertModel one of Hugging Face, with random weights
   "Window(128, 0)"            a pattern over --tokens tokens
 
-The input is one of --text, --ids, --image and --digit; without one, heads that look by position are
-drawn by themselves. Layers, heads, tokens, rows and columns are counted from 0, here and in the pictures.
+The input is one of --text, --ids, --image and --digit; without one, positional heads are drawn around the query.
+Layers, heads, tokens, rows and columns are counted from 0, here and in the plots.
 """
 EPILOG = """examples:
   regard show runs/quadratic -o heads.html                     a page with a slider through the epochs
@@ -37,79 +38,80 @@ EPILOG = """examples:
   regard show transformers:GPT2Model --ids 5,3,8,1,2 --token 4
   regard show "Causal() & Window(4, 0)" --tokens 24
 
-Ends with 0, or 2 if the picture cannot be made."""
+Exit codes: 0, or 2 for a wrong command or input."""
 UNTRAINED = "random weights (not trained)"
 
 
 def add(commands: Any) -> None:
-    """Teach the command line the word `show`."""
-    said = commands.add_parser(
+    """Add the command `show`."""
+    parser = commands.add_parser(
         "show",
-        help="draw what the heads of TARGET look at",
+        help="plot the attention maps of TARGET",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    said.add_argument("target", metavar="TARGET", help="the model, the run or the pattern")
-    read = said.add_argument_group("input").add_mutually_exclusive_group()
-    read.add_argument("--text", metavar="TEXT", help="a text, read by the tokenizer that lies beside the model")
-    read.add_argument("--ids", metavar="N,N,...", help="the token ids of a text")
-    read.add_argument("--image", metavar="FILE", type=Path, help="an image; it is resized to what the model reads")
-    read.add_argument("--digit", metavar="N", type=int, help="the first test image of this digit")
-    read.add_argument("--tokens", metavar="N", type=int, help="the sequence length, for a pattern")
-    said.add_argument("--data-folder", metavar="FOLDER", help="of a run: your own files, where it learned from such")
-    who = said.add_argument_group("query").add_mutually_exclusive_group()
-    who.add_argument("--pixel", metavar="ROW,COLUMN", help="a pixel of the image")
-    who.add_argument("--token", metavar="N", type=int, help="a token of the text")
-    said.add_argument("--layer", metavar="N,...", help="only these layers")
-    said.add_argument("--head", metavar="N,...", help="only these heads")
-    said.add_argument("--seed", metavar="N", type=int, default=0, help="of random weights (0)")
-    said.add_argument(
+    parser.add_argument("target", metavar="TARGET", help="the model, the run or the pattern")
+    source = parser.add_argument_group("input").add_mutually_exclusive_group()
+    source.add_argument("--text", metavar="TEXT", help="a text, encoded by the tokenizer of the model")
+    source.add_argument("--ids", metavar="N,N,...", help="the token ids of a text")
+    source.add_argument("--image", metavar="FILE", type=Path, help="an image file, resized to the input of the model")
+    source.add_argument("--digit", metavar="N", type=int, help="the first test image of this digit")
+    source.add_argument("--tokens", metavar="N", type=int, help="the sequence length, for a pattern")
+    parser.add_argument(
+        "--data-folder", metavar="FOLDER", help="for a run that was trained on your own files: their folder"
+    )
+    query = parser.add_argument_group("query").add_mutually_exclusive_group()
+    query.add_argument("--pixel", metavar="ROW,COLUMN", help="a pixel of the image")
+    query.add_argument("--token", metavar="N", type=int, help="a token of the text")
+    parser.add_argument("--layer", metavar="N,...", help="only these layers")
+    parser.add_argument("--head", metavar="N,...", help="only these heads")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of random weights (0)")
+    parser.add_argument(
         "-o", "--out", metavar="FILE", type=Path, default=Path("show.svg"), help=".svg .pdf .png .html, .gif for a run"
     )
-    said.set_defaults(run=run)
+    parser.set_defaults(run=run)
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Make the picture, write it, and print its caption."""
-    picture = make_picture(asked)
-    written = picture.save(asked.out)
+def run(args: argparse.Namespace) -> int:
+    """Draw the picture, write it, and print its caption."""
+    picture = make_picture(args)
+    written = picture.save(args.out)
     print(picture.caption)
     print(written, file=sys.stderr)
     return 0
 
 
-def make_picture(asked: argparse.Namespace) -> Picture | Animation:
+def make_picture(args: argparse.Namespace) -> Picture | Animation:
     from regard.visualize import show
 
-    query = asked.token if asked.pixel is None else _read_pixel(asked.pixel)
-    layer, head = (_read_numbers(name, getattr(asked, name)) for name in ("layer", "head"))
+    query = args.token if args.pixel is None else _read_pixel(args.pixel)
+    layer, head = (read_integers(name, getattr(args, name)) for name in ("layer", "head"))
     choice: dict[str, Any] = {"layer": layer, "head": head, "query": query}
-    if asked.tokens is not None:
+    if args.tokens is not None:
         from regard.patterns import read_pattern
 
-        return show(read_pattern(asked.target), asked.tokens, **choice)
-    if _is_run(asked.target):
-        return _show_run(asked, choice)
+        return show(read_pattern(args.target), args.tokens, **choice)
+    if _is_run(args.target):
+        return _show_run(args, choice)
     words = None
-    if asked.text is not None:
+    if args.text is not None:
         from regard.visualize.text_input import encode_text, find_tokenizer
 
-        words = find_tokenizer(asked.target)
-        ids: list[int] | None = encode_text(words, asked.text)
+        words = find_tokenizer(args.target)
+        ids: list[int] | None = encode_text(words, args.text)
     else:
-        ids = _read_numbers("ids", asked.ids)
+        ids = read_integers("ids", args.ids)
     from regard.cli.targets import find
 
-    model = find(asked.target, asked.seed)
+    model = find(args.target, args.seed)
     if ids is not None:
-        _check_ids(model, ids, "--text" if asked.ids is None else "--ids")
+        _check_ids(model, ids, "--text" if args.ids is None else "--ids")
         picture = show(model, torch.tensor(ids)[None], words=words, **choice)
-    elif asked.image is None and asked.digit is None:
+    elif args.image is None and args.digit is None:
         picture = show(model, **choice)
     else:
-        picture = show(model, _image(asked, _wanted(model))[None], **choice)
-    if _is_untrained(asked.target):
+        picture = show(model, _load_input(args, _find_image_shape(model))[None], **choice)
+    if _is_untrained(args.target):
         picture.add_note(UNTRAINED)
     return picture
 
@@ -117,49 +119,49 @@ def make_picture(asked: argparse.Namespace) -> Picture | Animation:
 def _is_run(target: str) -> bool:
     try:
         return (Path(target) / "recipe.json").is_file()
-    except (OSError, ValueError):  # no name that a file could have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
-def _show_run(asked: argparse.Namespace, choice: dict[str, Any]) -> Picture | Animation:
-    """What `regard train` left: the heads epoch by epoch, or what a pixel of an image sees."""
+def _show_run(args: argparse.Namespace, choice: dict[str, Any]) -> Picture | Animation:
+    """The heads of a run in every epoch, or its attention maps on an image."""
     from regard.train import read_history, read_run
-    from regard.train.checkpoint import read_claim
+    from regard.train.checkpoint import read_claimed_recipe
     from regard.train.data import load
     from regard.visualize import animate_heads, show
     from regard.visualize.heads import draw_head_paths
 
-    folder = Path(asked.target)
+    folder = Path(args.target)
     for flag in ("text", "ids"):
-        if getattr(asked, flag) is not None:
+        if getattr(args, flag) is not None:
             raise InputError(
-                "A run of images reads no text.",
+                f"--{flag} does not apply to this run.",
                 asked=f"--{flag} for {folder}",
                 because="it was trained on images",
-                instead="--digit 7 or --image FILE, or neither for its heads epoch by epoch",
+                instead="--digit 7 or --image FILE, or neither for its heads in every epoch",
             )
-    if asked.image is not None or asked.digit is not None:
-        own = None if asked.data_folder is None else load(read_claim(folder)[0].data, asked.data_folder)
-        found = read_run(folder, own)
-        return show(found.model, found.data.normalise(_image(asked, found.data.shape))[None], **choice)
+    if args.image is not None or args.digit is not None:
+        data = None if args.data_folder is None else load(read_claimed_recipe(folder)[0].data, args.data_folder)
+        found = read_run(folder, data)
+        return show(found.model, found.data.normalise(_load_input(args, found.data.shape))[None], **choice)
     for name in ("head", "query"):
         if choice[name] is not None:
             raise InputError(
-                f"Without an input there is no {name} to choose.",
-                asked=f"--{name if name == 'head' else 'token' if asked.pixel is None else 'pixel'}",
-                because="all heads of a layer are drawn in one picture, around the query",
+                f"Without an input there is no {name} to select.",
+                asked=f"--{name if name == 'head' else 'token' if args.pixel is None else 'pixel'}",
+                because="all heads of a layer are drawn in one panel, around the query",
                 instead="--digit 7 or --image FILE with it, or --layer alone",
             )
     history = read_history(folder)  # which needs no images
     epochs = [epoch.head_profiles for epoch in history]
     labels = [f"epoch {epoch.number}, {epoch.accuracy:.1%}" for epoch in history]
-    if asked.out.suffix.lower() == ".gif":
+    if args.out.suffix.lower() == ".gif":
         return animate_heads(epochs, labels, layers=choice["layer"])
     return draw_head_paths(epochs, choice["layer"], labels)
 
 
 def _is_untrained(target: str) -> bool:
-    """Whether the model was built from a name or a configuration, and no weights were loaded."""
+    """Whether the model was built from a name or a configuration, without loading weights."""
     try:
         if Path(target).exists():
             return False
@@ -172,8 +174,8 @@ def _is_untrained(target: str) -> bool:
 
 
 def _check_ids(model: Any, ids: list[int], flag: str) -> None:
-    """Refuse token ids that the model has no embedding for, and more of them than it has positions."""
-    from regard.visualize.failures import read_limits
+    """Raise for token ids without an embedding, and for more tokens than positions."""
+    from regard.visualize.inputs import read_limits
 
     vocab_size, positions = read_limits(model)
     wrong = [number for number in ids if number < 0 or (vocab_size is not None and number >= vocab_size)]
@@ -191,23 +193,23 @@ def _check_ids(model: Any, ids: list[int], flag: str) -> None:
             "The text is too long for this model.",
             asked=f"{flag} with {len(ids):,} tokens",
             found=f"{type(model).__name__} with positions for {positions:,}",
-            because="tokens beyond that have no position",
+            because="there are no position embeddings beyond that",
             instead=f"the first {positions:,} tokens",
         )
 
 
-def _image(asked: argparse.Namespace, shape: tuple[int, int, int]) -> Tensor:
-    """The image that is asked for, from 0 to 1, `(channel, row, column)` of this shape."""
-    if asked.image is not None:
-        return _read_image(asked.image, shape)
+def _load_input(args: argparse.Namespace, shape: tuple[int, int, int]) -> Tensor:
+    """The image of `--image` or `--digit`, from 0 to 1, `(channel, row, column)` of this shape."""
+    if args.image is not None:
+        return _read_image(args.image, shape)
     from regard.train.data import digits
 
     data = digits()
-    where = (data.test.labels == asked.digit).nonzero().flatten()
+    where = (data.test.labels == args.digit).nonzero().flatten()
     if not len(where) or shape != data.shape:
         raise InputError(
             "There is no such digit for this model." if len(where) else "There is no such digit.",
-            asked=f"--digit {asked.digit}",
+            asked=f"--digit {args.digit}",
             found="" if len(where) == 0 else f"a model of {' x '.join(map(str, shape))} images",
             because=f"the digits are 0 to 9, images of {' x '.join(map(str, data.shape))}",
             instead="--image FILE" if len(where) else "--digit 7",
@@ -222,7 +224,7 @@ def _read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
         raise InputError(
             "Image files need Pillow.",
             asked=f"--image {path}",
-            because="it comes with matplotlib, and is not installed",
+            because="Pillow, a dependency of matplotlib, is not installed",
             instead='pip install "regard[show]"',
         ) from failure
     channels, rows, columns = shape
@@ -231,7 +233,7 @@ def _read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
             image = opened.convert("L" if channels == 1 else "RGB").resize((columns, rows), Image.Resampling.BILINEAR)
     except (OSError, UnidentifiedImageError) as failure:
         raise InputError(
-            f"{path} is no image that can be read.",
+            f"{path} cannot be read as an image.",
             found=f"{type(failure).__name__}: {failure}",
             because="images are read by Pillow",
             instead="a PNG or JPEG file",
@@ -240,50 +242,30 @@ def _read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
     return pixels.permute(2, 0, 1).float() / 255
 
 
-def _wanted(model: Any) -> tuple[int, int, int]:
-    """The images that a model reads, as far as it says."""
+def _find_image_shape(model: Any) -> tuple[int, int, int]:
+    """Channels, rows and columns of the images that a model takes, from its configuration."""
     config = getattr(model, "config", None)
     size = getattr(config, "image", None) or getattr(config, "image_size", None)
     size = size or getattr(getattr(model, "patch_embed", None), "img_size", None)
     channels = getattr(config, "channels", None) or getattr(config, "num_channels", None) or 3
     if size is None:
         raise InputError(
-            "It is not clear which images this model reads.",
+            "The image size of this model is unknown.",
             asked=f"an image for {type(model).__name__}",
-            because="it says nothing about their size",
+            because="its configuration has no image size",
             instead="regard.show(model, image) in Python",
         )
     rows, columns = (size, size) if isinstance(size, int) else size
     return channels, rows, columns
 
 
-def _read_numbers(flag: str, text: str | None) -> list[int] | None:
-    """Whole numbers with commas between them."""
-    if text is None:
-        return None
-    because = "numbers have commas between them and nothing else" if text.strip() else "it is empty"
-    try:
-        numbers = [int(part) for part in text.split(",")]
-        if any(abs(number) >= 2**63 for number in numbers):
-            because = "a number has more than 64 bits"
-            raise ValueError
-        return numbers
-    except ValueError as failure:
-        raise InputError(
-            f"{text!r} is no list of whole numbers.",
-            asked=f"--{flag} {text}",
-            because=because,
-            instead=f"--{flag} 0,2",
-        ) from failure
-
-
 def _read_pixel(text: str) -> tuple[int, int]:
-    numbers = _read_numbers("pixel", text) or []
+    numbers = read_integers("pixel", text) or []
     if len(numbers) != 2:
         raise InputError(
             "A pixel has a row and a column.",
             asked=f"--pixel {text}",
-            because="two numbers say where it is",
+            because="a pixel is given by two integers",
             instead="--pixel 3,4",
         )
     return numbers[0], numbers[1]

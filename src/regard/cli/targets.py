@@ -143,7 +143,7 @@ def _module(text: str, place: str) -> ModuleType:
         return importlib.import_module(place)
     except RegardError:
         raise
-    except (Exception, SystemExit) as failure:  # a stranger's module may fail in any way while it is imported
+    except (Exception, SystemExit) as failure:  # a user's module may fail in any way while it is imported
         missing = isinstance(failure, ModuleNotFoundError) and place.startswith(failure.name or "\0")
         raise InputError(
             f"there is no module {failure.name!r}." if missing else f"{place} cannot be imported.",  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> 
     name = getattr(maker, "__name__", type(maker).__name__)
     try:
         return maker(*values, **words)
-    except (Exception, SystemExit) as failure:  # a stranger's own error; its words are the best there are
+    except (Exception, SystemExit) as failure:  # the constructor's own error; its message is passed on
         given = ", ".join([*map(repr, values), *(f"{key}={value!r}" for key, value in words.items())])
         raise InputError(
             f"{name}({given}) failed.",
@@ -213,7 +213,7 @@ def _offers(owner: Any) -> str:
     return ", ".join(shown) + (", ..." if len(own or names) > 12 else "") if shown else "nothing that can be called"
 
 
-# Other people's models
+# Third-party models
 
 
 def _hugging_face(text: str, name: str, seed: int) -> nn.Module:
@@ -249,7 +249,7 @@ def _hollow(text: str, maker: Any, values: list[Any], words: dict[str, Any], emp
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that nothing happens to weights that are not there
                 return maker(*values, **words)
-        except Exception:  # a stranger's constructor that needs numbers; then it gets them
+        except Exception:  # a constructor that needs real values; then it gets them
             pass
     return _called(text, maker, values, words)
 

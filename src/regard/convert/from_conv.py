@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.convert.minimal import few_heads
-from regard.convert.width import steepness
+from regard.convert.leakage import steepness
+from regard.convert.low_rank import low_rank_heads
 from regard.errors import ConfigError
 from regard.layers.lattice import EDGES, Edges, Lattice
 from regard.layers.spatial import SpatialAttention
@@ -82,10 +82,10 @@ def conv_to_attention(
                 because="their tables are weights already, and have no width; mixed taps have no small rank",
                 instead="conv_to_attention(conv, heads='minimal')",
             )
-        found = few_heads(kernel)
+        found = low_rank_heads(kernel)
         if found is not None:
-            return _table_layer(conv, geometry, *found)
-    return _tap_layer(conv, kernel, geometry, None if exact else tolerance, head_dim)
+            return _make_table_layer(conv, geometry, *found)
+    return _make_tap_layer(conv, kernel, geometry, None if exact else tolerance, head_dim)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Geometry:
 
 def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
     """The kernel `(out, in / groups, tap)` and the geometry of a convolution; raises if it is unsupported."""
-    because = _unreadable(conv)
+    because = _explain_unsupported(conv)
     if because:
         raise ConfigError(
             "This is no convolution that can become attention.",
@@ -108,7 +108,7 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
         )
     assert isinstance(conv, CONVS)
     size, dilation, stride = (tuple(map(int, each)) for each in (conv.kernel_size, conv.dilation, conv.stride))
-    before, after = paddings(conv)
+    before, after = find_paddings(conv)
     lines = [
         [spread * tap - pad for tap in range(taps)] for taps, spread, pad in zip(size, dilation, before, strict=True)
     ]
@@ -121,7 +121,7 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
     return conv.weight.detach().flatten(2), Geometry(list(itertools.product(*lines)), Lattice(stride, trim, edges))
 
 
-def paddings(conv: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def find_paddings(conv: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The padding before and after each axis; `"same"` may pad one more after."""
     if conv.padding == "valid":
         return (0,) * len(conv.kernel_size), (0,) * len(conv.kernel_size)
@@ -132,7 +132,7 @@ def paddings(conv: nn.Conv1d | nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, .
     return padding, padding
 
 
-def _unreadable(conv: nn.Module) -> str:
+def _explain_unsupported(conv: nn.Module) -> str:
     if not isinstance(conv, CONVS):
         return f"a {type(conv).__name__} is neither a Conv1d nor a Conv2d of torch.nn"
     if isinstance(conv.weight, nn.parameter.UninitializedParameter):
@@ -143,12 +143,12 @@ def _unreadable(conv: nn.Module) -> str:
     if not conv.weight.dtype.is_floating_point:
         return f"weights of attention are real numbers, and these are {conv.weight.dtype}"
     if conv.padding_mode not in EDGES:
-        return f"nobody knows what lies beyond the edges in mode {conv.padding_mode!r}"
+        return f"padding mode {conv.padding_mode!r} is unknown"
     return ""
 
 
 @torch.no_grad()
-def _tap_layer(
+def _make_tap_layer(
     conv: nn.Conv1d | nn.Conv2d, kernel: Tensor, geometry: Geometry, tolerance: float | None, head_dim: int | None
 ) -> SpatialAttention:
     # At least one head, even if all taps are zero.
@@ -171,13 +171,13 @@ def _tap_layer(
     if head_dim is None:
         layer.weight.copy_(kernel[:, :, kept])
     else:
-        value, output = factors(kernel[:, :, kept], conv.groups, head_dim)
+        value, output = factor_taps(kernel[:, :, kept], conv.groups, head_dim)
         layer.value.copy_(value)
         layer.output.copy_(output)
-    return _like(layer, conv)
+    return _copy_settings(layer, conv)
 
 
-def factors(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tensor]:
+def factor_taps(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Values `(group, head, head_dim, in)` and outputs `(out, head_dim, head)` whose product is every tap.
 
     If `head_dim` is at least the number of input channels, the values are the pixel and the output matrix is the tap;
@@ -213,11 +213,11 @@ def factors(taps: Tensor, groups: int, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Tensor, weight: Tensor) -> TableAttention:
+def _make_table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, table: Tensor, weight: Tensor) -> TableAttention:
     layer = TableAttention(
         conv.in_channels,
         conv.out_channels,
-        len(looks),
+        len(table),
         geometry.steps,
         lattice=geometry.lattice,
         groups=conv.groups,
@@ -225,12 +225,12 @@ def _table_layer(conv: nn.Conv1d | nn.Conv2d, geometry: Geometry, looks: Tensor,
         dtype=weight.dtype,
         device=weight.device,
     )
-    layer.scores.copy_(looks.log())
+    layer.scores.copy_(table.log())
     layer.weight.copy_(weight)
-    return _like(layer, conv)
+    return _copy_settings(layer, conv)
 
 
-def _like(layer: Layer, conv: nn.Conv1d | nn.Conv2d) -> Layer:
+def _copy_settings(layer: Layer, conv: nn.Conv1d | nn.Conv2d) -> Layer:
     """Copy bias, `requires_grad` and training mode of the convolution to the layer."""
     if conv.bias is not None and layer.bias is not None:
         layer.bias.copy_(conv.bias)

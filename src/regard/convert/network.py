@@ -33,7 +33,7 @@ def convert_network(model: nn.Module, **options: Any) -> nn.Module:
         >>> restore_network(attentive)[0]
         Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
     """
-    return _replaced(model, CONVS, lambda conv: conv_to_attention(conv, **options))
+    return _replace_modules(model, CONVS, lambda conv: conv_to_attention(conv, **options))
 
 
 def restore_network(model: nn.Module) -> nn.Module:
@@ -54,10 +54,12 @@ def restore_network(model: nn.Module) -> nn.Module:
             made.bias.requires_grad_(bool(layer.bias.requires_grad))
         return made
 
-    return _replaced(model, (SpatialAttention, TableAttention), conv)
+    return _replace_modules(model, (SpatialAttention, TableAttention), conv)
 
 
-def _replaced(model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[Any], nn.Module]) -> nn.Module:
+def _replace_modules(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[Any], nn.Module]
+) -> nn.Module:
     """A copy of a module tree with modules of some types replaced; shared modules stay shared."""
     model = copy.deepcopy(model)
     made: dict[nn.Module, nn.Module] = {}

@@ -23,7 +23,7 @@ TAIL = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class ConvFit:
     """The convolution that equals an attention layer, or approximates it.
 
     Attributes:
@@ -42,10 +42,10 @@ class Fit:
 
     def __repr__(self) -> str:
         told = "" if self.residual is None else f", residual={self.residual:.2g}"
-        return f"Fit({self.conv}{told})"
+        return f"ConvFit({self.conv}{told})"
 
 
-def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
+def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> ConvFit:
     r"""Convert a positional attention layer to a convolution with its effective kernel.
 
         kernel[delta] = sum_h a_h[delta] W^(h)
@@ -56,28 +56,28 @@ def attention_to_conv(layer: nn.Module, images: Tensor | None = None) -> Fit:
     An exact `SpatialAttention` and a `TableAttention` equal a convolution with the same stride, dilation, padding and
     groups, borders included. A soft one is an approximation: its tails are truncated where weights fall below 1e-9, and
     near a border its weights are renormalised, so it is not a convolution there; pass `images` to measure the
-    difference (`Fit.residual`). Any other layer with a `head_profile()` that has values, such as those of
+    difference (`ConvFit.residual`). Any other layer with a `head_profile()` that has values, such as those of
     `SpatialTransformer`, gives a convolution over its whole grid, with replicate padding. For content-based attention
     use `fit_conv`.
 
         >>> layer = conv_to_attention(torch.nn.Conv2d(3, 5, (3, 4), stride=2, dilation=(1, 2), padding=1))
         >>> attention_to_conv(layer)
-        Fit(Conv2d(3, 5, kernel_size=(3, 4), stride=(2, 2), padding=(1, 1), dilation=(1, 2)))
+        ConvFit(Conv2d(3, 5, kernel_size=(3, 4), stride=(2, 2), padding=(1, 1), dilation=(1, 2)))
     """
     if isinstance(layer, TableAttention):
-        conv = _conv_of(layer.steps, layer.kernel(), layer.lattice, layer.groups, layer.bias)
+        conv = _make_conv(layer.steps, layer.kernel(), layer.lattice, layer.groups, layer.bias)
     elif isinstance(layer, SpatialAttention) and layer.exact:
-        conv = _conv_of(layer.steps, layer.matrices().permute(1, 2, 0), layer.lattice, layer.groups, layer.bias)
+        conv = _make_conv(layer.steps, layer.matrices().permute(1, 2, 0), layer.lattice, layer.groups, layer.bias)
     elif isinstance(layer, SpatialAttention):
-        conv = _soft(layer)
+        conv = _convert_soft(layer)
     else:
         conv = _convert_profile(layer)
     conv.train(layer.training)
     if images is None:
-        return Fit(conv)
+        return ConvFit(conv)
     _check_reach(conv, images)
     first = isinstance(layer, SpatialAttention | TableAttention)  # every other layer is channels-last
-    return Fit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
+    return ConvFit(conv, residual(layer if first else lambda x: layer(x.movedim(1, -1)).movedim(-1, 1), conv, images))
 
 
 def fit_conv(
@@ -85,8 +85,8 @@ def fit_conv(
     images: Tensor,
     kernel_size: int | Sequence[int] = 3,
     **geometry: Any,
-) -> Fit:
-    r"""Fit a convolution to any function of images, by least squares.
+) -> ConvFit:
+    r"""ConvFit a convolution to any function of images, by least squares.
 
         minimise over kernel and bias  sum over images and pixels of |layer(image) - conv(image)|^2
 
@@ -125,8 +125,8 @@ def fit_conv(
             because="they are compared pixel by pixel",
             instead="stride=, padding= and dilation= as the layer has them",
         )
-    _solve(conv, taps.lattice.read(images.double(), taps.steps), wanted.double())
-    return Fit(conv, residual(layer, conv, images))
+    _solve_least_squares(conv, taps.lattice.read(images.double(), taps.steps), wanted.double())
+    return ConvFit(conv, residual(layer, conv, images))
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ def residual(layer: Callable[[Tensor], Tensor], conv: nn.Module, images: Tensor)
 
 
 @torch.no_grad()
-def _solve(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
+def _solve_least_squares(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
     """Set the least-squares weights of a convolution from the inputs of its taps, `(batch, channel, tap, *query)`."""
     groups = conv.groups
     columns = seen.unflatten(1, (groups, -1)).movedim(0, 3).flatten(3).flatten(1, 2)  # (group, in tap, sample)
@@ -162,7 +162,7 @@ def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
         most = size if conv.padding_mode == "circular" else size - 1
         if pad > most:
             raise InputError(
-                "The convolution looks farther than the image goes on.",
+                "The padding of the convolution exceeds the image.",
                 asked=f"images {tuple(images.shape)}, to compare with {conv}",
                 found=f"{pad} pixels beyond an edge",
                 because=f"torch's {conv.padding_mode} padding shows {most} pixels beyond the edge of {size}",
@@ -175,26 +175,26 @@ def _check_reach(conv: nn.Conv1d | nn.Conv2d, images: Tensor) -> None:
 
 
 @torch.no_grad()
-def _soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
+def _convert_soft(layer: SpatialAttention) -> nn.Conv1d | nn.Conv2d:
     """The kernel of soft heads far from the borders: the weight of every delta, without the null key's share."""
     alpha, step = layer.alpha.double(), layer.step.double()
     far = math.ceil(float(step.abs().max()) + math.sqrt(math.log(1 / TAIL) / float(alpha.min().clamp(min=1e-3))))
     line = torch.arange(-far, far + 1, device=step.device)
-    sums, looks = torch.zeros_like(alpha), None
+    sums, weights = torch.zeros_like(alpha), None
     for axis in range(layer.axes):
         scores = -alpha[:, None] * (line - step[:, axis, None]).square()
         sums = sums + scores.logsumexp(-1)
         part = scores.softmax(-1)
-        looks = part if looks is None else looks[:, :, None] * part[:, None]
-    assert looks is not None
+        weights = part if weights is None else weights[:, :, None] * part[:, None]
+    assert weights is not None
     if layer.lattice.edges == "zeros":
-        looks = looks * (sums + alpha / 2).sigmoid().view(-1, *[1] * layer.axes)
-    looks = looks.where(looks > TAIL, 0).flatten(1)
-    kept = looks.any(0).nonzero()[:, 0].tolist()
+        weights = weights * (sums + alpha / 2).sigmoid().view(-1, *[1] * layer.axes)
+    weights = weights.where(weights > TAIL, 0).flatten(1)
+    kept = weights.any(0).nonzero()[:, 0].tolist()
     deltas = list(itertools.product(line.tolist(), repeat=layer.axes))
-    kernel = layer.matrices().double().permute(1, 2, 0) @ looks[:, kept]
+    kernel = layer.matrices().double().permute(1, 2, 0) @ weights[:, kept]
     kernel = kernel.to(layer.matrices().dtype)
-    return _conv_of([deltas[tap] for tap in kept], kernel, layer.lattice, layer.groups, layer.bias)
+    return _make_conv([deltas[tap] for tap in kept], kernel, layer.lattice, layer.groups, layer.bias)
 
 
 @torch.no_grad()
@@ -204,11 +204,11 @@ def _convert_profile(layer: nn.Module) -> nn.Conv1d | nn.Conv2d:
     # The attention weights do not depend on the image, so the output of a zero image is the bias.
     bias = layer(kernel.new_zeros(1, rows, columns, kernel.shape[1]))[0, 0, 0]
     deltas = list(itertools.product(range(1 - rows, rows), range(1 - columns, columns)))
-    return _conv_of(deltas, kernel.flatten(2), Lattice(edges="replicate"), 1, bias)
+    return _make_conv(deltas, kernel.flatten(2), Lattice(edges="replicate"), 1, bias)
 
 
 @torch.no_grad()
-def _conv_of(
+def _make_conv(
     steps: Sequence[Sequence[int]], kernel: Tensor, lattice: Lattice, groups: int, bias: Tensor | None
 ) -> nn.Conv1d | nn.Conv2d:
     """The smallest convolution with these taps, `kernel (out, in / groups, tap)`."""
@@ -216,11 +216,13 @@ def _conv_of(
     alongs = list(zip(*steps, strict=True))
     strides, trims = lattice.strides(axes), lattice.trims(axes)
     padding: Any = "same"
-    if set(strides) == {1} and not any(trims) and all(_is_same(along) for along in alongs):
-        lines = [Line.through(along, min(along), max(along)) for along in alongs]
+    if set(strides) == {1} and not any(trims) and all(_needs_same_padding(along) for along in alongs):
+        lines = [TapLine.covering(along, min(along), max(along)) for along in alongs]
     else:
         pads = tuple(max(-min(along), max(along) - trim, 0) for along, trim in zip(alongs, trims, strict=True))
-        lines = [Line.through(along, -pad, pad + trim) for along, pad, trim in zip(alongs, pads, trims, strict=True)]
+        lines = [
+            TapLine.covering(along, -pad, pad + trim) for along, pad, trim in zip(alongs, pads, trims, strict=True)
+        ]
         padding = pads
     kind = nn.Conv1d if axes == 1 else nn.Conv2d
     edges: Edges = lattice.edges if padding == "same" or any(padding) else "zeros"
@@ -247,7 +249,7 @@ def _conv_of(
 
 
 @dataclass(frozen=True)
-class Line:
+class TapLine:
     """The taps along one axis: the first offset, the spacing, and their number."""
 
     low: int
@@ -255,12 +257,12 @@ class Line:
     taps: int
 
     @classmethod
-    def through(cls, steps: Sequence[int], low: int, high: int) -> Line:
+    def covering(cls, steps: Sequence[int], low: int, high: int) -> TapLine:
         """The taps of widest spacing from `low` to `high` that include every step."""
         dilation = math.gcd(high - low, *(step - low for step in steps)) or 1
         return cls(low, dilation, (high - low) // dilation + 1)
 
 
-def _is_same(steps: Sequence[int]) -> bool:
+def _needs_same_padding(steps: Sequence[int]) -> bool:
     """True for a padding that only `padding="same"` expresses: one pixel more after an axis than before it."""
     return min(steps) <= 0 and max(steps) + min(steps) == 1

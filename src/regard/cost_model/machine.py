@@ -33,7 +33,7 @@ from torch.nn.functional import linear
 from regard.errors import CostError
 from regard.kernels.library import missing
 from regard.kernels.linear import gemv
-from regard.models.files.atomic import json_writer, write_atomically
+from regard.models.io.atomic import json_writer, write_atomically
 
 SECONDS = 1.4  # for all rounds together; memory and warming up come on top
 FEWEST_ROUNDS = 2

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.fake_copies import TracedTarget
-from regard.adapters.module_modes import eval_mode
 from regard.attention import Attention, attend
 from regard.backends.linear_attention import step as linear_step
 from regard.cost_model.api import cost
@@ -31,7 +30,8 @@ from regard.cost_model.run_mode import STEPS
 from regard.cost_model.sizes import Sizes
 from regard.cost_model.trace.inputs import make_example_inputs
 from regard.errors import CostError
-from regard.layers import Block, KVCache, MultiHeadAttention, PatchEmbedding, StateCache
+from regard.layers import KVCache, MultiHeadAttention, PatchEmbedding, StateCache, TransformerBlock
+from regard.layers.modes import eval_mode
 from regard.models import GPT, Transformer
 
 WARM_UP = 2
@@ -325,18 +325,18 @@ def _decoding(target: Any, asked: Sizes) -> Trial:
         raise _missing("tokens", 'measure(model, step="decode", tokens=512), with as many tokens in the cache')
     rows, past = asked.batch, asked.tokens
     if isinstance(target, GPT):
-        memory = target.new_memory(past + 1)
-        for block, cache in zip(target.blocks, memory.caches, strict=True):
+        caches = target.new_cache(past + 1)
+        for block, cache in zip(target.blocks, caches.layers, strict=True):
             _fill(cache, block.attention, rows, past)
-        return _forking(memory, lambda mine: target.extend(_tokens(target, rows, 1), mine))
+        return _forking(caches, lambda mine: target.decode_step(_tokens(target, rows, 1), mine))
     if isinstance(target, Transformer):
         if asked.context_tokens is None:
             raise _missing("context_tokens", 'measure(model, step="decode", tokens=64, context_tokens=64)')
-        _, memory = target.start(_tokens(target, rows, asked.context_tokens), capacity=past)
+        _, caches = target.prefill(_tokens(target, rows, asked.context_tokens), capacity=past)
         if past > 1:  # the first token has been read already
-            target.decode(_tokens(target, rows, past - 1), None, memory=memory)
-        return _forking(memory, lambda mine: target.extend(_tokens(target, rows, 1), mine))
-    layer = target.attention if isinstance(target, Block) else target
+            target.decode(_tokens(target, rows, past - 1), None, cache=caches)
+        return _forking(caches, lambda mine: target.decode_step(_tokens(target, rows, 1), mine))
+    layer = target.attention if isinstance(target, TransformerBlock) else target
     if isinstance(layer, MultiHeadAttention) and getattr(target, "cross", None) is None:
         cache = layer.new_cache(past + 1)
         _fill(cache, layer, rows, past)
@@ -345,7 +345,7 @@ def _decoding(target: Any, asked: Sizes) -> Trial:
     raise CostError(
         f"Nobody knows how a {type(target).__name__} decodes.",
         asked='step="decode"',
-        because="that needs a cache, which GPT, Transformer, Block and MultiHeadAttention have",
+        because="that needs a cache, which GPT, Transformer, TransformerBlock and MultiHeadAttention have",
         instead='step="forward", with tokens=1',
     )
 
@@ -367,10 +367,10 @@ def _fill(cache: KVCache | StateCache, layer: MultiHeadAttention, rows: int, pas
         layer(torch.randn(rows, past, sizes.input, dtype=dtype, device=device), cache=cache)
 
 
-def _forking(memory: Any, run: Callable[[Any], Any]) -> Trial:
+def _forking(caches: Any, run: Callable[[Any], Any]) -> Trial:
     def fork() -> Any:
-        mine = copy.copy(memory)
-        mine.caches = [copy.copy(cache) for cache in memory.caches]
+        mine = copy.copy(caches)
+        mine.layers = [copy.copy(cache) for cache in caches.layers]
         return mine
 
     return fork, torch.no_grad()(run)

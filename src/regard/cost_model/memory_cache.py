@@ -20,7 +20,7 @@ from regard.cost_model.sizes import Sizes
 from regard.cost_model.symbols import size_symbols
 from regard.errors import CacheError
 from regard.features import feature_map
-from regard.layers import Block, KVCache, MultiHeadAttention
+from regard.layers import KVCache, MultiHeadAttention, TransformerBlock
 from regard.models import GPT, Transformer
 
 B, L, G, d, e, r, w, N, T = size_symbols("B L G d e r w N T")
@@ -100,8 +100,8 @@ def _layers(target: Any, asked: Sizes) -> list[_Layer]:
         return [_of_attention(block.attention) for block in target.blocks]
     if isinstance(target, Transformer):
         return [_of_attention(block.attention) for block in target.decoder]
-    if isinstance(target, MultiHeadAttention | Block):
-        attention = target.attention if isinstance(target, Block) else target
+    if isinstance(target, MultiHeadAttention | TransformerBlock):
+        attention = target.attention if isinstance(target, TransformerBlock) else target
         try:
             return [_of_attention(attention)]
         except CacheError:  # it has no past to keep
@@ -120,7 +120,7 @@ def _of_attention(attention: MultiHeadAttention) -> _Layer:
 
 def _of_description(described: Attention, asked: Sizes) -> list[_Layer]:
     pattern = described.pattern
-    if pattern is None or not pattern.has_past or asked.dim is None:
+    if pattern is None or not pattern.supports_kv_cache or asked.dim is None:
         return []
     heads, dim = asked.kv_heads or asked.heads or 1, asked.dim
     value = asked.value_dim or dim

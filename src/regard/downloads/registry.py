@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from regard.downloads.packages import Package, find, find_package, find_target
-from regard.models.files import atomic
+from regard.models.io import atomic
 
 # Longer than any of these takes on a slow line; a client that hangs must not hang the set-up.
 SECONDS = 900

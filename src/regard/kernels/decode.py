@@ -81,10 +81,10 @@ def _run(query, key, value, start, stop, scale) -> tuple[Tensor, Tensor, bool]:
     inputs = (*address_and_strides(query), *address_and_strides(key), *address_and_strides(value))
     addresses = [tensor.data_ptr() for tensor in (output, lse, start, stop)]
     fields = DECODE.pack(DTYPE_CODES[query.dtype], num_threads(), *shape, scale, *inputs, *addresses)
-    answer = native.regard_decode(fields)
-    if answer == NO_MEMORY:
+    status = native.regard_decode(fields)
+    if status == NO_MEMORY:
         raise MemoryError("the native kernels found no memory to decode with")
-    return output, lse, answer != NOT_FINITE
+    return output, lse, status != NOT_FINITE
 
 
 # The operator

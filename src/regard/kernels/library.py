@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-FINE, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
+OK, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
 # The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
 ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
@@ -61,12 +61,20 @@ def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     for number, fields in enumerate((ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM)):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
-    for name in ("attention", "attention_backward", "decode", "linear", "linear_backward", "few", "many"):
+    for name in (
+        "attention",
+        "attention_backward",
+        "decode",
+        "linear_attention",
+        "linear_attention_backward",
+        "gemv",
+        "gemm",
+    ):
         function = getattr(found, f"regard_{name}")
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
     found.regard_exp2.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     found.regard_exp2.restype = None
-    found.regard_expect.argtypes, found.regard_expect.restype = [ctypes.c_void_p, ctypes.c_int64], None
+    found.regard_use_huge_pages.argtypes, found.regard_use_huge_pages.restype = [ctypes.c_void_p, ctypes.c_int64], None
     found.regard_peak.argtypes, found.regard_peak.restype = [ctypes.c_int64, ctypes.c_double], ctypes.c_double
     found.regard_name.argtypes, found.regard_name.restype = [], ctypes.c_char_p
     found.regard_use.argtypes, found.regard_use.restype = [ctypes.c_char_p], ctypes.c_int32
@@ -84,7 +92,7 @@ def missing() -> str | None:
 
 
 def use(name: str) -> None:
-    """Take the kernels of this name from now on: `avx512`, `avx2`, `plain`, or `scalar` (the slow twins)."""
+    """Take the kernels of this name from now on: `avx512`, `avx2`, `plain`, or `scalar` (plain loops, for tests)."""
     assert native is not None, _missing
     global _lanes
     if native.regard_use(name.encode()):
@@ -103,7 +111,7 @@ def lanes(dtype: torch.dtype) -> int:
     return _lanes // 2 if dtype == torch.float64 else _lanes
 
 
-_one_thread = False  # since the OpenMP runtime has lost its threads
+_one_thread = False  # in a forked child, whose OpenMP runtime has no threads
 
 
 def num_threads() -> int:
@@ -146,7 +154,7 @@ def empty_output(*shape: int, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor for a kernel to fill; a large one gets huge pages, since its memory is mapped anew."""
     output = torch.empty(shape, dtype=dtype, device="cpu")
     if output.nbytes >= LARGE and native is not None:
-        native.regard_expect(output.data_ptr(), output.nbytes)
+        native.regard_use_huge_pages(output.data_ptr(), output.nbytes)
     return output
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.batching import map_one_by_one
 from regard.errors import BackendError
-from regard.kernels.library import DTYPE_CODES, FINE, GEMM, GEMV, empty_output, last_axis_dense, native, num_threads
+from regard.kernels.library import DTYPE_CODES, GEMM, GEMV, OK, empty_output, last_axis_dense, native, num_threads
 from regard.kernels.registration import can_call_kernel, refuse_gradient, register_operator
 
 DTYPES = (torch.float32, torch.float64)
@@ -47,13 +47,13 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str 
 def run_gemv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The kernel itself, for plain tensors whose shapes and dtypes were checked."""
     assert native is not None
-    return _run(native.regard_few, GEMV, x, weight, bias)
+    return _run(native.regard_gemv, GEMV, x, weight, bias)
 
 
 def run_gemm(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The kernel itself, for plain tensors whose shapes and dtypes were checked."""
     assert native is not None
-    return _run(native.regard_many, GEMM, x, weight, bias, ACTIVATIONS[activation])
+    return _run(native.regard_gemm, GEMM, x, weight, bias, ACTIVATIONS[activation])
 
 
 def _run(kernel: Callable, fields: struct.Struct, x: Tensor, weight: Tensor, bias: Tensor | None, *more: int) -> Tensor:
@@ -64,7 +64,7 @@ def _run(kernel: Callable, fields: struct.Struct, x: Tensor, weight: Tensor, bia
     x, weight = last_axis_dense(x), last_axis_dense(weight)
     bias = bias if bias is None else bias.contiguous()
     output = empty_output(*shape[:-1], weight.shape[0], dtype=x.dtype)
-    answer = kernel(
+    status = kernel(
         fields.pack(
             DTYPE_CODES[x.dtype],
             num_threads(),
@@ -80,7 +80,7 @@ def _run(kernel: Callable, fields: struct.Struct, x: Tensor, weight: Tensor, bia
             *more,
         )
     )
-    if answer != FINE:
+    if status != OK:
         raise MemoryError("there is no memory to pack the weights of a linear layer in")
     return output
 

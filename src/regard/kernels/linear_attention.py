@@ -83,10 +83,10 @@ def _as_contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def _is_finite(answer: int) -> bool:
-    if answer == NO_MEMORY:
+def _is_finite(status: int) -> bool:
+    if status == NO_MEMORY:
         raise MemoryError("the native kernels found no memory for their chunks")
-    return answer != NOT_FINITE
+    return status != NOT_FINITE
 
 
 def _run(query, key, value, state, norm, phi: Phi) -> tuple[tuple[Tensor, ...], bool]:
@@ -104,7 +104,7 @@ def _run(query, key, value, state, norm, phi: Phi) -> tuple[tuple[Tensor, ...], 
     fields = LINEAR_ATTENTION.pack(
         *_describe_inputs(query, key, value, state, norm, phi), *addresses, 0, 0, 0, 0, 0, 0, 0, 0
     )
-    return results, _is_finite(native.regard_linear(fields))
+    return results, _is_finite(native.regard_linear_attention(fields))
 
 
 def _forward(query, key, value, state, norm, map, query_scale, key_scale) -> tuple[Tensor, ...]:
@@ -129,7 +129,7 @@ def _backward(
     addresses += [*(grad.data_ptr() for grad in grads[:3]), _address(grad_outputs[1]), _address(grad_outputs[2])]
     addresses += [0, 0] if state is None else [grad.data_ptr() for grad in grads[3:]]
     if _is_finite(
-        native.regard_linear_backward(
+        native.regard_linear_attention_backward(
             LINEAR_ATTENTION.pack(*_describe_inputs(rows[0], rows[1], rows[2], past[0], past[1], phi), *addresses)
         )
     ):
@@ -151,7 +151,7 @@ def sum_in_chunks(query: Tensor, key: Tensor, columns: Tensor, state: Tensor, si
     short = -tokens % size
     chunks = (tokens + short) // size
     query, key, columns = (pad(tensor, (0, 0, 0, short)) for tensor in (query, key, columns))
-    # Grouped heads stand below one another in a chunk: (batch, kv_head, chunk, group * size, feature)
+    # Grouped heads are stacked along the queries of a chunk: (batch, kv_head, chunk, group * size, feature)
     query = query.unflatten(2, (chunks, size)).unflatten(1, (-1, group)).transpose(2, 3).flatten(3, 4)
     key, columns = (tensor.unflatten(2, (chunks, size)) for tensor in (key, columns))
     # Summed up from the left and never subtracted from: what is zero stays exactly zero.
@@ -169,7 +169,7 @@ def normalise(summed: Tensor) -> Tensor:
     return summed[..., :-1] / torch.where(normaliser == 0, 1, normaliser)
 
 
-def _compute_in_torch(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor, Tensor]:
+def compute_in_torch(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor, Tensor]:
     """What the kernel computes, in plain torch: output, next state and next norm."""
     if phi.map:
         query, key = Elu1()(query * phi.query_scale), Elu1()(key * phi.key_scale)
@@ -186,7 +186,7 @@ def _pull_back(inputs, phi: Phi, grad_outputs) -> tuple[Tensor, ...]:
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         query, key, value, state, norm = (*tensors, None, None)[:5]
-        return _compute_in_torch(query, key, value, state, norm, phi)
+        return compute_in_torch(query, key, value, state, norm, phi)
 
     results, pull = torch.func.vjp(run, *given)[:2]
     grads = pull(tuple(torch.zeros_like(r) if a is None else a for r, a in zip(results, grad_outputs, strict=True)))
@@ -246,12 +246,12 @@ def _differentiate_twice(ctx, *grads):
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         rest = list(tensors)
-        full = [None if gone else rest.pop(0) for gone in absent]
+        full = [None if is_absent else rest.pop(0) for is_absent in absent]
         return _pull_back(full[3:], ctx.phi, full[:3])
 
     pull = torch.func.vjp(run, *given)[1]
-    found = list(pull(tuple(grads)))
-    return *(None if gone else found.pop(0) for gone in absent), None, None, None, None, None
+    grads_of_given = list(pull(tuple(grads)))
+    return *(None if is_absent else grads_of_given.pop(0) for is_absent in absent), None, None, None, None, None
 
 
 def _batch(tensors: int, call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -266,7 +266,7 @@ def _batch(tensors: int, call, info, dims, *arguments) -> tuple[tuple[Tensor, ..
 _batch_forward, _batch_backward = functools.partial(_batch, 5), functools.partial(_batch, 10)
 
 
-class LinearAttention(torch.autograd.Function):
+class NativeLinearAttention(torch.autograd.Function):
     """The forward pass under autograd or a functorch transform: cheaper than the registered operator.
 
     The last argument is its results where they are known already, else `None`.
@@ -287,14 +287,14 @@ class LinearAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         grad_output, _, grad_state, grad_norm = gradients
-        return *_compute_grads(ctx, LinearAttentionBackward.apply, grad_output, grad_state, grad_norm), None
+        return *_compute_grads(ctx, NativeLinearAttentionBackward.apply, grad_output, grad_state, grad_norm), None
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return _batch_forward(LinearAttention.apply, info, in_dims, *arguments)
+        return _batch_forward(NativeLinearAttention.apply, info, in_dims, *arguments)
 
 
-class LinearAttentionBackward(torch.autograd.Function):
+class NativeLinearAttentionBackward(torch.autograd.Function):
     """The backward pass as a function of its own: vmap can batch it and autograd can differentiate it again."""
 
     @staticmethod
@@ -311,7 +311,7 @@ class LinearAttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return _batch_backward(LinearAttentionBackward.apply, info, in_dims, *arguments)
+        return _batch_backward(NativeLinearAttentionBackward.apply, info, in_dims, *arguments)
 
 
 # What the backend calls
@@ -322,7 +322,7 @@ def attention(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Tensor,
     arguments = (query, key, value, state, norm, *phi)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if transformed and not torch.compiler.is_compiling():
-        output, _, next_state, next_norm = LinearAttention.apply(*arguments, None)
+        output, _, next_state, next_norm = NativeLinearAttention.apply(*arguments, None)
     elif not is_plain_eager(*arguments[:5]):
         output, _, next_state, next_norm = torch.ops.regard.linear_attention(*arguments)
     else:
@@ -346,7 +346,7 @@ def try_attention(query, key, value, state, norm, phi: Phi) -> tuple[Tensor, Ten
 def _attach_graph(arguments: tuple, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The results, in the graph of the inputs that require a gradient."""
     needs_grad = any(tensor is not None and tensor.requires_grad for tensor in arguments[:5])
-    return LinearAttention.apply(*arguments, results) if needs_grad and torch.is_grad_enabled() else results
+    return NativeLinearAttention.apply(*arguments, results) if needs_grad and torch.is_grad_enabled() else results
 
 
 # The state is read by every query head and updated by every key head.

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from regard.caching import lru_cache_bytes
 from regard.patterns import Lengths, Pattern
-from regard.planner import Part, Plan, make_plans
+from regard.planner import Plan, PlanPart, make_plans
 from regard.planner.ragged import DistinctMasks
 
 PAIRS_AT_ONCE = 1 << 22  # of masks
-SEGMENT_AREA = 1 << 20  # pairs after which the way back begins a new segment ...
+SEGMENT_AREA = 1 << 20  # pairs after which backward begins a new segment ...
 SEGMENT_DEPTH = 128  # ... once they are so many for each key it touches: a segment's keys are cleared and added up
 VECTORS = (3, 2, 1)  # in a tile; on a tie the taller wins
 # What a vector of scores costs in a tile of one, two and three, as measured: tall tiles use the registers best, and of
@@ -41,13 +41,13 @@ def best_plan(pattern: Pattern, lengths: Lengths, lanes: int) -> Plan:
     """The plan whose tiles cost the least on vectors of so many lanes."""
     lengths = pattern.lengths(*lengths)  # a tracer gives tensors for numbers
     tallest = -(-lengths.queries // lanes)  # vectors that hold all queries: taller tiles would be the same
-    vectors = dict.fromkeys(min(each, max(1, tallest)) for each in (VECTORS[:1] if pattern._opaque else VECTORS))
+    vectors = dict.fromkeys(min(each, max(1, tallest)) for each in (VECTORS[:1] if pattern._is_opaque else VECTORS))
     heights = [each * lanes for each in vectors]
     plans = make_plans(pattern, lengths, heights)
     return min(plans, key=lambda made: sum(_estimate_cost(part, lanes) for part in made.parts))
 
 
-def _estimate_cost(part: Part, lanes: int) -> float:
+def _estimate_cost(part: PlanPart, lanes: int) -> float:
     """Vectors of scores that a part computes, weighted by how well their tiles use the registers."""
     owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))
     vectors = -(-(part.query_stop - part.query_start) // lanes)[owner]
@@ -64,7 +64,7 @@ def program(pattern: Pattern, lengths: Lengths, lanes: int) -> Program:
     writer = _Writer(tall=max(VECTORS) * lanes, queries=lengths.queries, alone=len(made.parts) == 1)
     rows = [part.pattern.rows or 1 for part in made.parts]
     words = writer.write([_list_tiles(part, masks) for part in made.parts], rows)
-    # A part that tells no batch rows apart serves all of them.
+    # A part without batch rows applies to all of them.
     pairs = sum(each * (pattern.rows or 1) // count for each, count in zip(masks.pairs, rows, strict=True))
     words[3:6] = pattern.rows or 1, pairs & 0x7FFFFFFF, pairs >> 31
     return Program(torch.from_numpy(words), masks.tensor(), resumes=not writer.alone)
@@ -109,7 +109,7 @@ class _Masks:
         return torch.from_numpy(words.view(np.int64))
 
 
-def _place_masks(part: Part, masks: _Masks) -> np.ndarray:
+def _place_masks(part: PlanPart, masks: _Masks) -> np.ndarray:
     """For every run where its masks begin; -1 for whole ones."""
     places = np.full(part.runs, -1, dtype=np.int64)
     owner = np.repeat(np.arange(part.tiles), np.diff(part.run_pointer))
@@ -129,7 +129,7 @@ def _place_masks(part: Part, masks: _Masks) -> np.ndarray:
     return places
 
 
-def _pack_masks(part: Part, runs: np.ndarray, owner: np.ndarray, width: np.ndarray, tall: int) -> np.ndarray:
+def _pack_masks(part: PlanPart, runs: np.ndarray, owner: np.ndarray, width: np.ndarray, tall: int) -> np.ndarray:
     """One word for each key of these runs, run by run: bit n is set when the tile's query n sees the key."""
     tile = np.repeat(owner, width)
     place = np.arange(tile.size) - np.repeat(np.cumsum(width) - width, width) + np.repeat(part.run_start[runs], width)
@@ -147,7 +147,7 @@ def _find_cuts(sizes: np.ndarray, most: int) -> np.ndarray:
     return np.flatnonzero(np.diff(piece)) + 1
 
 
-def _list_tiles(part: Part, masks: _Masks) -> list[_Tile]:
+def _list_tiles(part: PlanPart, masks: _Masks) -> list[_Tile]:
     places = _place_masks(part, masks)
     index = part.key_index
     natural = bool((index == np.arange(index.size)).all())

@@ -64,6 +64,24 @@ def refuse_gradient(name: str, *, because: str, instead: str) -> Callable[..., A
     return refuse
 
 
+def refuse_second_gradient(backend: str, because: str) -> Callable[..., Any]:
+    """The backward of a backward pass that cannot be differentiated again."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise BackendError(
+            f"{backend!r} differentiates once, not twice.",
+            asked="a gradient of a gradient",
+            because=because,
+            instead='backend="reference" for second derivatives',
+        )
+
+    return refuse
+
+
+def save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    """The `setup_context` of a function whose backward raises."""
+
+
 def can_call_kernel(refuse: Callable[..., Any], *tensors: Tensor | None) -> bool:
     """Whether an inference-only kernel can be called directly, instead of its operator.
 

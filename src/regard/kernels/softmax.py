@@ -1,7 +1,7 @@
-"""Softmax attention over a program, as torch operators: `regard::attention` and `regard::attention_backward`.
+"""NativeSoftmax attention over a program, as torch operators: `regard::attention` and `regard::attention_backward`.
 
 Tensors are `(batch, head, token, dim)`. NaN and infinities follow `regard.nonfinite`. The kernels only report that
-a number is not finite; the careful path, which costs three runs, is taken then.
+a number is not finite; only then the slow path, three runs, is taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from regard.kernels.library import (
     native,
     num_threads,
 )
-from regard.kernels.registration import register_operator
+from regard.kernels.registration import refuse_second_gradient, register_operator, save_nothing
 from regard.nonfinite import find_nonfinite_rows, zero_nan_bias, zero_nonfinite
 
 _NOTHING = (0, 0, 0, 0, 0)
@@ -85,18 +85,18 @@ def _describe_inputs(query: Tensor, key: Tensor, value: Tensor, output: Tensor, 
     )
 
 
-def _is_finite(answer: int) -> bool:
+def _is_finite(status: int) -> bool:
     """Whether all results are finite."""
-    if answer == TOO_TALL:
+    if status == TOO_TALL:
         raise BackendError(
             "The program was made for wider vectors.",
             asked="a program with more queries in a tile than this machine's vectors hold",
             because="it was exported on a machine with a larger instruction set",
             instead="export it again here",
         )
-    if answer == NO_MEMORY:
+    if status == NO_MEMORY:
         raise MemoryError("the native kernels found no memory for their tiles")
-    return answer != NOT_FINITE
+    return status != NOT_FINITE
 
 
 def _prepare_bias(score: Score, dtype: torch.dtype) -> Score:
@@ -128,17 +128,17 @@ def forward(query, key, value, table, query_code, key_code, bias, words, masks, 
     output, lse, finite = _run_forward(query, key, value, score)
     if finite:
         return output, lse
-    nonfinite, lost = ~torch.isfinite(value), torch.zeros((), dtype=torch.bool)
+    nonfinite, nan_rows = ~torch.isfinite(value), torch.zeros((), dtype=torch.bool)
     if scale == 0:  # neither queries nor keys are read; products that are not finite may only come out as 0 * nan
         query = torch.zeros_like(query)
     else:
-        nonfinite, lost = nonfinite | find_nonfinite_rows(key), find_nonfinite_rows(query)
-        if not bool(nonfinite.any()) and not bool(lost.any()):
+        nonfinite, nan_rows = nonfinite | find_nonfinite_rows(key), find_nonfinite_rows(query)
+        if not bool(nonfinite.any()) and not bool(nan_rows.any()):
             return output, lse  # scores that overflowed, or a bias that is not finite: the kernel keeps the rule
     output, lse, _ = _run_forward(zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value), score)
     # The mean of marks is positive for queries that see a non-finite key or value; the log-sum-exp says which see any.
     mean, seen, _ = _run_forward(*_zero_queries_keys(query, key), nonfinite.to(value.dtype), _with_equal_scores(score))
-    return torch.where((mean > 0) | (lost & (seen > -torch.inf).unsqueeze(-1)), torch.nan, output), lse
+    return torch.where((mean > 0) | (nan_rows & (seen > -torch.inf).unsqueeze(-1)), torch.nan, output), lse
 
 
 def _with_equal_scores(score: Score) -> Score:
@@ -215,14 +215,14 @@ def backward(
     if finite:
         return grads
     # Outputs that became NaN by a non-finite input carry no gradient.
-    spoiled = torch.isnan(output)
-    grad_output, output = torch.where(spoiled, 0, grad_output), torch.where(spoiled, 0, output)
+    is_nan = torch.isnan(output)
+    grad_output, output = torch.where(is_nan, 0, grad_output), torch.where(is_nan, 0, output)
     key, value = zero_nonfinite(key), zero_nonfinite(value)
     # A row whose scores overflowed, or that saw a bias of NaN or plus infinity, has no weights: 2^(score - inf).
-    lost = ~(lse < torch.inf)
+    nan_rows = ~(lse < torch.inf)
     query, lse = (
-        torch.where(lost.unsqueeze(-1) | (scale == 0), 0, zero_nonfinite(query)),
-        torch.where(lost, torch.inf, lse),
+        torch.where(nan_rows.unsqueeze(-1) | (scale == 0), 0, zero_nonfinite(query)),
+        torch.where(nan_rows, torch.inf, lse),
     )
     table, bias = (None if tensor is None else zero_nan_bias(tensor) for tensor in (score.table, score.bias))
     score = score._replace(table=table, bias=bias)
@@ -240,14 +240,14 @@ def _mark_grads(marks, query, key, value, score: Score, learn_table, learn_bias)
     plain = _with_equal_scores(score)
     output, lse, _ = _run_forward(*equal, ones, plain)
     # With an output of zero every gradient is positive.
-    touched, _ = _run_backward(marks, *equal, ones, plain, torch.zeros_like(output), lse, learn_table, learn_bias)
-    return (lse, *touched[1:])
+    marked, _ = _run_backward(marks, *equal, ones, plain, torch.zeros_like(output), lse, learn_table, learn_bias)
+    return (lse, *marked[1:])
 
 
-def _spread_nan(grads: tuple[Tensor, ...], touched: tuple[Tensor, ...], nonfinite: Tensor) -> tuple[Tensor, ...]:
+def _spread_nan(grads: tuple[Tensor, ...], marked: tuple[Tensor, ...], nonfinite: Tensor) -> tuple[Tensor, ...]:
     """NaN where a non-finite gradient arrives: its query, and all keys, values and biases that this query sees."""
     query, key, value, table, bias = grads
-    lse, _, value_touched, table_touched, bias_touched = touched
+    lse, _, value_touched, table_touched, bias_touched = marked
     from_query = nonfinite.any(-1, keepdim=True) & (lse > -torch.inf).unsqueeze(-1)
     return (
         torch.where(from_query, torch.nan, query),
@@ -304,13 +304,7 @@ def _registered_backward(ctx, grad_output, _):
     return _compute_grads(ctx, torch.ops.regard.attention_backward, grad_output)
 
 
-def _refuse_second_gradient(*_):
-    raise BackendError(
-        "'native' differentiates once, not twice.",
-        asked="a gradient of a gradient",
-        because="its scores are gone after the first backward pass",
-        instead='backend="reference" for second derivatives',
-    )
+_refuse_second_gradient = refuse_second_gradient("native", "its scores are not kept after the first backward pass")
 
 
 def _batch_forward(call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -324,7 +318,7 @@ def _batch_forward(call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tu
     return results, (0,) * len(results)
 
 
-class Softmax(torch.autograd.Function):
+class NativeSoftmax(torch.autograd.Function):
     """The forward pass under autograd or a functorch transform: cheaper than the registered operator."""
 
     @staticmethod
@@ -335,14 +329,14 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        return _compute_grads(ctx, SoftmaxBackward.apply, gradients[0])
+        return _compute_grads(ctx, NativeSoftmaxBackward.apply, gradients[0])
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return _batch_forward(Softmax.apply, info, in_dims, *arguments)
+        return _batch_forward(NativeSoftmax.apply, info, in_dims, *arguments)
 
 
-class SoftmaxBackward(torch.autograd.Function):
+class NativeSoftmaxBackward(torch.autograd.Function):
     """The backward pass as a function of its own, so that vmap can batch it too."""
 
     @staticmethod
@@ -351,17 +345,12 @@ class SoftmaxBackward(torch.autograd.Function):
             backward(*arguments) if is_plain_eager(*arguments[:4]) else torch.ops.regard.attention_backward(*arguments)
         )
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        return None
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return _refuse_second_gradient()
+    setup_context = staticmethod(save_nothing)
+    backward = staticmethod(_refuse_second_gradient)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return _batch_backward(SoftmaxBackward.apply, info, in_dims, *arguments)
+        return _batch_backward(NativeSoftmaxBackward.apply, info, in_dims, *arguments)
 
 
 def _batch_backward(call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -387,13 +376,13 @@ def attention(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tuple[
     tensors = (query, key, value, score.table, score.bias)
     if is_plain_eager(*tensors):
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-            return Softmax.apply(query, key, value, *score)
+            return NativeSoftmax.apply(query, key, value, *score)
         return forward(query, key, value, *score)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         if torch.autograd.forward_ad._current_level >= 0:
-            return Softmax.apply(query, key, value, *score)
+            return NativeSoftmax.apply(query, key, value, *score)
         return torch.ops.regard.attention(query, key, value, *score)
-    return Softmax.apply(query, key, value, *score)
+    return NativeSoftmax.apply(query, key, value, *score)
 
 
 # FLOP formulas

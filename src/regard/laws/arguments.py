@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.base import Adapter
-from regard.laws.law import Observation, equal
+from regard.laws.law import Observation, expect_equal
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Argument:
 
 
 @contextmanager
-def recorded_arguments(subject: Adapter) -> Iterator[list[Argument]]:
+def record_arguments(subject: Adapter) -> Iterator[list[Argument]]:
     """Every tensor that the subject's target is given while this lasts.
 
     A mask reaches the target in the form that it wants, which may be another tensor than the law's own.
@@ -40,7 +40,7 @@ def recorded_arguments(subject: Adapter) -> Iterator[list[Argument]]:
 
     target = subject.target
     if isinstance(target, nn.Module):
-        with _recorded_forward(target, record):
+        with _record_forward(target, record):
             yield found
         return
 
@@ -57,7 +57,7 @@ def recorded_arguments(subject: Adapter) -> Iterator[list[Argument]]:
 
 
 @contextmanager
-def _recorded_forward(module: nn.Module, record: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+def _record_forward(module: nn.Module, record: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
     """Record the arguments of a module's calls without a hook: torch's fused encoder layers are not used beside one."""
     own, forward = vars(module).get("forward"), module.forward
 
@@ -84,10 +84,20 @@ def _recorded_forward(module: nn.Module, record: Callable[[tuple[Any, ...], dict
             module.forward = own
 
 
-def unwritten(arguments: list[Argument]) -> Iterator[Observation]:
+def expect_unwritten(arguments: list[Argument]) -> Iterator[Observation]:
     """What a call was given is as it was."""
     for each in arguments:
         before, now = each.before, each.tensor.detach()
         same = before.shape == now.shape and torch.equal(before.nan_to_num(), now.nan_to_num())
         if not same or before.isnan().any():
-            yield equal(before.double(), now.double(), changed="nothing; the call itself", output=each.name, exact=True)
+            yield expect_equal(
+                before.double(), now.double(), changed="nothing; the call itself", output=each.name, exact=True
+            )
+
+
+def expect_unchanged(given: dict[str, Tensor], before: list[Tensor]) -> Iterator[Observation]:
+    """What a call was given is as it was."""
+    for (name, now), kept in zip(given.items(), before, strict=True):
+        yield expect_equal(
+            kept.double(), now.detach().double(), changed="nothing; the call itself", output=name, exact=True
+        )

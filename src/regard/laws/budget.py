@@ -2,12 +2,12 @@
 
 A unit of work is one tensor operation of the subject, or `ELEMENTS` products of a number with a parameter. A case costs
 what one run of the subject costs at the case's size. A law tries its cases until its budget is spent, the first ones in
-their order and the others at even distances, and never fewer than its minimum.
+their order and the others at even distances, and never fewer kinds of cases than its minimum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ UNMEASURED = 50
 
 
 @dataclass(frozen=True)
-class Work:
+class RunWork:
     """What one run of a subject costs.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Count(HigherOrderDispatchMode):
         return self.call(func, args, kwargs)
 
 
-def measure_work(subject: Adapter) -> Work:
+def measure_work(subject: Adapter) -> RunWork:
     """The work of one short run, counted with gradients enabled: then no fused path hides its operations."""
     try:
         x = subject.draw(ROWS, subject.lengths(TOKENS)[0], Rng(0, "work"))
@@ -70,14 +70,21 @@ def measure_work(subject: Adapter) -> Work:
     except Exception:  # what cannot run under a dispatch mode is judged by its parameters
         target = subject.target
         numbers = sum(each.numel() for each in target.parameters()) if isinstance(target, nn.Module) else 0
-        return Work(UNMEASURED, numbers)
-    return Work(max(count.operations, 1), count.elements)
+        return RunWork(UNMEASURED, numbers)
+    return RunWork(max(count.operations, 1), count.elements)
 
 
-def select_cases(cases: Sequence[Case], work: Work, budget: float, minimum: int) -> list[Case]:
+def select_cases(
+    cases: Sequence[Case],
+    work: RunWork,
+    budget: float,
+    minimum: int,
+    kind_of: Callable[[Case], Hashable] = lambda case: None,
+) -> list[Case]:
     """The cases that a budget pays for, in their order: half of them the first ones, half spread over the others.
 
-    At least `minimum`; where the budget pays for fewer, the spread ones are taken from the cheaper half.
+    At least `minimum`; where the budget pays for fewer, the spread ones are taken from the cheaper half. The first
+    case of each of the first `minimum` kinds is always among them.
     """
     prices = [work.of(case) for case in cases]
     if sum(prices) <= budget:
@@ -92,7 +99,11 @@ def select_cases(cases: Sequence[Case], work: Work, budget: float, minimum: int)
         others = cheap if len(cheap) >= number - first else others
     spread = number - first
     chosen = [*range(first), *(others[(place + 1) * len(others) // spread - 1] for place in range(spread))]
-    return [cases[place] for place in chosen]
+    first_of_kind: dict[Hashable, int] = {}
+    for place, case in enumerate(cases):
+        first_of_kind.setdefault(kind_of(case), place)
+    chosen += list(first_of_kind.values())[:minimum]
+    return [cases[place] for place in sorted(set(chosen))]
 
 
 def _count_tokens(case: Case) -> int:

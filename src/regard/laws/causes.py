@@ -8,7 +8,10 @@ zoo that break more than one law.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+
+from regard.laws.law import Case
+from regard.laws.variants import HALVES
 
 # The most basic first: what has no fixed shape or answer cannot be compared at all.
 ORDER = (
@@ -53,7 +56,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "paths": (
         "causality", "padding", "masked-values", "empty-rows", "row-stochasticity", "scale", "gradients", "reference",
     ),
-    # Who sees the future sees another one with a cache, with fewer queries, and with padding behind the text.
+    # Attention to later tokens also changes with a cache, with fewer queries, and with right padding.
     "causality": ("alignment", "cache", "cache-algebra", "padding", "support", "batch-independence", "reference"),
     "row-stochasticity": ("permutation", "batch-independence", "range", "scale", "jacobian", "padding", "reference"),
     "head-groups": ("support", "scale", "gradients", "jacobian", "reference"),
@@ -70,15 +73,37 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def rank(broken: Iterable[str]) -> dict[str, str]:
-    """The slugs of broken laws, likeliest cause first, each with the law that it probably follows from or ""."""
-    slugs = sorted(set(broken), key=_place)
-    above = {slug: [other for other in slugs if slug in FOLLOWS.get(other, ())] for slug in slugs}
+# What a mask hides: of these laws, one that half precision breaks says more than a path that differs from another.
+_OF_MASKS = ("padding", "masked-values", "empty-rows")
+
+
+def rank_causes(broken: Mapping[str, Case]) -> dict[str, str]:
+    """The slugs of broken laws, likeliest cause first, each with the law that it probably follows from or "".
+
+    `broken` has the case of the counterexample of each, as far as there is one.
+    """
+    slugs = sorted(broken, key=_find_place)
+    above = {slug: [other for other in slugs if _follows(slug, other, broken)] for slug in slugs}
     causes = {
         slug: next((other for other in above[slug] if not above[other]), (above[slug] or [""])[0]) for slug in slugs
     }
-    return dict(sorted(causes.items(), key=lambda item: (bool(above[item[0]]), _place(item[0]))))
+    return dict(sorted(causes.items(), key=lambda item: (bool(above[item[0]]), _find_place(item[0]))))
 
 
-def _place(slug: str) -> int:
+def _follows(effect: str, cause: str, broken: Mapping[str, Case]) -> bool:
+    """Whether one broken law probably follows from another one.
+
+    Two paths that differ are the cause of other violations, except where one of them is half precision under a mask:
+    `paths` compares precisions without a mask first, so it is the mask that half precision does not obey, and the law
+    of masks that breaks in half precision says so.
+    """
+    path, mask = (broken.get("paths", {}).get(name) for name in ("way", "mask"))
+    if path in HALVES and mask != "none" and {effect, cause} & {"paths"}:
+        other = cause if effect == "paths" else effect
+        if other in _OF_MASKS and broken[other].get("dtype") in HALVES:
+            return effect == "paths"
+    return effect in FOLLOWS.get(cause, ())
+
+
+def _find_place(slug: str) -> int:
     return ORDER.index(slug) if slug in ORDER else len(ORDER)

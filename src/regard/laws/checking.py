@@ -13,11 +13,11 @@ from torch import nn
 
 from regard.adapters import Adapter, adapt
 from regard.errors import InputError
-from regard.laws.budget import Work, measure_work
+from regard.laws.budget import RunWork, measure_work
 from regard.laws.catalog import LAWS
-from regard.laws.claims import infer
+from regard.laws.claims import infer_claims
 from regard.laws.law import Law
-from regard.laws.reference import Reference, read_reference
+from regard.laws.reference import ReferenceLaw, read_reference
 from regard.laws.report import Report
 from regard.laws.search import examine
 from regard.laws.unchecked import list_unchecked
@@ -70,20 +70,22 @@ def check(
         >>> check(attend, kind="operator", claims=["permutation", "empty-rows"], pattern=None, fast=True).ok
         True
     """
-    with _quiet(target):
+    with _silence_warnings(target):
         subject = adapt(target, kind, name, **options)
         beside = None if reference is None else read_reference(reference, subject, kind, options)
-        given = find_laws(infer(subject) if claims is None else claims)
+        given = find_laws(infer_claims(subject) if claims is None else claims)
         further = [law for law in find_laws(also) if law not in given] if also else []
         claimed = find_laws([law.slug for law in (*given, *further)])
-        chosen, compared = _narrowed(claimed, beside, only)
+        chosen, compared = _narrow_laws(claimed, beside, only)
         laws = find_laws([law.slug for law in (*claimed, *chosen)])
         verdicts = [
-            _verdict(law, subject, seed, fast, seconds, progress, laws, claims is not None or law not in given, True)
+            _find_verdict(
+                law, subject, seed, fast, seconds, progress, laws, claims is not None or law not in given, True
+            )
             for law in chosen
         ]
         if compared is not None:
-            verdicts.append(_verdict(compared, subject, seed, fast, seconds, progress, [*laws, compared], True))
+            verdicts.append(_find_verdict(compared, subject, seed, fast, seconds, progress, [*laws, compared], True))
         unchecked = list_unchecked(subject, chosen, claims is not None, beside is not None) if only is None else []
     asked = {"kind": kind, "claims": None if claims is None else [law.slug for law in given], **options}
     asked |= {"also": [law.slug for law in further]} if further else {}
@@ -112,13 +114,13 @@ def probe(
     name: str | None = None,
     **options: Any,
 ) -> Report:
-    """Which laws hold, without accusing anyone: claims nothing, tries all, and measures what can be measured."""
-    with _quiet(target):
+    """Which laws hold: tries all without requiring any, and measures what can be measured."""
+    with _silence_warnings(target):
         subject = adapt(target, kind, name, **options)
         chosen = find_laws(laws or [law.slug for law in LAWS])
         verdicts = []
         for law in chosen:
-            verdict = _verdict(law, subject, seed, fast, seconds, progress, chosen, False)
+            verdict = _find_verdict(law, subject, seed, fast, seconds, progress, chosen, False)
             verdict.claimed = False
             if verdict.outcome != "not applicable":
                 verdict.measured = law.measure(subject) or ""
@@ -179,14 +181,14 @@ def find_laws(names: Sequence[str]) -> list[Law]:
     return sorted(set(found), key=LAWS.index)
 
 
-def _narrowed(
-    claimed: list[Law], beside: Reference | None, only: Sequence[str] | None
-) -> tuple[list[Law], Reference | None]:
+def _narrow_laws(
+    claimed: list[Law], beside: ReferenceLaw | None, only: Sequence[str] | None
+) -> tuple[list[Law], ReferenceLaw | None]:
     """The laws to look at, and the reference if it is to be compared with."""
     if only is None:
         return claimed, beside
     names = [only] if isinstance(only, str) else list(only)
-    others = [name for name in names if str(name) != Reference.slug]
+    others = [name for name in names if str(name) != ReferenceLaw.slug]
     if len(others) < len(names) and beside is None:
         raise InputError(
             "there is no reference to compare with.",
@@ -198,7 +200,7 @@ def _narrowed(
     return chosen, beside if len(others) < len(names) else None
 
 
-def _verdict(
+def _find_verdict(
     law: Law,
     subject: Adapter,
     seed: int,
@@ -228,10 +230,10 @@ def _verdict(
             _WORK[part] = measure_work(part)  # before the copy, which nothing has used yet
         guessed = accusing and not explicit and not part.documented
         how: dict[str, Any] = {"work": _WORK[part], "seconds": seconds, "explicit": explicit, "guessed": guessed}
-        verdict = examine(law, _unused(part), seed, fast=fast, tick=tick, **how)
+        verdict = examine(law, _copy_if_small(part), seed, fast=fast, tick=tick, **how)
         refuses_masks = "mask" in law.needs and "mask" in part.missing and verdict.cases == 0
         if explicit and law.slug in MUST_RUN and (0 < verdict.cases == verdict.refused or refuses_masks):
-            verdict.outcome = "broken"  # who claims such a law must at least run
+            verdict.outcome = "broken"  # a subject that claims such a law must at least run
         if worst is None or _RANK[verdict.outcome] > _RANK[worst.outcome]:
             worst = verdict
         elif verdict.outcome == worst.outcome:
@@ -244,12 +246,12 @@ def _verdict(
     return worst
 
 
-def _unused(subject: Adapter) -> Adapter:
+def _copy_if_small(subject: Adapter) -> Adapter:
     """The subject as no other law has used it, so that a verdict does not depend on what else is asked.
 
     Except of large modules, of which one more copy for each law would be a burden.
     """
-    if _large(subject.target):
+    if _is_large(subject.target):
         return subject
     try:
         return subject.copy_unused()
@@ -257,25 +259,25 @@ def _unused(subject: Adapter) -> Adapter:
         return subject
 
 
-def _large(target: Any) -> bool:
+def _is_large(target: Any) -> bool:
     return isinstance(target, nn.Module) and sum(each.numel() for each in target.parameters()) > LARGE
 
 
 # What one run of an adapter costs.
-_WORK: WeakKeyDictionary[Adapter, Work] = WeakKeyDictionary()
+_WORK: WeakKeyDictionary[Adapter, RunWork] = WeakKeyDictionary()
 
 _RANK = {"not applicable": 0, "holds": 1, "undecided": 2, "flaky": 3, "broken": 4}
 
 
 @contextmanager
-def _quiet(target: Any) -> Iterator[None]:
+def _silence_warnings(target: Any) -> Iterator[None]:
     """Third-party warnings are silenced, and the state of the global random generator is restored.
 
     Small cases run on one thread: more would gain nothing, and lose much on a busy machine.
     """
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     try:
-        if not _large(target):
+        if not _is_large(target):
             torch.set_num_threads(1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Which laws a subject claims when nobody says."""
+"""Which laws a subject claims when none are given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regard.adapters.known_layer import ATTENTION_CLAIMS
 OF_OPERATORS = ("range",)
 
 
-def infer(subject: Adapter) -> list[str]:
+def infer_claims(subject: Adapter) -> list[str]:
     """The claims of a subject: those of its class where it was recognised, else what every attention promises."""
     if subject.claims:
         return list(subject.claims)

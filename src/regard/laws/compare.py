@@ -77,10 +77,10 @@ def compare(observation: Observation, eps: float, factor: float) -> Finding:
     bound = 0.0 if observation.exact else bound_of(observation, eps, factor)
     ratio = 0.0 if moved == 0 else (moved / bound if bound > 0 else math.inf)
     tokens = apart.flatten(2).amax(-1) if apart.ndim > 2 else (apart if apart.ndim == 2 else None)
-    return Finding(observation, ratio, moved, bound, _place(observation, apart), tokens)
+    return Finding(observation, ratio, moved, bound, _name_entry(observation, apart), tokens)
 
 
-def _place(observation: Observation, apart: Tensor) -> str:
+def _name_entry(observation: Observation, apart: Tensor) -> str:
     if apart.ndim < 2:
         return observation.output
     row, token = (int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)[:2])

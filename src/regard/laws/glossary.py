@@ -1,4 +1,4 @@
-"""The parameters of a case, in plain words: what a report shows beside `kind=one key head`.
+"""Descriptions of the parameters of a case: what a report shows beside `kind=one key head`.
 
 `WORDS` has an entry for each law and each parameter of its cases: the name that reports use and what it means; for a
 parameter that is a word, also what each value means. `describe` gives the names and meanings of one case. A test runs
@@ -16,7 +16,7 @@ from regard.laws.law import Case
 
 
 @dataclass(frozen=True)
-class Word:
+class Term:
     """A parameter: its name in reports, its meaning, and the meaning of each value that is not a number."""
 
     name: str
@@ -129,85 +129,85 @@ PATH_FORMS = (
     (r"(.*)", r"another code path of its library: \1"),
 )
 
-BATCH = Word("batch", "batch size")
-TOKENS = Word("tokens", "sequence length")
-QUERIES = Word("queries", "query length")
-KEYS = Word("keys", "key length")
-HEADS = {"heads": Word("heads", "query heads"), "kv_heads": Word("kv_heads", "key and value heads")}
-PATH = Word("path", "code path that is run", PATHS)
+BATCH = Term("batch", "batch size")
+TOKENS = Term("tokens", "sequence length")
+QUERIES = Term("queries", "query length")
+KEYS = Term("keys", "key length")
+HEADS = {"heads": Term("heads", "query heads"), "kv_heads": Term("kv_heads", "key and value heads")}
+PATH = Term("path", "code path that is run", PATHS)
 # Variants of a subject that any law may ask for.
 VARIANTS = {
-    "dtype": Word("precision", "half precision, in which the subject is run", PRECISIONS),
-    "num_heads": Word("num_heads", "heads of the operator's inputs"),
-    "head_dim": Word("head_dim", "channels of each head of the operator's inputs"),
+    "dtype": Term("precision", "half precision, in which the subject is run", PRECISIONS),
+    "num_heads": Term("num_heads", "heads of the operator's inputs"),
+    "head_dim": Term("head_dim", "channels of each head of the operator's inputs"),
 }
 SIZES = {"batch": BATCH, "tokens": TOKENS, "queries": QUERIES, "keys": KEYS, **HEADS, **VARIANTS}
 
 
-def _mask(values: Mapping[str, str]) -> Word:
-    return Word("mask", "what is hidden", values)
+def _make_mask_term(values: Mapping[str, str]) -> Term:
+    return Term("mask", "what is hidden", values)
 
 
-HIDDEN = Word("hidden", "padded tokens in the first row, fewer in others")
+HIDDEN = Term("hidden", "padded tokens in the first row, fewer in others")
 
-WORDS: dict[str, dict[str, Word]] = {
+WORDS: dict[str, dict[str, Term]] = {
     "causality": {
-        "kept": Word("prefix", "tokens before those that are replaced"),
-        "content": Word("content", "what the later tokens contain", {
+        "kept": Term("prefix", "tokens before those that are replaced"),
+        "content": Term("content", "what the later tokens contain", {
             "other": "later tokens replaced by other random ones",
             "large": "later tokens replaced by ones 30 times as large",
             "blank": "later tokens zeros, or the lowest token id, then replaced",
             "repeated": "later tokens copies of the last one before, then replaced",
             "huge values": "later values replaced by ones 1e25 times as large",
         }),
-        "mask": _mask({**PADDING, "pairs": PAIR_MASKS["pairs"]}),
+        "mask": _make_mask_term({**PADDING, "pairs": PAIR_MASKS["pairs"]}),
         "way": PATH,
     },
     "alignment": {
-        "asked": Word("last_queries", "how many of the queries are given alone"),
-        "mask": _mask({**PAIR_MASKS, "causal": "an explicit causal mask of pairs"}),
+        "asked": Term("last_queries", "how many of the queries are given alone"),
+        "mask": _make_mask_term({**PAIR_MASKS, "causal": "an explicit causal mask of pairs"}),
     },
     "cache": {
-        "split": Word("chunks", "how the sequence is split", SPLITS),
-        "mask": _mask(PADDING),
-        "used": Word("decoded_before", "whether another text was decoded before", {
+        "split": Term("chunks", "how the sequence is split", SPLITS),
+        "mask": _make_mask_term(PADDING),
+        "used": Term("decoded_before", "whether another text was decoded before", {
             "True": "another text was decoded with this instance before",
             "False": "nothing was decoded before",
         }),
-        "try": Word("repetition", "number of the random split"),
+        "try": Term("repetition", "number of the random split"),
     },
     "padding": {
-        "ask": Word("comparison", "what is compared", {
+        "ask": Term("comparison", "what is compared", {
             "content": "hidden tokens get other content; real outputs must stay",
             "removal": "hidden tokens are deleted; real outputs must stay",
             "gradient": "no gradient may flow from real outputs to hidden tokens",
             "ones": "a mask that hides nothing, against no mask",
             "pairs": "keys and values hidden from a query are replaced or deleted",
         }),
-        "side": Word("padding", "where the padding is", PADDING),
+        "side": Term("padding", "where the padding is", PADDING),
         "hidden": HIDDEN,
-        "form": Word("mask", "shape of the mask", PAIR_MASKS),
+        "form": Term("mask", "shape of the mask", PAIR_MASKS),
     },
     "masked-values": {
-        "ask": Word("comparison", "what is replaced", {
+        "ask": Term("comparison", "what is replaced", {
             "keys": "keys that are hidden from every query are replaced",
             "some": "one key is replaced; queries from which it is hidden are compared",
             "tokens": "padded tokens are replaced",
             "future": "later tokens of a causal subject are replaced",
         }),
-        "form": Word("mask", "shape of the mask", PAIR_MASKS),
-        "poison": Word("content", "what hidden entries are set to", {
+        "form": Term("mask", "shape of the mask", PAIR_MASKS),
+        "poison": Term("content", "what hidden entries are set to", {
             "nan": "set to NaN", "inf": "set to infinity", "-inf": "set to minus infinity",
             "1e30": "set to 1e30", "-1e30": "set to -1e30",
         }),
-        "what": Word("replaced", "which tensors are replaced", {
+        "what": Term("replaced", "which tensors are replaced", {
             "both": "keys and values", "keys": "keys alone", "values": "values alone",
         }),
-        "side": Word("padding", "where the padding is", PADDING),
+        "side": Term("padding", "where the padding is", PADDING),
         "hidden": HIDDEN,
     },
     "empty-rows": {
-        "ask": Word("comparison", "how a query comes to see nothing", {
+        "ask": Term("comparison", "how a query comes to see nothing", {
             "rows": "a mask hides every key from some queries",
             "longer": "a causal operator with more queries than keys",
             "left": "left padding of a causal operator",
@@ -215,7 +215,7 @@ WORDS: dict[str, dict[str, Word]] = {
             "blocks": "whole blocks of keys are hidden from queries that see other keys",
             "layer": "padding leaves a row or its first tokens without a key",
         }),
-        "form": Word("mask", "which queries see nothing", {
+        "form": Term("mask", "which queries see nothing", {
             "shared": f"some queries; {PAIR_MASKS['shared']}",
             "pairs": f"some queries; {PAIR_MASKS['pairs']}",
             "heads": f"some queries; {PAIR_MASKS['heads']}",
@@ -226,27 +226,27 @@ WORDS: dict[str, dict[str, Word]] = {
             "late": "none: each sees the keys next to it and the last two",
             "early": "none: each sees the keys next to it and the first two",
         }),
-        "side": Word("padding", "where the padding is", {
+        "side": Term("padding", "where the padding is", {
             "row": "the last row of the batch is all padding", "left": "padding at the start of every row",
         }),
-        "hidden": Word("hidden", "padded tokens in a row"),
+        "hidden": Term("hidden", "padded tokens in a row"),
     },
     "row-stochasticity": {
-        "mask": _mask({**PADDING, **DRAWN_MASKS}),
-        "by": Word("method", "how weights are observed", {
+        "mask": _make_mask_term({**PADDING, **DRAWN_MASKS}),
+        "by": Term("method", "how weights are observed", {
             "weights": "weights as they are returned, or captured while it runs",
             "constant tokens": "equal tokens must give equal outputs",
         }),
     },
-    "support": {"mask": _mask({**PADDING, **DRAWN_MASKS})},
+    "support": {"mask": _make_mask_term({**PADDING, **DRAWN_MASKS})},
     "permutation": {
-        "what": Word("permuted", "which tensors are permuted", {
+        "what": Term("permuted", "which tensors are permuted", {
             "keys": "keys and values together", "queries": "queries", "tokens": "tokens of the input",
         }),
-        "mask": _mask({**PAIR_MASKS, "tokens": "padding at random positions"}),
+        "mask": _make_mask_term({**PAIR_MASKS, "tokens": "padding at random positions"}),
     },
     "batch-independence": {
-        "ask": Word("comparison", "what is compared", {
+        "ask": Term("comparison", "what is compared", {
             "alone": "each row alone, against the row in its batch",
             "others": "the other rows of the batch get other content or masks",
             "order": "the rows of the batch are permuted",
@@ -255,11 +255,11 @@ WORDS: dict[str, dict[str, Word]] = {
             "threads": "two threads call the same instance at once",
             "operator": "each row alone, against the row in its batch, with unequal query and key lengths",
         }),
-        "mask": _mask({**PADDING, **PAIR_MASKS}),
+        "mask": _make_mask_term({**PADDING, **PAIR_MASKS}),
     },
     "paths": {
         "way": PATH,
-        "mask": _mask({
+        "mask": _make_mask_term({
             **PADDING,
             "random": "a random mask of pairs",
             "banded": "a mask that keeps keys within two positions of the query",
@@ -267,30 +267,32 @@ WORDS: dict[str, dict[str, Word]] = {
             "early": "a mask that hides the last keys",
             "blocks": "a mask that hides every second block of 64 keys",
         }),
-        "poison": Word("nan", "whether a token is NaN", {"True": "one token is NaN", "False": "no token is NaN"}),
-        "content": Word("content", "what the tokens contain", {
+        "poison": Term("nan", "whether a token is NaN", {"True": "one token is NaN", "False": "no token is NaN"}),
+        "content": Term("content", "what the tokens contain", {
             "two groups": "two tokens, each repeated over half of the sequence, so that all keys weigh about the same",
         }),
     },
     "determinism": {
-        "keys": Word("keys", "key length, 0 for as many keys as tokens"),
-        "dropout": Word("dropout", "the dropout that evaluation mode must ignore", {
+        "keys": Term("keys", "key length, 0 for as many keys as tokens"),
+        "dropout": Term("dropout", "the dropout that evaluation mode must ignore", {
             "as it is": "dropout as configured", "raised": "every dropout of a copy set to 0.5, in evaluation mode",
         }),
-        "mask": _mask({**PADDING, **PAIR_MASKS, "empty": "a mask of pairs that hides every key from one query"}),
-        "gradients": Word("gradients", "autograd", {"True": "autograd enabled", "False": "under torch.no_grad()"}),
-        "memory": Word("memory", "content of uninitialised memory", {
+        "mask": _make_mask_term(
+            {**PADDING, **PAIR_MASKS, "empty": "a mask of pairs that hides every key from one query"}
+        ),
+        "gradients": Term("gradients", "autograd", {"True": "autograd enabled", "False": "under torch.no_grad()"}),
+        "memory": Term("memory", "content of uninitialised memory", {
             "as it is": "uninitialised memory as it is", "filled": "uninitialised memory filled with NaN by torch",
         }),
     },
     "gradients": {
-        "keys": Word("keys", "key length, of an operator"),
-        "mask": _mask({
+        "keys": Term("keys", "key length, of an operator"),
+        "mask": _make_mask_term({
             **NO_MASK,
             "padding": "padding inside rows and at the end",
             "random": "a random mask of pairs",
         }),
-        "kind": Word("variant", "which gradient, of what input", {
+        "kind": Term("variant", "which gradient, of what input", {
             "all": "gradients of all inputs and parameters",
             "each": "gradients of query, key and value, each required alone as well",
             "strided": "inputs that are not contiguous in memory",
@@ -301,30 +303,30 @@ WORDS: dict[str, dict[str, Word]] = {
         }),
     },
     "reference": {
-        "heads": Word("heads", "heads of queries, keys and values"),
+        "heads": Term("heads", "heads of queries, keys and values"),
         "hidden": HIDDEN,
-        "mask": _mask({**PADDING, **PAIR_MASKS}),
-        "compare": Word("compared", "what is compared", {
+        "mask": _make_mask_term({**PADDING, **PAIR_MASKS}),
+        "compare": Term("compared", "what is compared", {
             "outputs": "the outputs of target and reference",
             "gradients": "the gradients of both with respect to their inputs",
         }),
     },
     "scale": {
-        "dim": Word("dim", "head dim of queries and keys"),
-        "value_dim": Word("value_dim", "head dim of values"),
-        "factor": Word("factor", "what queries are multiplied by"),
+        "dim": Term("dim", "head dim of queries and keys"),
+        "value_dim": Term("value_dim", "head dim of values"),
+        "factor": Term("factor", "what queries are multiplied by"),
     },
     "relative-position": {
-        "by": Word("method", "how positions are moved", {
+        "by": Term("method", "how positions are moved", {
             "shift": "position numbers are raised", "padding": "left padding moves the tokens",
             "weights": "weights of equal content at equal distance are compared",
             "own place": "a token's score with itself, at every position",
         }),
-        "shift": Word("shift", "by how many positions"),
+        "shift": Term("shift", "by how many positions"),
     },
-    "head-groups": {"mask": _mask(DRAWN_MASKS)},
+    "head-groups": {"mask": _make_mask_term(DRAWN_MASKS)},
     "range": {
-        "kind": Word("variant", "which numbers are extreme", {
+        "kind": Term("variant", "which numbers are extreme", {
             "large": "large scores, or large inputs of a layer",
             "negative": "large scores, all of them negative",
             "shift": "a constant added to all scores of a query",
@@ -338,13 +340,13 @@ WORDS: dict[str, dict[str, Word]] = {
             "half, many keys": "half precision with many keys of about equal weight, against its own precision",
             "half, overflow": "products beyond the largest float16 before the scale",
         }),
-        "size": Word("size", "how large the numbers are"),
-        "precision": Word("precision", "precision of the run", PRECISIONS),
+        "size": Term("size", "how large the numbers are"),
+        "precision": Term("precision", "precision of the run", PRECISIONS),
     },
     "cache-algebra": {
-        "kept": Word("crop_to", "tokens that the cache is cropped to, 0 for no crop"),
-        "split": Word("chunks", "how the cache is filled", SPLITS),
-        "order": Word("reorder", "how the rows of the cache are reordered", {
+        "kept": Term("crop_to", "tokens that the cache is cropped to, 0 for no crop"),
+        "split": Term("chunks", "how the cache is filled", SPLITS),
+        "order": Term("reorder", "how the rows of the cache are reordered", {
             "none": "rows are not reordered",
             "turn": "rows 0, 1, 2 become 1, 2, 0", "swap": "rows 1 and 2 change places",
             "twice": "row 0 is taken twice", "fewer": "two of three rows are kept",
@@ -352,8 +354,8 @@ WORDS: dict[str, dict[str, Word]] = {
         }),
     },
     "cost": {
-        "tokens": Word("tokens", "sequence length, 0 for several"),
-        "kind": Word("count", "which operation counts are compared", {
+        "tokens": Term("tokens", "sequence length, 0 for several"),
+        "kind": Term("count", "which operation counts are compared", {
             "declared": "the count, against the declared one",
             "growth": "the counts of several lengths, against the declared power",
             "batch": "the counts of three batch sizes, which lie on a line",
@@ -362,15 +364,15 @@ WORDS: dict[str, dict[str, Word]] = {
         }),
     },
     "table-precision": {
-        "precision": Word("precision", "precision of the run", PRECISIONS),
-        "size": Word("size", "factor of the queries, or of the input"),
+        "precision": Term("precision", "precision of the run", PRECISIONS),
+        "size": Term("size", "factor of the queries, or of the input"),
     },
     "jacobian": {
-        "length": Word("norm", "norm of the keys"),
-        "mask": _mask({**NO_MASK, "pairs": "a mask of query-key pairs, (query, key)"}),
+        "length": Term("norm", "norm of the keys"),
+        "mask": _make_mask_term({**NO_MASK, "pairs": "a mask of query-key pairs, (query, key)"}),
     },
     "statelessness": {
-        "between": Word("in_between", "what happens between two equal calls", {
+        "between": Term("in_between", "what happens between two equal calls", {
             "other": "a call with other content", "longer": "a call with more tokens",
             "shorter": "a call with fewer tokens", "same start": "a call with the same first token",
             "same end": "a call with the same last token", "batch": "a call with more rows",
@@ -387,14 +389,14 @@ WORDS: dict[str, dict[str, Word]] = {
             "other queries": "a call with another query length",
             "other masks of pairs": "a call with another mask of pairs",
         }),
-        "mask": _mask({**PADDING, **PAIR_MASKS}),
-        "before": Word("queries_before", "query length of the call before"),
+        "mask": _make_mask_term({**PADDING, **PAIR_MASKS}),
+        "before": Term("queries_before", "query length of the call before"),
     },
     "shape": {
-        "mask": _mask(PADDING),
-        "form": Word("mask", "shape of the mask", {**PAIR_MASKS, "empty": "a mask that hides every key"}),
+        "mask": _make_mask_term(PADDING),
+        "form": Term("mask", "shape of the mask", {**PAIR_MASKS, "empty": "a mask that hides every key"}),
         "hidden": HIDDEN,
-        "gradients": Word("gradients", "autograd", {"True": "autograd enabled", "False": "under torch.no_grad()"}),
+        "gradients": Term("gradients", "autograd", {"True": "autograd enabled", "False": "under torch.no_grad()"}),
     },
 }  # fmt: skip
 
@@ -403,7 +405,7 @@ def describe(slug: str, case: Case) -> list[Explained]:
     """Each parameter of a case under its name in reports, with its value and what it means."""
     described = []
     for key, value in case.items():
-        word = find_word(slug, key)
+        word = find_term(slug, key)
         if word is None:
             described.append(Explained(key, value, ""))
         else:
@@ -411,12 +413,12 @@ def describe(slug: str, case: Case) -> list[Explained]:
     return described
 
 
-def find_word(slug: str, key: str) -> Word | None:
+def find_term(slug: str, key: str) -> Term | None:
     """The entry of a law's parameter; None if there is none."""
     return WORDS.get(slug, {}).get(key) or SIZES.get(key)
 
 
-def explain_value(word: Word, value: Any) -> str:
+def explain_value(word: Term, value: Any) -> str:
     """What a value means; empty for a number, which the word itself explains, and for a value without an entry."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return ""

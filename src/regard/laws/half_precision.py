@@ -1,4 +1,4 @@
-"""Half precision against float64 on the same numbers: how far roundings may lead."""
+"""Half precision against float64 on the same inputs, with a tolerance from perturbed inputs and parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.precision import perturb_parameters
 from regard.adapters.rng import Rng
-from regard.laws.law import Observation, finite, true
+from regard.laws.law import Observation, expect_finite, expect_true
 
 # How far a correct answer may be off, in answers of float64 to inputs that are moved by a few roundings.
 SAFETY = 16.0
@@ -35,7 +35,7 @@ class WidenedCall:
         return self.view.run(x, mask)
 
 
-def widened(view: Adapter, native: Adapter) -> WidenedCall | None:
+def widen_to_float64(view: Adapter, native: Adapter) -> WidenedCall | None:
     """A half-precision view whose rounded numbers are computed with in float64."""
     if isinstance(view.target, nn.Module):
         return WidenedCall(view, copy.deepcopy(view.target).double())
@@ -43,7 +43,7 @@ def widened(view: Adapter, native: Adapter) -> WidenedCall | None:
     return None if double is None else WidenedCall(double, double.target)
 
 
-def like(
+def expect_like_float64(
     run: Callable[..., Tensor],
     inputs: tuple[Tensor, ...],
     output: Tensor,
@@ -58,16 +58,16 @@ def like(
     if not expected.isfinite().all():
         return
     apart = float((expected - output.double()).abs().max())
-    spread = find_spread(run, wide, expected, (4 * eps, 2 * eps), rng, target)
+    spread = measure_spread(run, wide, expected, (4 * eps, 2 * eps), rng, target)
     bound = SAFETY * (spread + 4 * eps * float(expected.abs().max()))
-    yield true(
+    yield expect_true(
         not apart > bound,
         f"is {apart:.1e} away from that of float64, bound {bound:.1e}",
         **words,
     )
 
 
-def find_spread(
+def measure_spread(
     run: Callable[..., Tensor],
     inputs: list[Tensor],
     expected: Tensor,
@@ -79,23 +79,23 @@ def find_spread(
     spread = torch.zeros((), dtype=torch.float64)
     for _ in range(4):
         back = perturb_parameters(target, moves[1], rng)
-        near = [_moved(x, moves[0], rng) if x.is_floating_point() else x for x in inputs]
+        near = [_perturb(x, moves[0], rng) if x.is_floating_point() else x for x in inputs]
         spread = torch.maximum(spread, (run(*near) - expected).abs().max())
         back()
     return float(spread)
 
 
-def _moved(x: Tensor, eps: float, rng: Rng) -> Tensor:
+def _perturb(x: Tensor, eps: float, rng: Rng) -> Tensor:
     return x * (1 + eps * rng.normal(*x.shape, dtype=x.dtype))
 
 
 @torch.no_grad()
-def against_native(
+def expect_like_native(
     native: Adapter, half: Adapter, x: Tensor, mask: Tensor | None, where: Tensor | None, rng: Rng, changed: str
 ) -> Iterator[Observation]:
     """The half-precision variant of a subject gives what its rounded numbers give in the subject's own precision.
 
-    A variant that refuses the call says nothing: -1e9 is no number of float16.
+    A variant that refuses the call is not compared: -1e9 overflows float16.
     """
     wide, target = native, None
     if isinstance(half.target, nn.Module):
@@ -117,20 +117,20 @@ def against_native(
     found = found if where is None else found[where]
     if not expected.isfinite().all():
         return
-    yield finite(found, changed=changed)
+    yield expect_finite(found, changed=changed)
     if not found.isfinite().all():
         return
     eps = torch.finfo(half.dtype).eps
-    spread = find_spread(run, inputs, expected, (eps, eps), rng, target)
+    spread = measure_spread(run, inputs, expected, (eps, eps), rng, target)
     steps = 2 + math.sqrt(x.shape[1]) / 4  # sums may be carried on in half precision from block to block
     bound = HALF_SAFETY * (spread + steps * eps * float(expected.abs().max()))
     apart = float((expected - found).abs().max())
     names = [str(dtype).removeprefix("torch.") for dtype in (native.dtype, half.dtype)]
     effect = f"is {apart:.1e} away from that of {names[0]}, bound {bound:.1e}: more than {names[1]} rounds"
-    yield true(not apart > bound, effect, changed=changed)
+    yield expect_true(not apart > bound, effect, changed=changed)
 
 
-def nearly_equal(subject: Adapter, x: Tensor, rng: Rng) -> Tensor:
+def make_nearly_equal_tokens(subject: Adapter, x: Tensor, rng: Rng) -> Tensor:
     """Two tokens, each repeated over one half of the sequence and moved a little: all keys weigh about the same.
 
     A running sum of their weights saturates in half precision, and stops at the first half. The keys of an operator

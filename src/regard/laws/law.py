@@ -19,7 +19,7 @@ Case = Mapping[str, int | str | bool | float]
 
 @dataclass
 class Observation:
-    """Two tensors that the law says are equal, and how to speak of them.
+    """Two tensors that the law says are equal, and how a report describes them.
 
     Attributes:
         expected: what the law promises, `(batch, token, ...)` where the output has tokens.
@@ -66,7 +66,7 @@ class Law:
     """One law. A subclass states it, says where to look, and yields what must be equal there.
 
     Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
-    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are not its business.
+    one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are done by `laws/search.py`.
     """
 
     id: ClassVar[str]
@@ -80,7 +80,10 @@ class Law:
     needs: ClassVar[tuple[str, ...]] = ()
     # Which parameters of a case may shrink, and to what.
     smallest: ClassVar[Mapping[str, int]] = {"batch": 1, "tokens": 1}
-    # The fewest cases that must really run before the law is said to hold: not refused, not discarded.
+    # The parameters that tell one kind of case from another: the side of the padding, the place of a cut.
+    kinds: ClassVar[tuple[str, ...]] = ()
+    # The fewest kinds of case that must really run before the law is said to hold, and the fewest cases: not refused,
+    # not discarded.
     minimum: ClassVar[int] = 4
     # Laws about a subject that changes from call to call are not excused by a subject that does.
     about_repetition: ClassVar[bool] = False
@@ -100,9 +103,13 @@ class Law:
         """What must be equal in this case.
 
         May raise what the subject raises: that is a refusal, not a violation. `discard` leaves a case whose input turns
-        out to say nothing; a case that yields nothing is none.
+        out to say nothing; a case that yields nothing is not counted.
         """
         raise NotImplementedError
+
+    def kind_of(self, case: Case) -> tuple[int | str | bool | float | None, ...]:
+        """What tells this case from those of other kinds."""
+        return tuple(case.get(name) for name in self.kinds)
 
     def possible(self, case: Case) -> bool:
         """Whether the parameters of a (shrunk) case fit together."""
@@ -146,24 +153,24 @@ MISSING = {
 }
 
 
-def equal(expected: Tensor, actual: Tensor, **how: object) -> Observation:
+def expect_equal(expected: Tensor, actual: Tensor, **how: object) -> Observation:
     """An observation that two tensors are equal."""
     return Observation(expected, actual, **how)  # type: ignore[arg-type]
 
 
-def zero(actual: Tensor, scale: float, **how: object) -> Observation:
+def expect_zero(actual: Tensor, scale: float, **how: object) -> Observation:
     """An observation that a tensor is zero, beside numbers of size `scale`."""
     return Observation(torch.zeros_like(actual), actual, scale=scale, **how)  # type: ignore[arg-type]
 
 
-def finite(actual: Tensor, **how: object) -> Observation:
+def expect_finite(actual: Tensor, **how: object) -> Observation:
     """An observation that every entry is a number."""
     good = torch.where(actual.isfinite(), torch.zeros_like(actual), actual)
     how.setdefault("effect", "is not finite")
     return Observation(torch.zeros_like(actual), good, scale=1.0, **how)  # type: ignore[arg-type]
 
 
-def true(fact: bool, effect: str, of: Tensor | None = None, reading: str = "", **how: object) -> Observation:
+def expect_true(fact: bool, effect: str, of: Tensor | None = None, reading: str = "", **how: object) -> Observation:
     """An observation of a plain fact; `effect` says what is wrong when it is not one.
 
     `reading` is an expression in `value`, which stands for the tensor `of`, that is True if the fact is one; a script

@@ -21,8 +21,8 @@ def render(report: Report) -> str:
     page = Page(report.subject, title=f"Laws: {report.subject}")
     page.use_style(read_asset("regard.laws", "page.css"))
     page.open_with(
-        paragraph(*_summary(report)),
-        paragraph(_circumstances(report), kind="faint"),
+        paragraph(*_render_summary(report)),
+        paragraph(_render_circumstances(report), kind="faint"),
         verdict_table(report, linked=told).to_html(),
     )
     for verdict in told:
@@ -30,7 +30,7 @@ def render(report: Report) -> str:
     if report.unchecked:
         page.add("Not checked", unchecked_table(report, report.unchecked).to_html(), anchor="unchecked")
     if report.verdicts:
-        page.close_with(_statements([verdict.law for verdict in report.verdicts]))
+        page.close_with(_render_statements([verdict.law for verdict in report.verdicts]))
     return page.html
 
 
@@ -45,7 +45,7 @@ def equation(text: str) -> Markup:
     return Markup(re.sub(r"(?<![A-Za-z])([A-Za-z]'?|sum|max|min)_(\w+)", r"\1<sub>\2</sub>", drawn))
 
 
-def _summary(report: Report) -> list[str]:
+def _render_summary(report: Report) -> list[str]:
     if report.probing:
         held = sum(verdict.outcome == "holds" for verdict in report.verdicts)
         return [element("b", held), f" of {len(report.verdicts)} laws hold. Nothing was claimed."]
@@ -55,7 +55,7 @@ def _summary(report: Report) -> list[str]:
     return [*words, f". Likeliest cause: {next(iter(causes))}."] if len(causes) > 1 else words
 
 
-def _circumstances(report: Report) -> str:
+def _render_circumstances(report: Report) -> str:
     words = [report.kind, f"seed {report.seed}", "a fast search" if report.fast else "a full search"]
     words += [f"{name} {version}" for name, version in versions().items()]
     return " · ".join([*words, *([report.declared] if report.declared else [])])
@@ -81,7 +81,7 @@ def _add_verdict(page: Page, verdict: Verdict, report: Report) -> None:
     )
 
 
-def _statements(laws: list[Law]) -> Markup:
+def _render_statements(laws: list[Law]) -> Markup:
     words = []
     for law in laws:
         words.append(paragraph(element("b", f"{law.id} {law.title}."), f" {law.statement}"))

@@ -1,4 +1,4 @@
-"""What a subject shows of itself, measured where nobody has declared it.
+"""Properties of a subject that are measured where they are not declared.
 
 A law that asks for more than every subject owes looks here first: whether the order of tokens matters, whether later
 tokens are hidden from earlier ones, whether positions are counted from the left edge.
@@ -7,36 +7,49 @@ tokens are hidden from earlier ones, whether positions are counted from the left
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, compare
-from regard.laws.law import equal
+from regard.laws.law import Observation, expect_equal
 
 _KNOWN: WeakKeyDictionary[Adapter, dict[str, bool]] = WeakKeyDictionary()
 
 
-def same(subject: Adapter, expected: Tensor, actual: Tensor, where: Tensor | None = None) -> bool:
+def agree_up_to_rounding(subject: Adapter, expected: Tensor, actual: Tensor, where: Tensor | None = None) -> bool:
     """Whether two outputs agree up to rounding."""
     if expected.shape != actual.shape:
         return False
     factor = FACTOR[torch.float64] if subject.eps < 1e-12 else FACTOR[torch.float32]
     reduction = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
-    return compare(equal(expected, actual, where=where, reduction=reduction), subject.eps, factor).ratio <= 1
+    return compare(expect_equal(expected, actual, where=where, reduction=reduction), subject.eps, factor).ratio <= 1
 
 
-def size(output: Tensor) -> float:
-    """The largest number of an output, for bounds of rounding; what is no number does not count."""
+def find_magnitude(output: Tensor) -> float:
+    """The largest number of an output, for bounds of rounding; non-finite ones do not count."""
     numbers = output.detach()
     numbers = numbers[numbers.isfinite()]
     return (float(numbers.abs().max()) if numbers.numel() else 0.0) or 1.0
 
 
-def different(subject: Adapter, x: Tensor, rng: Rng, factor: float = 1.0) -> Tensor:
+def expect_same_output(
+    subject: Adapter, expected: Tensor, actual: Tensor, terms: int, beside: Tensor | None = None, **how: Any
+) -> Observation:
+    """An observation that two outputs agree up to the rounding of sums over `terms` tokens and the channels.
+
+    Rounding is relative to the largest number of `beside`, of `expected` if None.
+    """
+    scale = find_magnitude(expected if beside is None else beside)
+    return expect_equal(expected, actual, reduction=terms + subject.channels, scale=scale, **how)
+
+
+def draw_other_content(subject: Adapter, x: Tensor, rng: Rng, factor: float = 1.0) -> Tensor:
     """Other content of the same kind, other at every token."""
     fresh = subject.scaled(x, factor, rng)
     for _ in range(64):
@@ -46,14 +59,14 @@ def different(subject: Adapter, x: Tensor, rng: Rng, factor: float = 1.0) -> Ten
     return fresh
 
 
-def takes(subject: Adapter, tokens: int) -> bool:
+def takes_length(subject: Adapter, tokens: int) -> bool:
     """Whether the subject takes this length."""
     return tokens > 0 and subject.lengths(tokens)[0] == tokens
 
 
 def is_causal(subject: Adapter) -> bool:
     """Whether later tokens change nothing earlier, as far as a short sequence shows."""
-    return _known(subject, "causal", _causal)
+    return _measure_once(subject, "causal", _measure_causality)
 
 
 def counts_positions(subject: Adapter) -> bool:
@@ -61,10 +74,10 @@ def counts_positions(subject: Adapter) -> bool:
 
     Attention over equal values is that value whatever the weights, so relative positions do not show here.
     """
-    return _known(subject, "positions", _positions)
+    return _measure_once(subject, "positions", _measure_positions)
 
 
-def generators(tokens: int) -> list[Tensor]:
+def make_generating_permutations(tokens: int) -> list[Tensor]:
     """Two orders from which every other can be made: move all by one, and swap the first two."""
     swap = torch.arange(tokens)
     swap[:2] = swap[:2].flip(0)
@@ -76,16 +89,16 @@ def ignores_order(subject: Adapter, x: Tensor) -> bool:
     """Whether, without a mask, tokens in any other order give the same outputs in that order."""
     try:
         before = subject.run(x)
-        for order in generators(x.shape[1]):
+        for order in make_generating_permutations(x.shape[1]):
             expected = before[:, order] if "aligned" in subject.abilities else before
-            if not same(subject, expected, subject.run(x[:, order])):
+            if not agree_up_to_rounding(subject, expected, subject.run(x[:, order])):
                 return False
     except Exception:  # what cannot be run in another order does not ignore it
         return False
     return True
 
 
-def owes_left(subject: Adapter, x: Tensor, hidden: int) -> bool:
+def owes_left_padding(subject: Adapter, x: Tensor, hidden: int) -> bool:
     """Whether `hidden` tokens on the left may be taken away together with their mask.
 
     The declared convention decides. Without one: yes if the subject is causal or counts no absolute positions, and if
@@ -104,15 +117,15 @@ def owes_left(subject: Adapter, x: Tensor, hidden: int) -> bool:
 def _moves_with_its_tokens(subject: Adapter, x: Tensor, hidden: int) -> bool:
     """Whether a token reaches the same others when the first `hidden` tokens are not there. No mask is given."""
     x, tokens = x[:1], x.shape[1]
-    other = different(subject, x, Rng(0, "moved"))
+    other = draw_other_content(subject, x, Rng(0, "moved"))
     try:
         long, short = subject.run(x), subject.run(x[:, hidden:])
         for place in sorted({hidden, (hidden + tokens) // 2, tokens - 1}):
             changed = x.clone()
             changed[:, place] = other[:, place]
             reached = [
-                _rows_apart(subject, long, subject.run(changed))[hidden:],
-                _rows_apart(subject, short, subject.run(changed[:, hidden:])),
+                _find_changed_rows(subject, long, subject.run(changed))[hidden:],
+                _find_changed_rows(subject, short, subject.run(changed[:, hidden:])),
             ]
             if not torch.equal(*reached):
                 return False
@@ -121,12 +134,12 @@ def _moves_with_its_tokens(subject: Adapter, x: Tensor, hidden: int) -> bool:
     return True
 
 
-def _rows_apart(subject: Adapter, before: Tensor, after: Tensor) -> Tensor:
+def _find_changed_rows(subject: Adapter, before: Tensor, after: Tensor) -> Tensor:
     apart = (before - after).double().abs().nan_to_num(0.0).flatten(2).amax(-1)[0]
-    return apart > 16 * subject.eps * size(before)
+    return apart > 16 * subject.eps * find_magnitude(before)
 
 
-def _known(subject: Adapter, trait: str, measure: Callable[[Adapter], bool]) -> bool:
+def _measure_once(subject: Adapter, trait: str, measure: Callable[[Adapter], bool]) -> bool:
     known = _KNOWN.setdefault(subject, {})
     if trait not in known:
         known[trait] = measure(subject)
@@ -134,18 +147,18 @@ def _known(subject: Adapter, trait: str, measure: Callable[[Adapter], bool]) -> 
 
 
 @torch.no_grad()
-def _causal(subject: Adapter) -> bool:
+def _measure_causality(subject: Adapter) -> bool:
     if "aligned" not in subject.abilities or "lengths" not in subject.abilities:
         return False
     rng = Rng(0, "causal")
     try:
         tokens = subject.lengths(7)[0]
         x = subject.draw(2, tokens, rng)
-        other, before = different(subject, x, rng), subject.run(x)
+        other, before = draw_other_content(subject, x, rng), subject.run(x)
         for kept in sorted({1, tokens // 2, tokens - 1} - {0, tokens}):
             early = torch.arange(tokens).expand(2, tokens) < kept
             changed = torch.where(early.reshape(2, tokens, *[1] * (x.ndim - 2)), x, other)
-            if not same(subject, before, subject.run(changed), where=early):
+            if not agree_up_to_rounding(subject, before, subject.run(changed), where=early):
                 return False
     except Exception:  # what cannot be measured is not asked for
         return False
@@ -153,7 +166,7 @@ def _causal(subject: Adapter) -> bool:
 
 
 @torch.no_grad()
-def _positions(subject: Adapter) -> bool:
+def _measure_positions(subject: Adapter) -> bool:
     if "aligned" not in subject.abilities or "lengths" not in subject.abilities:
         return True
     try:
@@ -161,6 +174,32 @@ def _positions(subject: Adapter) -> bool:
         x = subject.draw(1, tokens, Rng(0, "positions"))
         x = x[:, :1].expand_as(x).clone()
         output = subject.run(x)
-        return not same(subject, output[:, :1].expand_as(output), output)
+        return not agree_up_to_rounding(subject, output[:, :1].expand_as(output), output)
     except Exception:  # what cannot be measured is not asked for
         return True
+
+
+def find_visible_lengths(subject: Adapter) -> list[int]:
+    """Lengths at which the subject's weights can be observed without mistaking another axis for tokens."""
+    try:
+        with torch.no_grad():
+            found = []
+            for tokens in attention_watch.fair_lengths(subject, 3, 11, 67, 131, 13, 7):
+                x = subject.draw(2, tokens, Rng(0, "weights"))
+                if not any(weights.shape[-2:] == (tokens, tokens) for weights in subject.weights(x)):
+                    break
+                found.append(tokens)
+        return found
+    except Exception:  # a third-party module may fail in any way while it is traced
+        return []
+
+
+def table_coarseness(subject: Adapter) -> float:
+    """How much coarser tables of positions may be than the computation, in bounds.
+
+    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
+    """
+    if subject.eps > 1e-12:
+        return 1.0
+    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
+    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]

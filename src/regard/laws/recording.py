@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.adapters.deepcopy import InitialMemo
-from regard.laws.numbers import Number
+from regard.laws.recorded_number import RecordedNumber
 
 
 class Inexpressible(Exception):
@@ -124,7 +124,7 @@ class Recording(TorchFunctionMode):
         return self._count
 
     def _tracked(self, value: Any) -> bool:
-        if isinstance(value, Number):
+        if isinstance(value, RecordedNumber):
             return True
         if isinstance(value, tuple | list):
             return any(self._tracked(item) for item in value)
@@ -155,7 +155,7 @@ class Recording(TorchFunctionMode):
         with self.pause():
             result = func(*args, **kwargs)
         if name == "item" and isinstance(result, float):
-            return Number(result, f"float({{{self._value(args[0])}}})")
+            return RecordedNumber(result, f"float({{{self._value(args[0])}}})")
         if not writes and not _has_tensor(result):
             return result
         refs, words = given or (self.refer(args), self.refer(kwargs))

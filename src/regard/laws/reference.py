@@ -17,16 +17,16 @@ from regard.adapters import Adapter, adapt
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
 from regard.errors import InputError
-from regard.laws.law import Case, Law, Observation, equal
-from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import size
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import draw_operator_mask, token_mask
+from regard.laws.probes import find_magnitude
 
 PAIRS = ("keys", "shared", "pairs", "heads")
 # Powers of two and other numbers: slopes of linear biases are two series.
 HEADS = (1, 2, 3, 4, 6, 8, 12)
 
 
-class Reference(Law):
+class ReferenceLaw(Law):
     id = "REF"
     slug = "reference"
     title = "Equality with the reference"
@@ -38,6 +38,8 @@ class Reference(Law):
     equation = "f(x, m) = g(x, m);  d f / d x = d g / d x"
     catches = "numbers that are wrong and keep every law: slopes of linear biases, rotary scaling, position buckets"
     smallest: ClassVar[Mapping[str, int]] = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1, "heads": 1, "hidden": 1}
+    kinds = ("compare", "mask", "tokens", "keys")
+    minimum = 5
 
     def __init__(self, subject: Adapter) -> None:
         self.subject = subject
@@ -46,7 +48,7 @@ class Reference(Law):
         masked = "mask" in subject.abilities and "mask" in self.subject.abilities
         lengths = subject.lengths(5, 2, 37, 1, 141) if fast else subject.lengths(5, 2, 37, 1, 141, 67, 17, 300, 600)
         if isinstance(subject, OperatorAdapter) and isinstance(self.subject, OperatorAdapter):
-            yield from self._cases_of_operators(subject, lengths, masked, fast)
+            yield from self._make_operator_cases(subject, lengths, masked, fast)
             return
         sides = ("none", "right", "left", "random") if masked else ("none",)
         for place, tokens in enumerate(lengths):
@@ -57,7 +59,7 @@ class Reference(Law):
                 yield {"batch": 2, "tokens": tokens, "mask": "none", "compare": "gradients"}
 
     @staticmethod
-    def _cases_of_operators(subject: OperatorAdapter, lengths: list[int], masked: bool, fast: bool) -> Iterator[Case]:
+    def _make_operator_cases(subject: OperatorAdapter, lengths: list[int], masked: bool, fast: bool) -> Iterator[Case]:
         plain = {"batch": 2, "mask": "none", "compare": "outputs"}
         masks = ("none", *PAIRS) if masked else ("none",)
         for place, tokens in enumerate(lengths):
@@ -97,10 +99,10 @@ class Reference(Law):
                 if "heads" in case:
                     return  # its heads are fixed
                 raise
-            words["scale"] = size(expected)
+            words["scale"] = find_magnitude(expected)
             words["reduction"] = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
             if not gradients:
-                yield equal(expected, found, where=where, **words)
+                yield expect_equal(expected, found, where=where, **words)
                 return
             if found.shape != expected.shape or not (found.requires_grad and expected.requires_grad):
                 return
@@ -112,26 +114,22 @@ class Reference(Law):
                 for output, tensors in zip((found, expected), given, strict=True)
             )
         names = ("query", "key", "value") if len(inputs) == 3 else ("input",)
-        largest = max((size(gradient) for gradient in wanted if gradient is not None), default=1.0)
+        largest = max((find_magnitude(gradient) for gradient in wanted if gradient is not None), default=1.0)
         for name, x, one, two in zip(names, inputs, wanted, actual, strict=True):
             if one is None and two is None:
                 continue
             one, two = (torch.zeros_like(x) if gradient is None else gradient for gradient in (one, two))
-            yield equal(one, two, **{**words, "scale": largest, "output": f"gradient of {name}"})
+            yield expect_equal(one, two, **{**words, "scale": largest, "output": f"gradient of {name}"})
 
     @staticmethod
     def _prepare_operators(subject: OperatorAdapter, other: OperatorAdapter, case: Case, rng: Rng) -> tuple:
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         sizes = {"heads": int(case["heads"])} if "heads" in case else {}
         inputs = list(subject.tensors(rng, batch, queries, keys, **sizes))
-        mask = None
-        if case["mask"] == "keys":
-            mask = token_mask("random", batch, keys, keys // 2, rng)[:, None, None, :]
-        elif case["mask"] != "none":
-            mask = pair_mask(subject, str(case["mask"]), batch, queries, keys, rng)
+        mask = draw_operator_mask(subject, str(case["mask"]), batch, queries, keys, rng)
 
         def run(view: OperatorAdapter) -> Any:
-            return lambda query, key, value, mask: view.rows(view.attend(query, key, value, mask))
+            return lambda query, key, value, mask: view.attend_rows(query, key, value, mask)
 
         return inputs, mask, None, (run(subject), run(other))
 
@@ -146,10 +144,10 @@ class Reference(Law):
         return [x], mask, where, (subject.run, other.run)
 
 
-def read_reference(reference: Any, subject: Adapter, kind: str | None, options: dict[str, Any]) -> Reference:
+def read_reference(reference: Any, subject: Adapter, kind: str | None, options: dict[str, Any]) -> ReferenceLaw:
     """The reference as the target is read: of the same kind, with the same conventions and sizes."""
     if isinstance(reference, Adapter):
-        return Reference(reference)
+        return ReferenceLaw(reference)
     sizes = {name: value for name, value in options.items() if name not in ("cache", "weights", "gradients")}
     if isinstance(subject, OperatorAdapter):
         own = {"heads": subject.heads, "kv_heads": subject.kv_heads, "dim": subject.dim, "value_dim": subject.value_dim}
@@ -171,7 +169,7 @@ def read_reference(reference: Any, subject: Adapter, kind: str | None, options: 
             because="both are called with the same inputs",
             instead=f'kind="{subject.kind}", or a function that calls the reference as the target is called',
         )
-    return Reference(other)
+    return ReferenceLaw(other)
 
 
 def copy_parameters(target: Any, reference: Any) -> bool:
@@ -192,4 +190,4 @@ def copy_parameters(target: Any, reference: Any) -> bool:
     return True
 
 
-__all__ = ["Reference", "copy_parameters", "read_reference"]
+__all__ = ["ReferenceLaw", "copy_parameters", "read_reference"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import LawViolation
-from regard.laws.causes import rank
+from regard.laws.causes import rank_causes
 from regard.laws.glossary import describe
 from regard.laws.unchecked import Unchecked
 from regard.laws.verdict import Counterexample, Verdict, Verdicts
@@ -76,7 +76,8 @@ class Report:
         """The claimed laws that do not hold, likeliest cause first, each with the one it probably follows from."""
         failed = [verdict for verdict in self.failed if verdict.claimed]
         undecided = {verdict.slug: "" for verdict in failed if verdict.outcome == "undecided"}
-        return rank(verdict.slug for verdict in failed if verdict.slug not in undecided) | undecided
+        found = {verdict.slug: verdict.counterexample for verdict in failed if verdict.slug not in undecided}
+        return rank_causes({slug: {} if each is None else each.case for slug, each in found.items()}) | undecided
 
     @property
     def violations(self) -> list[LawViolation]:
@@ -131,7 +132,7 @@ class Report:
         words |= {"fast": True} if self.fast else {}
         if self.probing:
             words = {name: value for name, value in words.items() if name not in ("claims", "only")} | {"laws": [slug]}
-        said = {name: "reference" if name == "reference" else _quoted(value) for name, value in words.items()}
+        said = {name: "reference" if name == "reference" else _quote(value) for name, value in words.items()}
         given = ", ".join(["target", *(f"{name}={value}" for name, value in said.items())])
         return f"{'probe' if self.probing else 'check'}({given})"
 
@@ -154,7 +155,7 @@ class Report:
         table.show(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON, written to `path` if one is given. What is no number is text: "inf", "-inf", "nan"."""
+        """The report as JSON, written to `path` if one is given. Non-finite numbers are text: "inf", "-inf", "nan"."""
         content = {
             "subject": self.subject,
             "kind": self.kind,
@@ -164,16 +165,16 @@ class Report:
             "fast": self.fast,
             "probing": self.probing,
             "command": self.command,
-            "options": {name: _plain(value) for name, value in self.asked.items()},
+            "options": {name: _encode_value(value) for name, value in self.asked.items()},
             "versions": versions(),
-            "verdicts": [_verdict(verdict, self.replay(verdict)) for verdict in self.verdicts],
+            "verdicts": [_encode_verdict(verdict, self.replay(verdict)) for verdict in self.verdicts],
             "causes": [{"law": slug, "follows_from": cause or None} for slug, cause in self.causes.items()],
             "unchecked": [
                 {"law": left.slug, "id": left.id, "reason": left.reason, "flag": left.flag, "argument": left.argument}
                 for left in self.unchecked
             ],
         }
-        return _written(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
+        return _write_if_asked(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
 
     def script(self, path: str | Path | None = None, *, law: str | None = None, target: str | None = None) -> str:
         """The counterexample as a file of plain torch that reproduces it without Regard, written to `path` if given.
@@ -190,13 +191,13 @@ class Report:
         chosen = [verdict for verdict in order if law in (None, verdict.slug, verdict.id)]
         replays = [self.replay(verdict) for verdict in chosen]
         text = write_first(chosen, replays, self.target if target is None else target, self.seed)
-        return _written(text, path)
+        return _write_if_asked(text, path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as one page that needs nothing else, written to `path` if one is given."""
         from regard.laws import page
 
-        return _written(page.render(self), path)
+        return _write_if_asked(page.render(self), path)
 
 
 # A verdict in words
@@ -206,8 +207,8 @@ def violation(verdict: Verdict, replay: str = "", cause: str = "") -> LawViolati
     """A verdict as the error that a test shows. `cause` says how it hangs together with other broken laws."""
     counterexample, parts = verdict.counterexample, {"subject": verdict.subject}
     if counterexample is not None:
-        parts["smallest"] = _smallest(verdict.slug, counterexample)
-        parts["meaning"] = _meaning(verdict.slug, counterexample)
+        parts["smallest"] = _format_smallest(verdict.slug, counterexample)
+        parts["meaning"] = _format_meaning(verdict.slug, counterexample)
         changed = (
             f"{counterexample.changed}  ->  {counterexample.happened}"
             if counterexample.changed
@@ -224,7 +225,7 @@ def violation(verdict: Verdict, replay: str = "", cause: str = "") -> LawViolati
     return LawViolation(verdict.slug, headline, {label: text for label, text in parts.items() if text})
 
 
-def _smallest(slug: str, counterexample: Counterexample) -> str:
+def _format_smallest(slug: str, counterexample: Counterexample) -> str:
     """The case, and behind it the other sizes that were tried."""
     words = describe(slug, counterexample.case)
     names = {key: word.name for key, word in zip(counterexample.case, words, strict=True)}
@@ -236,7 +237,7 @@ def _smallest(slug: str, counterexample: Counterexample) -> str:
     return "\n".join([case, *remarks])
 
 
-def _meaning(slug: str, counterexample: Counterexample) -> str:
+def _format_meaning(slug: str, counterexample: Counterexample) -> str:
     """What the parameters of the case mean: the numbers on one line, then a line for each word."""
     words = [word for word in describe(slug, counterexample.case) if word.meaning]
     numbers = [word for word in words if isinstance(word.value, int | float) and not isinstance(word.value, bool)]
@@ -254,7 +255,7 @@ def versions() -> dict[str, str]:
     return {"regard": own, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def _verdict(verdict: Verdict, replay: str) -> dict[str, Any]:
+def _encode_verdict(verdict: Verdict, replay: str) -> dict[str, Any]:
     law, counterexample = verdict.law, verdict.counterexample
     return {
         "law": law.slug,
@@ -281,34 +282,34 @@ def _encode_counterexample(slug: str, counterexample: Counterexample) -> dict[st
     plain = ("changed", "place", "happened", "moved", "bound", "precision", "touched", "map")
     words = dict(zip(counterexample.case, describe(slug, counterexample.case), strict=True))
     return {
-        "case": {word.name: _plain(word.value) for word in words.values()},
+        "case": {word.name: _encode_value(word.value) for word in words.values()},
         "meaning": {word.name: word.meaning for word in words.values()},
         "remarks": {words[key].name if key in words else key: said for key, said in counterexample.remarks.items()},
-        **{name: _plain(getattr(counterexample, name)) for name in plain},
+        **{name: _encode_value(getattr(counterexample, name)) for name in plain},
     }
 
 
-def _plain(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     """A value as JSON has it; text where it has no other form."""
     if isinstance(value, Tensor):
-        return _plain(value.tolist()) if value.numel() <= MOST_NUMBERS else None
+        return _encode_value(value.tolist()) if value.numel() <= MOST_NUMBERS else None
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _encode_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_encode_value(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """As Python source, in the quotes of this house."""
     if isinstance(value, list):
-        return f"[{', '.join(_quoted(item) for item in value)}]"
+        return f"[{', '.join(_quote(item) for item in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _written(text: str, path: str | Path | None) -> str:
+def _write_if_asked(text: str, path: str | Path | None) -> str:
     if path is not None:
         write_file(path, text)
     return text

@@ -23,9 +23,9 @@ from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, Finding, compare
 from regard.laws.law import Law, Observation
-from regard.laws.programs import Program
 from regard.laws.recording import Inexpressible, RecordedFunction, Recording
-from regard.laws.sources import Source, find_source
+from regard.laws.script_lines import ScriptWriter
+from regard.laws.script_target import TargetSource, find_source
 from regard.laws.verdict import Origin, Verdict
 
 HEADER = '''"""{title}
@@ -105,7 +105,7 @@ def widen(function):
 COMPARE = '''
 
 def compare(expected, actual, where, bound):
-    """The largest difference where both should agree; what is no number in one of them alone differs infinitely."""
+    """The largest difference where both should agree; NaN in one of them alone is an infinite difference."""
     if expected.shape != actual.shape:
         print(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
         return 1
@@ -164,18 +164,18 @@ def write_script(verdict: Verdict, replay: str = "", target: str = "", seed: int
     origin = counterexample.origin
     reasons: list[str] = []
     for source in find_source(origin.view, target, seed):
-        recorded = _record(verdict.law, origin, dict(counterexample.case))
+        recorded = _record_observation(verdict.law, origin, dict(counterexample.case))
         widenings = (False, True) if source.function and origin.view.dtype == torch.float64 else (False,)
         for widen in widenings:
             for calls in (False, True):
-                text = _write(verdict, recorded, source, calls, widen, replay)
-                if (code := _run(text)) == 1:
+                text = _write_text(verdict, recorded, source, calls, widen, replay)
+                if (code := _run_script(text)) == 1:
                     return text
                 reasons.append(code if isinstance(code, str) else "it does not show what was seen")
     raise Inexpressible(reasons[0] if reasons else "the target cannot be imported")
 
 
-def _record(law: Law, origin: Origin, case: dict[str, Any]) -> Recorded:
+def _record_observation(law: Law, origin: Origin, case: dict[str, Any]) -> Recorded:
     """Run the case once more, with everything written down; a random target with some more seeds."""
     failure = Inexpressible("")
     for seed in range(ATTEMPTS):
@@ -190,7 +190,7 @@ def _record(law: Law, origin: Origin, case: dict[str, Any]) -> Recorded:
 
 def _record_with(law: Law, origin: Origin, case: dict[str, Any], seed: int) -> Recorded:
     recording = Recording()
-    view = _instrumented(origin.view, recording)
+    view = _instrument(origin.view, recording)
     factor = FACTOR[torch.float64] if origin.view.eps < 1e-12 else FACTOR[torch.float32]
     worst: Recorded | None = None
     with contextlib.ExitStack() as stack:
@@ -210,7 +210,7 @@ def _record_with(law: Law, origin: Origin, case: dict[str, Any], seed: int) -> R
             with recording.pause():
                 finding = compare(observation, origin.view.eps, factor)
             if worst is None or finding.ratio > worst.finding.ratio:
-                worst = Recorded(recording, len(recording.steps), finding, _names(recording, observation))
+                worst = Recorded(recording, len(recording.steps), finding, _find_names(recording, observation))
     if worst is None or worst.finding.ratio <= origin.threshold:
         raise NotSeenAgain("a new instance does not show it: it depends on earlier calls")
     if recording.reason:
@@ -218,13 +218,13 @@ def _record_with(law: Law, origin: Origin, case: dict[str, Any], seed: int) -> R
     return worst
 
 
-def _names(recording: Recording, observation: Observation) -> dict[str, Any]:
+def _find_names(recording: Recording, observation: Observation) -> dict[str, Any]:
     fact: Any = observation.extra.get("fact", (None, ""))
     tensors = {"expected": observation.expected, "actual": observation.actual, "where": observation.where}
     return {name: recording.find(tensor) for name, tensor in {**tensors, "fact": fact[0]}.items()}
 
 
-def _instrumented(view: Adapter, recording: Recording) -> Adapter:
+def _instrument(view: Adapter, recording: Recording) -> Adapter:
     """Another instance of the subject, whose calls are recorded."""
     other = view.copy_unused()
     if isinstance(other.target, nn.Module):
@@ -242,14 +242,16 @@ def _instrumented(view: Adapter, recording: Recording) -> Adapter:
     return other
 
 
-def _write(verdict: Verdict, recorded: Recorded, source: Source, calls: bool, widen: bool, replay: str) -> str:
+def _write_text(
+    verdict: Verdict, recorded: Recorded, source: TargetSource, calls: bool, widen: bool, replay: str
+) -> str:
     recording, output = recorded.recording, recorded.finding.observation.output
-    program = Program(recording.steps[: recorded.count])
+    program = ScriptWriter(recording.steps[: recorded.count])
     origin = verdict.counterexample.origin  # type: ignore[union-attr]
     assert origin is not None
-    body = _body(program, recorded, calls, origin.threshold)
+    body = _write_body(program, recorded, calls, origin.threshold)
     dtype = origin.view.dtype if not source.function else None
-    parts = [HEADER.format(title=f"{verdict.slug}: {verdict.law.headline}", story=_story(verdict, replay))]
+    parts = [HEADER.format(title=f"{verdict.slug}: {verdict.law.headline}", story=_write_story(verdict, replay))]
     parts.append(source.code)
     for name in ("set_attribute", "unpack", "gradient_of", "fast_path_off", "filled_memory"):
         parts += [HELPERS[name]] if f"{name}(" in body else []
@@ -263,10 +265,10 @@ def _write(verdict: Verdict, recorded: Recorded, source: Source, calls: bool, wi
     unused = "unused = make()" + ("" if source.function else ".eval()") if "unused" in body else ""
     header, *code = parts
     text = "\n".join(part.strip("\n") + "\n\n" for part in code) + "\n".join(line for line in (start, unused) if line)
-    return header + _imports(f"{text}\n{body}") + f"\n\n{text}\n{body}\n"
+    return header + _write_imports(f"{text}\n{body}") + f"\n\n{text}\n{body}\n"
 
 
-def _imports(code: str) -> str:
+def _write_imports(code: str) -> str:
     """The imports that the code needs, as a formatter would order them."""
     names = [name for name in ("contextmanager", "suppress") if re.search(rf"\b{name}\b", code)]
     odd = [name for name in ("inf", "nan") if re.search(rf"(?<!\.)\b{name}\b(?!')", code)]
@@ -279,7 +281,7 @@ def _imports(code: str) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _body(program: Program, recorded: Recorded, calls: bool, threshold: float) -> str:
+def _write_body(program: ScriptWriter, recorded: Recorded, calls: bool, threshold: float) -> str:
     """The calls, the arithmetic, and the comparison with which the script ends."""
     observation = recorded.finding.observation
     names = recorded.names
@@ -304,14 +306,14 @@ def _body(program: Program, recorded: Recorded, calls: bool, threshold: float) -
     raise Inexpressible("its comparison is not of outputs of calls, but of weights inside, of counts or of statistics")
 
 
-def _story(verdict: Verdict, replay: str) -> str:
+def _write_story(verdict: Verdict, replay: str) -> str:
     from regard.laws.report import violation
 
     lines = str(violation(verdict, replay)).split("\n")[1:]
     return textwrap.dedent("\n".join(lines)).replace("\\", "\\\\").replace('"""', "'''") + "\n"
 
 
-def _run(text: str) -> int | str:
+def _run_script(text: str) -> int | str:
     """The code that a script ends with, run in this process; or what it raised."""
     path, streams = list(sys.path), io.StringIO()
     modules = set(sys.modules)

@@ -1,4 +1,4 @@
-"""Looking for a case that breaks a law, telling rounding from logic, and making the case small."""
+"""The search for a counterexample: run cases, tell rounding errors from logic errors, shrink."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.precision import find_coarsest_dtype
 from regard.adapters.rng import Rng
-from regard.laws.budget import BUDGET, Work, measure_work, select_cases
+from regard.laws.budget import BUDGET, RunWork, measure_work, select_cases
 from regard.laws.compare import BEYOND_ROUNDING, FACTOR, HALF_FACTOR, Finding, compare, size_of
 from regard.laws.law import Case, Discard, Law
-from regard.laws.remarks import describe_sizes
+from regard.laws.other_sizes import describe_sizes
 from regard.laws.variants import find_variant, in_native_precision, is_half
 from regard.laws.verdict import Counterexample, Origin, Verdict
 
@@ -52,7 +52,7 @@ class Trial:
         return any(finding.ratio > self.threshold for finding in self.findings)
 
 
-def views(subject: Adapter, case: Case) -> list[Adapter]:
+def find_views(subject: Adapter, case: Case) -> list[Adapter]:
     """The subject in float64, where that can be had, and in its own precision; in half precision for a case of that."""
     variant = find_variant(subject, case)
     if variant is None:
@@ -71,7 +71,7 @@ def examine(
     *,
     fast: bool = False,
     budget: float | None = None,
-    work: Work | None = None,
+    work: RunWork | None = None,
     seconds: float | None = None,
     explicit: bool = False,
     guessed: bool = False,
@@ -81,7 +81,7 @@ def examine(
 
     `budget` is the work that may be spent, that of a fast or full search if None; `work` is that of one run of the
     subject, measured if None. `seconds` ends the search early, and then the law is undecided. `explicit`: the law was
-    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: nobody claims the law, so
+    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: the claim was inferred, so
     a subject that breaks it in every ordinary case, as another kind of attention would, does not claim it.
     """
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def examine(
         raise
     except Exception as refusal:  # the subject refused a call that the law makes before its first case
         verdict.outcome = "undecided" if explicit else "not applicable"
-        verdict.reason = f"it refused every case: {_describe(refusal)}"
+        verdict.reason = f"it refused every case: {_describe_refusal(refusal)}"
         return verdict
     if reason is None and not law.about_repetition:
         reason = is_flaky(subject)
@@ -105,12 +105,12 @@ def examine(
         return verdict
     budget = BUDGET[fast] if budget is None else budget
     work = measure_work(subject) if work is None else work
-    chosen = select_cases(offered, work, budget, law.minimum)
-    search = Search(verdict, law.minimum, len(offered), explicit)
+    chosen = select_cases(offered, work, budget, law.minimum, law.kind_of)
+    search = Search(verdict, law, offered, explicit)
     spared = [case for case in offered if not any(case is one for one in chosen)]
     for number, case in enumerate([*chosen, *spared]):
-        if number >= len(chosen) and verdict.tried >= law.minimum:
-            break  # the others only make up for cases that were refused or discarded
+        if number >= len(chosen) and not search.lacks(case):
+            continue  # the others only make up for cases that were refused or discarded
         if seconds is not None and time.perf_counter() - began >= seconds:
             search.stopped = f"stopped by seconds={seconds:g} after {verdict.tried} of {len(chosen)} cases"
             break
@@ -118,7 +118,7 @@ def examine(
         if tick is not None:
             tick(verdict.cases)
         decision = decide(law, subject, case, seed)
-        search.count(decision)
+        search.count(case, decision)
         if decision.failure is not None:
             if guessed and (refutation := refute_guess(law, subject, offered, seed)) is not None:
                 verdict.outcome = "not applicable"
@@ -147,35 +147,55 @@ class Search:
     """The count of one search, and what follows from it."""
 
     verdict: Verdict
-    minimum: int
-    offered: int
+    law: Law
+    offered: list[Case]
     explicit: bool
     stopped: str = ""
     refusal: str = ""
     discarded: str = ""
-    vacuous: int = 0
+    vacuous: list[Case] = field(default_factory=list)
+    tried_kinds: set[tuple] = field(default_factory=set)
 
-    def count(self, decision: Decision) -> None:
+    def count(self, case: Case, decision: Decision) -> None:
         """Take one more case into account."""
-        if decision.failure is not None:
-            self.verdict.tried += 1
-        elif decision.refusal is not None:
+        if decision.refusal is not None:
             self.verdict.refused += 1
-            self.refusal = self.refusal or _describe(decision.refusal)
+            self.refusal = self.refusal or _describe_refusal(decision.refusal)
         elif decision.discarded:
             self.verdict.discarded += 1
             self.discarded = self.discarded or decision.discarded
         elif decision.vacuous:
-            self.vacuous += 1
+            self.vacuous.append(case)
         else:
             self.verdict.tried += 1
+            self.tried_kinds.add(self.law.kind_of(case))
+
+    def lacks(self, case: Case) -> bool:
+        """Whether a case that the budget does not pay for would still help to reach the minimum."""
+        if self.verdict.tried < self.law.minimum:
+            return True
+        return len(self.tried_kinds) < self.law.minimum and self.law.kind_of(case) not in self.tried_kinds
+
+    def find_shortage(self) -> str | None:
+        """What is missing to the minimum of cases and of kinds of cases, in words; None if enough ran."""
+        vacuous = {id(case) for case in self.vacuous}
+        telling = [case for case in self.offered if id(case) not in vacuous]
+        needed = min(self.law.minimum, len(telling))
+        if self.verdict.tried < needed:
+            return f"only {self.verdict.tried} of the {needed} cases that it takes could be tried"
+        # A subject that refuses a kind may do without it where there are few: half of them are enough then.
+        kinds = len({self.law.kind_of(case) for case in telling})
+        needed = min(self.law.minimum, (kinds + 1) // 2)
+        if len(self.tried_kinds) < needed:
+            named = ", ".join(self.law.kinds)
+            return f"only {len(self.tried_kinds)} of the {needed} kinds of case ({named}) that it takes could be tried"
+        return None
 
     def conclude(self) -> None:
         """Say whether enough was tried for a law in which nothing was found."""
         verdict = self.verdict
         if verdict.outcome != "holds":
             return
-        needed = min(self.minimum, self.offered - self.vacuous)
         reasons = [self.stopped] if self.stopped else []
         if verdict.refused:
             which = "every case" if verdict.refused == verdict.cases else f"{verdict.refused} of {verdict.cases} cases"
@@ -184,19 +204,19 @@ class Search:
             reasons.append(f"{verdict.discarded} of {verdict.cases} cases were discarded: {self.discarded}")
         if self.stopped:
             verdict.outcome = "undecided"
-        elif self.offered == self.vacuous:
+        elif len(self.offered) == len(self.vacuous):
             verdict.outcome = "not applicable"
             reasons = ["none of its cases has anything to compare" if self.offered else "there is no case to look at"]
         elif verdict.tried == 0 and not verdict.discarded and not self.explicit:
             verdict.outcome = "not applicable"
-        elif verdict.tried < needed:
+        elif (shortage := self.find_shortage()) is not None:
             verdict.outcome = "undecided"
             if verdict.tried:
-                reasons.insert(0, f"only {verdict.tried} of the {needed} cases that it takes could be tried")
+                reasons.insert(0, shortage)
         verdict.reason = "; ".join(reasons)
 
 
-def _describe(refusal: Exception) -> str:
+def _describe_refusal(refusal: Exception) -> str:
     """What a subject raised, in one line."""
     return f"{type(refusal).__name__}: {(str(refusal).strip().splitlines() or [''])[0]}"
 
@@ -208,18 +228,18 @@ def decide(law: Law, subject: Adapter, case: Case, seed: int) -> Decision:
     large that no rounding explains it.
     """
     trials: list[Trial] = []
-    for view in views(subject, case):
+    for view in find_views(subject, case):
         if is_half(view):
-            trials.append(run(law, view, case, seed))
+            trials.append(run_case(law, view, case, seed))
             if trials[-1].broken:
-                trials[-1].threshold = _grown_rounding(law, trials[-1], case, seed)
+                trials[-1].threshold = _measure_grown_rounding(law, trials[-1], case, seed)
                 if trials[-1].broken:
                     return Decision(trials[-1])
             continue
         clean = any(trial.findings for trial in trials)  # float64 has looked, and found nothing
-        trial = run(law, view, case, seed, BEYOND_ROUNDING if clean else 1.0)
+        trial = run_case(law, view, case, seed, BEYOND_ROUNDING if clean else 1.0)
         if trial.broken and (coarser := coarsen(law, view, case, seed)) is not None:
-            trial = run(law, coarser, case, seed, trial.threshold)
+            trial = run_case(law, coarser, case, seed, trial.threshold)
         trials.append(trial)
         if trial.broken:
             return Decision(trial)
@@ -230,14 +250,14 @@ def decide(law: Law, subject: Adapter, case: Case, seed: int) -> Decision:
     return Decision(vacuous=not any(trial.findings for trial in trials))
 
 
-def _grown_rounding(law: Law, half: Trial, case: Case, seed: int) -> float:
+def _measure_grown_rounding(law: Law, half: Trial, case: Case, seed: int) -> float:
     """How many bounds of half precision the rounding of the subject's own precision grows to.
 
     Where equal bits are not the subject's habit, each difference grows with the spacing of numbers. A law that the
     wider precision already breaks says nothing about half precision.
     """
     native = in_native_precision(half.view)
-    wide = run(law, native, case, seed)
+    wide = run_case(law, native, case, seed)
     moved = max((finding.moved for finding in wide.findings), default=math.inf)
     bound = min((finding.bound for finding in half.findings if finding.bound > 0), default=math.inf)
     return max(1.0, HALF_GROWTH * moved * half.view.eps / native.eps / bound) if moved else 1.0
@@ -251,7 +271,7 @@ def coarsen(law: Law, view: Adapter, case: Case, seed: int) -> Adapter | None:
     """
     if view.dtype != torch.float64 or view.native == torch.float64 or view.eps > 1e-12:
         return None
-    coarsest = find_coarsest_dtype(lambda: run(law, view, case, seed))
+    coarsest = find_coarsest_dtype(lambda: run_case(law, view, case, seed))
     if coarsest == torch.float64:
         return None
     other = copy.copy(view)
@@ -276,11 +296,11 @@ def refute_guess(law: Law, subject: Adapter, cases: Sequence[Case], seed: int) -
         worst = max(broken, key=lambda each: each.moved)
         apart = worst.moved / (worst.observation.scale or size_of(worst.observation))
         if apart > clearest:
-            shown, clearest = counterexample(decision.failure, case).happened, apart
+            shown, clearest = make_counterexample(decision.failure, case).happened, apart
     return shown
 
 
-def run(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 1.0) -> Trial:
+def run_case(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 1.0) -> Trial:
     """Observe one case in one precision."""
     trial = Trial(view, threshold=threshold)
     factor = FACTOR[torch.float64] if view.eps < 1e-12 else FACTOR[torch.float32]
@@ -314,19 +334,19 @@ def is_flaky(subject: Adapter) -> str | None:
 
 def _record_violation(verdict: Verdict, law: Law, trial: Trial, case: Case, seed: int, shrinks: int = SHRINKS) -> None:
     """Broken, or flaky; with the smallest case that shows it."""
-    again = [run(law, trial.view, case, seed, trial.threshold).broken for _ in range(REPEATS)]
+    again = [run_case(law, trial.view, case, seed, trial.threshold).broken for _ in range(REPEATS)]
     if not all(again):
         verdict.outcome = "flaky"
         verdict.reason = f"the same case broke the law {1 + sum(again)} times out of {1 + REPEATS}"
-        verdict.counterexample = counterexample(trial, case)
+        verdict.counterexample = make_counterexample(trial, case)
         return
     verdict.outcome = "broken"
     threshold = trial.threshold  # shrinking asks for more, so that a small case is a clear one
     case, trial = shrink(law, trial, case, seed, shrinks)
-    verdict.counterexample = counterexample(trial, case)
+    verdict.counterexample = make_counterexample(trial, case)
 
     def breaks(other: Case) -> bool | None:
-        again = run(law, trial.view, other, seed, threshold)
+        again = run_case(law, trial.view, other, seed, threshold)
         silent = again.refusal is not None or again.discarded or not again.findings
         return None if silent and not again.broken else again.broken
 
@@ -346,12 +366,12 @@ def shrink(law: Law, trial: Trial, case: Case, seed: int, shrinks: int = SHRINKS
     improved = True
     while improved and runs < shrinks:
         improved = False
-        for name, candidate in _smaller(law, best, held):
+        for name, candidate in _make_smaller_cases(law, best, held):
             if tuple(candidate.items()) in seen:
                 continue
             seen.add(tuple(candidate.items()))
             runs += 1
-            attempt = run(law, trial.view, candidate, seed, convincing)
+            attempt = run_case(law, trial.view, candidate, seed, convincing)
             if attempt.broken:
                 best, shown, improved = candidate, attempt, True
                 break
@@ -361,7 +381,7 @@ def shrink(law: Law, trial: Trial, case: Case, seed: int, shrinks: int = SHRINKS
     return best, shown
 
 
-def _smaller(law: Law, case: Case, held: Mapping[str, int]) -> Iterator[tuple[str, dict]]:
+def _make_smaller_cases(law: Law, case: Case, held: Mapping[str, int]) -> Iterator[tuple[str, dict]]:
     """Smaller cases, each with the size that it changes: the smallest sizes, then halfway to those that hold."""
     for name, floor in law.smallest.items():
         value = case.get(name)
@@ -378,7 +398,7 @@ def _smaller(law: Law, case: Case, held: Mapping[str, int]) -> Iterator[tuple[st
                     yield name, candidate
 
 
-def counterexample(trial: Trial, case: Case) -> Counterexample:
+def make_counterexample(trial: Trial, case: Case) -> Counterexample:
     finding = trial.worst
     assert finding is not None
     seen = finding.observation

@@ -29,7 +29,9 @@ PROBED = {
 
 def render(report: Report, width: int = WIDTH) -> RenderableType:
     """The table, and below it every violation in full."""
-    title = one_line((report.subject, "bold"), (f"  {report.kind}, seed {report.seed}: {_summary(report)}", "none"))
+    title = one_line(
+        (report.subject, "bold"), (f"  {report.kind}, seed {report.seed}: {_format_summary(report)}", "none")
+    )
     causes = report.causes
     return stack(
         [title, *([one_line((report.declared, "dim"))] if report.declared else [])],
@@ -60,7 +62,9 @@ def verdict_table(report: Report, linked: list[Verdict] | None = None) -> Table:
         link = f"#{verdict.slug}" if linked and verdict in linked else ""
         kind = KINDS[verdict.outcome] if verdict.claimed else ""
         words = Cell(describe(verdict), "faint")
-        rows.append((Cell(_name(verdict), link=link), Cell(answer(verdict), kind), str(verdict.tried or "-"), words))
+        rows.append(
+            (Cell(_format_name(verdict), link=link), Cell(answer(verdict), kind), str(verdict.tried or "-"), words)
+        )
     columns = [Column("law"), Column("verdict"), Column("cases", "right"), Column("", "left", "wrap")]
     return Table(columns, rows)
 
@@ -70,7 +74,7 @@ def unchecked_table(report: Report, unchecked: list[Unchecked]) -> Table:
     rows = []
     for left in unchecked:
         add = (left.flag if report.command else left.argument) or "-"
-        rows.append((Cell(_name(left), "faint"), add, Cell(left.reason, "faint")))
+        rows.append((Cell(_format_name(left), "faint"), add, Cell(left.reason, "faint")))
     return Table([Column("not checked"), Column("add"), Column("", "left", "wrap")], rows)
 
 
@@ -94,11 +98,11 @@ def describe(verdict: Verdict) -> str:
     return " ".join((words or verdict.reason).split())
 
 
-def _name(law: Verdict | Unchecked) -> str:
+def _format_name(law: Verdict | Unchecked) -> str:
     return f"{law.id:<4}{law.slug}"
 
 
-def _summary(report: Report) -> str:
+def _format_summary(report: Report) -> str:
     if not report.probing:
         return report.summary
     return f"{sum(verdict.outcome == 'holds' for verdict in report.verdicts)} of {len(report.verdicts)} laws hold"

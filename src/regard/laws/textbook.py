@@ -42,45 +42,45 @@ class Textbook:
         return scores.softmax(-1) @ value
 
 
-def textbook(subject: OperatorAdapter) -> Textbook | None:
+def find_textbook_formula(subject: OperatorAdapter) -> Textbook | None:
     """The formula that the operator computes on a few tokens, or None if it is none of these."""
     if "_textbook" not in vars(subject):  # found once; every precision computes the same formula
-        vars(subject)["_textbook"] = _found(subject)
+        vars(subject)["_textbook"] = _match_formula(subject)
     return vars(subject)["_textbook"]
 
 
 @torch.no_grad()
-def _found(subject: OperatorAdapter) -> Textbook | None:
+def _match_formula(subject: OperatorAdapter) -> Textbook | None:
     rng = Rng(0, "textbook")
     try:
         small = subject.tensors(rng, 2, 6, 6)
         found = subject.attend(*small)
-    except Exception:  # whoever refuses this has to be met elsewhere
+    except Exception:  # other laws report a subject that refuses this
         return None
     for causal in (False, True):
         for scale in dict.fromkeys((subject.conventions.scale, None)):
             formula = Textbook(causal, scale, None, False)
-            if close(formula(*small), found):
-                return Textbook(causal, scale, _alignment(subject, formula), _masks(subject, rng))
+            if is_close(formula(*small), found):
+                return Textbook(causal, scale, _find_alignment(subject, formula), _obeys_masks(subject, rng))
     return None
 
 
-def _alignment(subject: OperatorAdapter, formula: Textbook) -> str | None:
+def _find_alignment(subject: OperatorAdapter, formula: Textbook) -> str | None:
     if not formula.causal:
         return "end"
     tensors = subject.tensors(Rng(0, "aligned"), 2, 3, 7)
     try:
         found = subject.attend(*tensors)
-    except Exception:  # unequal lengths are not for everyone
+    except Exception:  # it takes equal lengths only
         return None
     for align in ("end", "start"):
-        if close(Textbook(True, formula.scale, align, False)(*tensors), found):
+        if is_close(Textbook(True, formula.scale, align, False)(*tensors), found):
             return align
     return None
 
 
-def _masks(subject: OperatorAdapter, rng: Rng) -> bool:
-    """Whether the operator is deaf to keys that a mask hides, and hears the others."""
+def _obeys_masks(subject: OperatorAdapter, rng: Rng) -> bool:
+    """Whether the output is independent of keys that a mask hides, and depends on the others."""
     if "mask" not in subject.abilities:
         return False
     query, key, value = subject.tensors(rng, 2, 6, 6)
@@ -94,10 +94,10 @@ def _masks(subject: OperatorAdapter, rng: Rng) -> bool:
         one, two, three = (subject.attend(query, key, each, mask) for each in (value, other, seen))
     except Exception:  # a mask of another shape, then
         return False
-    return close(one, two) and not close(one, three)
+    return is_close(one, two) and not is_close(one, three)
 
 
-def close(expected: Tensor, found: Tensor, tolerance: float = 1e-4) -> bool:
+def is_close(expected: Tensor, found: Tensor, tolerance: float = 1e-4) -> bool:
     """Equal but for rounding, roughly: for telling conventions apart, not for judging."""
     if expected.shape != found.shape:
         return False
@@ -105,7 +105,7 @@ def close(expected: Tensor, found: Tensor, tolerance: float = 1e-4) -> bool:
     return bool(((expected - found).abs() <= tolerance * scale).all())
 
 
-def drawn_mask(kind: str, batch: int, heads: int, queries: int, keys: int, rng: Rng) -> Tensor:
+def draw_pair_mask(kind: str, batch: int, heads: int, queries: int, keys: int, rng: Rng) -> Tensor:
     """A mask `(batch, head, query, key)` of a kind, in which every query sees the key at its own place."""
     rows, columns = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     if kind == "banded":

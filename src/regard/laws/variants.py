@@ -100,13 +100,13 @@ def long_lengths(subject: Adapter, fast: bool, *wanted: int) -> list[int]:
         return []
     step = subject.step_of_lengths
     lengths = [-(-tokens // step) * step for tokens in wanted]
-    if subject.longest is not None:
-        fitting = [tokens for tokens in lengths if tokens <= subject.longest]
-        lengths = fitting or ([subject.longest] if subject.longest > 256 else [])
-    return [tokens for tokens in lengths if _multiplications(subject, tokens) <= AFFORDABLE[fast]]
+    if subject.max_length is not None:
+        fitting = [tokens for tokens in lengths if tokens <= subject.max_length]
+        lengths = fitting or ([subject.max_length] if subject.max_length > 256 else [])
+    return [tokens for tokens in lengths if _estimate_multiplications(subject, tokens) <= AFFORDABLE[fast]]
 
 
-def _multiplications(subject: Adapter, tokens: int) -> float:
+def _estimate_multiplications(subject: Adapter, tokens: int) -> float:
     """About how many multiplications one row of this length takes."""
     target = subject.target
     numbers = sum(each.numel() for each in target.parameters()) if isinstance(target, nn.Module) else 0

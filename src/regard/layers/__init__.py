@@ -1,7 +1,7 @@
 """Layers: multi-head attention, positions, feed-forward, blocks, patches, windows, channels and caches."""
 
-from regard.layers.block import Block
-from regard.layers.cache import CrossCache, KVCache, Memory, StateCache
+from regard.layers.block import TransformerBlock
+from regard.layers.cache import CrossCache, KVCache, ModelCache, StateCache
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
 from regard.layers.grid import GridAttention
@@ -12,14 +12,14 @@ from regard.layers.multihead import MultiHeadAttention
 from regard.layers.patches import PatchEmbedding
 from regard.layers.positions import GridPositions, LearnedPositions, SinusoidalPositions
 from regard.layers.profiles import HeadProfile, head_profile, head_profiles
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
 from regard.layers.rotary import Rotary, Rotation
 from regard.layers.spatial import SpatialAttention
 from regard.layers.tables import TableAttention
 from regard.layers.windows import WindowAttention
 
 __all__ = [
-    "Block",
+    "AttentionSizes",
     "ChannelAttention",
     "CrossCache",
     "FeedForward",
@@ -31,16 +31,16 @@ __all__ = [
     "Lattice",
     "LearnedPositions",
     "Linear",
-    "Memory",
+    "ModelCache",
     "MultiHeadAttention",
     "PatchEmbedding",
     "Rotary",
     "Rotation",
     "SinusoidalPositions",
-    "Sizes",
     "SpatialAttention",
     "StateCache",
     "TableAttention",
+    "TransformerBlock",
     "WindowAttention",
     "head_profile",
     "head_profiles",

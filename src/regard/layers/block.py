@@ -1,4 +1,4 @@
-"""One block of a transformer: attention, perhaps attention to another text, and a feed-forward part."""
+"""One block of a transformer: self-attention, optional cross-attention, and a feed-forward layer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ from regard.layers.rotary import Rotation
 from regard.patterns import Pattern
 
 
-class Block(nn.Module):
-    """Each part is added to what came in, normalised before or after.
+class TransformerBlock(nn.Module):
+    """A transformer block: residual connections around each part, with a norm before or after it.
 
         pre    x = x + part(norm(x))
         post   x = norm(x + part(x))
 
-    part: self-attention; attention to the context, if there is one; feed-forward.
+    part: self-attention; cross-attention to a context, if there is one; feed-forward.
 
     Sources: Vaswani et al. (2017), section 3.1, normalise after; Xiong et al., On Layer Normalization in the
     Transformer Architecture (2020), before.
 
-        >>> from regard.layers import Block, FeedForward, MultiHeadAttention
-        >>> block = Block(MultiHeadAttention(12, 3), FeedForward(12, 24))
+        >>> from regard.layers import TransformerBlock, FeedForward, MultiHeadAttention
+        >>> block = TransformerBlock(MultiHeadAttention(12, 3), FeedForward(12, 24))
         >>> block(torch.randn(2, 5, 12)).shape
         torch.Size([2, 5, 12])
+
+    Args:
+        attention: the self-attention.
+        feed_forward: the feed-forward layer.
+        cross: attention to a context, for a decoder.
+        norm, eps: class of the norms, and their epsilon.
+        order: `"pre"` normalises before each part, `"post"` after it.
+        dropout: on the output of each part, while training.
+        shortcut: `"project"` puts a matrix on the residual connection where attention changes the number of channels.
     """
 
     def __init__(
@@ -56,17 +65,17 @@ class Block(nn.Module):
             )
         if shortcut not in ("same", "project"):
             raise ConfigError(
-                "There are two ways past a part.",
+                "The shortcut is unknown.",
                 asked=f"shortcut={shortcut!r}",
-                because="what came in is added as it is, or multiplied by a matrix where the sizes differ",
+                because="a residual connection adds its input as it is, or times a matrix where the sizes differ",
                 instead='shortcut="same" or shortcut="project"',
             )
         if sizes.output != sizes.input and shortcut != "project":
             raise ConfigError(
-                "What a block adds must be as large as what came in.",
+                "The attention changes the number of channels.",
                 asked=f"an attention from {sizes.input} to {sizes.output} channels",
                 because=f"x + attention(x) is not defined for {sizes.input} and {sizes.output} channels",
-                instead=f'an output of {sizes.input} channels, or shortcut="project" for a matrix on the way past it',
+                instead=f'an output of {sizes.input} channels, or shortcut="project" for a projection',
             )
         _check_parts(sizes.output, cross, feed_forward)
         self.order: Literal["pre", "post"] = order
@@ -92,17 +101,18 @@ class Block(nn.Module):
         cross_cache: CrossCache | None = None,
     ) -> Tensor:
         before = self.order == "pre"
-        asked = self.attention_norm(x) if before else x
-        made = self.attention(asked, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
-        past = x if self.shortcut is None else self.shortcut(x)
-        x = past + (self.dropout(made) if self.training else made)
+        made = self.attention(
+            self.attention_norm(x) if before else x, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation
+        )
+        residual = x if self.shortcut is None else self.shortcut(x)
+        x = residual + (self.dropout(made) if self.training else made)
         x = x if before else self.attention_norm(x)
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
                 raise InputError(
-                    "This block reads a second text.",
-                    asked="a block with attention to a context, without one",
-                    because="without a context it would look at its own tokens, future ones included",
+                    "This block needs a context.",
+                    asked="a block with cross-attention, without a context",
+                    because="without one it would attend to its own tokens, future ones included",
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
             made = self.cross(self.cross_norm(x) if before else x, context, pattern=context_pattern, cache=cross_cache)
@@ -117,10 +127,10 @@ class Block(nn.Module):
 
 
 def _check_parts(channels: int, cross: MultiHeadAttention | None, feed_forward: nn.Module) -> None:
-    """Every later part reads and writes the channels that leave the first."""
+    """Refuse parts whose channels differ from the output of the self-attention."""
     found = []
     if cross is not None:
-        found.append(("the attention to the context", cross.sizes.input, cross.sizes.output))
+        found.append(("the cross-attention", cross.sizes.input, cross.sizes.output))
     if isinstance(feed_forward, FeedForward):
         found.append(("the feed-forward part", feed_forward.inner.in_features, feed_forward.outer.out_features))
     for name, read, written in found:
@@ -128,14 +138,14 @@ def _check_parts(channels: int, cross: MultiHeadAttention | None, feed_forward: 
             raise ConfigError(
                 "The parts of a block do not fit together.",
                 asked=f"{name} from {read} to {written} channels",
-                found=f"{channels} channels that leave the attention",
-                because="each part is added to what the one before it made",
+                found=f"{channels} channels after the attention",
+                because="each part is added to the output of the one before it",
                 instead=f"{name} from {channels} to {channels} channels",
             )
 
 
-class Stack(nn.ModuleList):
-    """Stack, one after the other."""
+class BlockList(nn.ModuleList):
+    """Blocks that run one after the other."""
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[TransformerBlock]:
         return super().__iter__()  # type: ignore[return-value]

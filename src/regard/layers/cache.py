@@ -1,4 +1,4 @@
-"""What decoders remember: keys and values of the past, of a window of it, of another text, or only their sums."""
+"""Caches of decoders: keys and values of all tokens or of a window, of a context, or the sums of linear attention."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ class KVCache:
     Rows end together: the last token of every row lies in the last column, which is where the next query sits. A row
     with fewer tokens than others begins later; `padding` hides what lies before it.
 
-    `capacity` is the largest number of tokens; without one the storage doubles when it is full. With `window`, only
-    the last `window` tokens before the newest are kept, which is all that a pattern of that reach can see: memory
-    then depends on the window and not on the text. The first tokens may be padded on the left (`lengths`).
+    The first tokens may be padded on the left (`lengths`).
+
+    Args:
+        capacity: largest number of tokens; if `None` the storage doubles when it is full.
+        window: keep only this many tokens before the newest, which is all that a pattern of this reach sees; the
+            storage then depends on the window and not on the length of the sequence.
 
         >>> from regard.layers import KVCache
         >>> cache = KVCache(capacity=8)
@@ -70,7 +73,7 @@ class KVCache:
         return cls(capacity, window=window)
 
     def check_fits(self, attention: Attention) -> None:
-        """Refuse an attention that sees what this cache does not keep, or that has no past."""
+        """Refuse an attention whose keys this cache does not keep, or that cannot be cached."""
         if attention is not self._checked:
             check_window(attention, self.window, self)
             self._checked = attention
@@ -86,7 +89,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Memory of the storage."""
+        """ModelCache of the storage."""
         return 0 if self._storage is None else sum(tensor.nbytes for tensor in self._storage)
 
     @property
@@ -98,7 +101,7 @@ class KVCache:
 
     @property
     def padding(self) -> Padding | None:
-        """What hides the columns before each row's first token; `None` when all rows are full."""
+        """The pattern that hides the columns before each row's first token; `None` when all rows are full."""
         return None if (real := self.real) is None else _make_padding(real)
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
@@ -110,24 +113,24 @@ class KVCache:
         return torch.tensor(self.lengths)[:, None] + torch.arange(count)
 
     def append(self, key: Tensor, value: Tensor, lengths: Lengths | None = None) -> tuple[Tensor, Tensor]:
-        """Remember the next tokens; returns every key and value that their queries can see.
+        """Store the next tokens; returns every key and value that their queries attend to.
 
         `lengths` says how many of the first tokens of each row are real, counted from the right.
         """
-        self._check(key, value, lengths)
+        self._check_append(key, value, lengths)
         count = key.shape[-2]
         if lengths is not None:
-            self.lengths = _list_lengths(lengths)
+            self.lengths = _to_length_list(lengths)
             self._real = list(self.lengths)
         elif self.lengths is not None and self._real is not None:
             self.lengths = [length + count for length in self.lengths]
             self._real = [real + count for real in self._real]
         self.length = self.length + count if self.lengths is None else max(self.lengths)
         if self.window is not None:
-            seen = self._roll(key, value)
+            seen = self._append_window(key, value)
         else:
             self._reserve(key, value, self._held + count)
-            seen = self._write(key, value)
+            seen = self._write_columns(key, value)
         self._seen = seen[0].shape[-2]
         return seen
 
@@ -135,8 +138,8 @@ class KVCache:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
         if self._storage is None:
             return
-        rows = _list_rows(index)
-        _check_rows(rows, len(self._storage[0]))
+        rows = _to_row_list(index)
+        _check_row_numbers(rows, len(self._storage[0]))
         same = len(rows) == self.batch
         new = []
         for stored in self._storage:
@@ -152,7 +155,7 @@ class KVCache:
             self.length = max(self.lengths)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """Forget all but the first tokens: as many for every row, or a number for each."""
+        """Keep only the first tokens: as many for every row, or a number for each."""
         if self._storage is None:
             return
         batch = len(self._storage[0])
@@ -164,7 +167,7 @@ class KVCache:
             if lengths > self.length:
                 wanted = [lengths] * batch
         else:
-            wanted = _list_lengths(lengths)
+            wanted = _to_length_list(lengths)
         self._check_crop(wanted, totals, reals)
         kept = [real - (total - keep) for keep, total, real in zip(wanted, totals, reals, strict=True)]
         held = max(kept)
@@ -185,28 +188,30 @@ class KVCache:
 
     # Storage
 
-    def _allocated(self) -> int:
+    def _count_columns(self) -> int:
         return 0 if self._storage is None else self._storage[0].shape[-2]
 
     def _reserve(self, key: Tensor, value: Tensor, wanted: int) -> None:
-        if self._storage is not None and wanted <= self._allocated():
+        if self._storage is not None and wanted <= self._count_columns():
             return
         if self.capacity is not None and self.window is None:
-            room = self.capacity
+            columns = self.capacity
         else:
-            room = max(wanted, 2 * self._allocated(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1)
+            columns = max(
+                wanted, 2 * self._count_columns(), FIRST_CAPACITY if self.window is None else 2 * self.window + 1
+            )
         made = []
         for index, tensor in enumerate((key, value)):
             with torch.inference_mode(False):  # what is stored may be continued in another mode
                 stored = torch.empty(
-                    *tensor.shape[:-2], room, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
+                    *tensor.shape[:-2], columns, tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
                 )
             if self._storage is not None:
                 stored[:, :, : self._held] = self._storage[index][:, :, : self._held]
             made.append(stored)
         self._storage = made[0], made[1]
 
-    def _write(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _write_columns(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         assert self._storage is not None
         keys, values = self._storage
         start, count = self._held, key.shape[-2]
@@ -215,7 +220,7 @@ class KVCache:
         values.narrow(2, start, count).copy_(value)
         return keys.narrow(2, 0, stop), values.narrow(2, 0, stop)
 
-    def _roll(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _append_window(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append, dropping what no later query can see; a long chunk passes through without being stored whole."""
         assert self.window is not None
         count, window = key.shape[-2], self.window
@@ -228,20 +233,20 @@ class KVCache:
             self._held = 0
             self._reserve(key, value, window + 1)
             last = slice(count - window - 1, None)
-            self._write(key[:, :, last], value[:, :, last])
+            self._write_columns(key[:, :, last], value[:, :, last])
             return seen[0], seen[1]
-        if self._storage is not None and self._held + count > self._allocated():
+        if self._storage is not None and self._held + count > self._count_columns():
             for stored in self._storage:  # the window moves to the front, once in `window` tokens
                 stored[:, :, :past] = stored[:, :, self._held - past : self._held].clone()
             self._held = past
         self._reserve(key, value, self._held + count)
-        seen = self._write(key, value)
+        seen = self._write_columns(key, value)
         first = max(self._held - count - window, 0)  # the oldest of these queries sees no further
         return seen[0][:, :, first:], seen[1][:, :, first:]
 
     # Checks
 
-    def _check(self, key: Tensor, value: Tensor, lengths: Lengths | None) -> None:
+    def _check_append(self, key: Tensor, value: Tensor, lengths: Lengths | None) -> None:
         because = instead = ""
         if key.ndim != 4 or key.shape[:3] != value.shape[:3]:
             because, instead = "a token brings one key and one value for each head", "(batch, kv_head, token, dim)"
@@ -251,10 +256,10 @@ class KVCache:
         elif lengths is not None and self._held:
             because = "only the first tokens may be padded; later ones would leave holes between tokens"
             instead = "lengths with the first append, and then the same number of tokens for all rows"
-        elif lengths is not None and not _lengths_fit(_list_lengths(lengths), len(key), key.shape[2]):
+        elif lengths is not None and not _lengths_fit(_to_length_list(lengths), len(key), key.shape[2]):
             because = f"there are {len(key)} rows of {key.shape[2]} tokens"
             instead = "one length for each row, at most the number of tokens"
-        elif self._storage is not None and _differs(self._storage, key, value):
+        elif self._storage is not None and _has_other_shape(self._storage, key, value):
             stored = self._storage[0]
             because = f"it holds keys {tuple(stored.shape)} of {stored.dtype}"
             instead = "the same rows, heads, sizes and dtype at each step; a new cache for another batch"
@@ -265,7 +270,7 @@ class KVCache:
             raise CacheError(
                 "These tokens cannot be appended to the cache.",
                 asked=f"key {tuple(key.shape)}  value {tuple(value.shape)}"
-                + ("" if lengths is None else f"  lengths {_list_lengths(lengths)}"),
+                + ("" if lengths is None else f"  lengths {_to_length_list(lengths)}"),
                 because=because,
                 instead=instead,
             )
@@ -275,7 +280,7 @@ class KVCache:
         if len(wanted) != len(totals):
             because = f"the cache has {len(totals)} rows"
         elif any(keep < 0 or keep > total for keep, total in zip(wanted, totals, strict=True)):
-            because = f"its rows have {sorted(set(totals))} tokens, and cropping only forgets"
+            because = f"its rows have {sorted(set(totals))} tokens, and cropping adds none"
         elif self.window is not None:
             for keep, total, real in zip(wanted, totals, reals, strict=True):
                 first = total - real  # the oldest token that is still here
@@ -283,15 +288,15 @@ class KVCache:
                     because = f"the window has dropped tokens before {first}, which the next query would have to see"
         if because:
             raise CacheError(
-                "The cache cannot be cropped so.",
+                "The cache cannot be cropped to these lengths.",
                 asked=f"crop({wanted[0] if len(set(wanted)) == 1 else wanted})",
                 because=because,
-                instead="lengths between nothing and what is there; a cache without a window forgets nothing early",
+                instead="lengths between nothing and what is there; a cache without a window keeps all tokens",
             )
 
 
 class CrossCache:
-    """Keys and values of the other text, projected once for all steps of a decoder."""
+    """Keys and values of the context of cross-attention, projected once for all decode steps."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
@@ -303,12 +308,12 @@ class CrossCache:
 
     def reorder(self, index: Tensor) -> None:
         if self.key is not None and self.value is not None:
-            _check_rows(_list_rows(index), len(self.key))
+            _check_row_numbers(_to_row_list(index), len(self.key))
             self.source = None
             self.key, self.value = self.key.index_select(0, index), self.value.index_select(0, index)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """The other text does not get shorter."""
+        """The context stays as it is."""
 
 
 class StateCache:
@@ -326,8 +331,8 @@ class StateCache:
     positions = KVCache.positions
 
     def check_fits(self, attention: Attention) -> None:
-        """Refuse an attention whose past does not fit into a sum."""
-        if not _fits_in_sum(attention):
+        """Refuse an attention that is not causal linear attention."""
+        if not _is_causal_linear(attention):
             raise CacheError(
                 "Only causal linear attention fits into a sum.",
                 asked=f"a StateCache for {attention}",
@@ -348,27 +353,27 @@ class StateCache:
         count, feature_map, scale = key.shape[-2], attention.feature_map, attention.scale
         assert feature_map is not None
         if lengths is not None and (
-            self.state is not None or not _lengths_fit(_list_lengths(lengths), len(key), count)
+            self.state is not None or not _lengths_fit(_to_length_list(lengths), len(key), count)
         ):
             raise CacheError(
                 "Only the first tokens may be padded.",
-                asked=f"lengths {_list_lengths(lengths)} of {len(key)} rows of {count} tokens, after {self.length}",
+                asked=f"lengths {_to_length_list(lengths)} of {len(key)} rows of {count} tokens, after {self.length}",
                 because="later padding would leave holes between tokens"
                 if self.state is not None
                 else "every row has a length, and that is at most the number of tokens",
                 instead="lengths with the first tokens only, one for each row",
             )
-        if lengths is not None and min(_list_lengths(lengths)) < count:
+        if lengths is not None and min(_to_length_list(lengths)) < count:
             output = query.new_zeros(*query.shape[:-1], value.shape[-1])
             states = []
             for row, length in enumerate(
-                _list_lengths(lengths)
+                _to_length_list(lengths)
             ):  # each row by itself: a sum has no place to hide padding
                 real = slice(row, row + 1), slice(None), slice(count - length, None)
                 output[real], state = step(query[real], key[real], value[real], feature_map=feature_map, scale=scale)
                 states.append(state)
             self.state = LinearState(torch.cat([s.sums for s in states]), torch.cat([s.norm for s in states]))
-            self.lengths = _list_lengths(lengths)
+            self.lengths = _to_length_list(lengths)
         else:
             output, self.state = step(query, key, value, self.state, feature_map=feature_map, scale=scale)
             self.lengths = None if self.lengths is None else [length + count for length in self.lengths]
@@ -379,7 +384,7 @@ class StateCache:
         if self.state is None:
             return
         rows = index.tolist()
-        _check_rows(rows, len(self.state.norm))
+        _check_row_numbers(rows, len(self.state.norm))
         self.state = self.state.reorder(index)
         if self.lengths is not None:
             self.lengths = [self.lengths[row] for row in rows]
@@ -395,56 +400,62 @@ class StateCache:
             )
 
 
-class Memory:
-    """The caches of all layers of a model, which grow, turn and shrink together."""
+class ModelCache:
+    """The caches of all layers of a model, which grow, are reordered and cropped together.
 
-    def __init__(self, caches: Sequence[KVCache | StateCache], crosses: Sequence[CrossCache] = ()) -> None:
-        self.caches, self.crosses = list(caches), list(crosses)
-        self.context_pattern: Padding | None = None  # what the other text's padding hides, in an encoder-decoder
+    Args:
+        layers: a cache for each layer's self-attention.
+        cross_layers: a cache for each layer's cross-attention, in an encoder-decoder.
+    """
+
+    def __init__(self, layers: Sequence[KVCache | StateCache], cross_layers: Sequence[CrossCache] = ()) -> None:
+        self.layers, self.cross_layers = list(layers), list(cross_layers)
+        self.encoder_padding: Padding | None = None  # hides the padding of the source in an encoder-decoder
 
     @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return self.caches[0].length if self.caches else 0
+        return self.layers[0].length if self.layers else 0
 
     @property
     def lengths(self) -> list[int] | None:
         """Tokens of each row, where they differ."""
-        return self.caches[0].lengths if self.caches else None
+        return self.layers[0].lengths if self.layers else None
 
     def positions(self, count: int, lengths: Lengths | None = None) -> Tensor:
-        return self.caches[0].positions(count, lengths) if self.caches else torch.arange(count)
+        """Positions of the next tokens: `(token,)`, or `(batch, token)` where rows differ."""
+        return (self.layers[0] if self.layers else KVCache()).positions(count, lengths)
 
     def reorder(self, index: Tensor) -> None:
         """Continue other rows: row `b` becomes what row `index[b]` was."""
-        for cache in (*self.caches, *self.crosses):
+        for cache in (*self.layers, *self.cross_layers):
             cache.reorder(index)
-        if self.context_pattern is not None:
-            counts = self.context_pattern.counts
-            self.context_pattern = Padding([counts[row] for row in index.tolist()], self.context_pattern.side)
+        if self.encoder_padding is not None:
+            counts = self.encoder_padding.counts
+            self.encoder_padding = Padding([counts[row] for row in index.tolist()], self.encoder_padding.side)
 
     def crop(self, lengths: int | Lengths) -> None:
-        """Forget all but the first tokens of each row."""
-        for cache in self.caches:
+        """Keep only the first tokens of each row."""
+        for cache in self.layers:
             cache.crop(lengths)
 
 
 def make_cache(attention: Attention, capacity: int | None = None) -> KVCache | StateCache:
     """The smallest cache that fits an attention: sums for causal linear attention, else keys and values."""
-    return StateCache() if _fits_in_sum(attention) else KVCache.for_attention(attention, capacity)
+    return StateCache() if _is_causal_linear(attention) else KVCache.for_attention(attention, capacity)
 
 
-def _fits_in_sum(attention: Attention) -> bool:
+def _is_causal_linear(attention: Attention) -> bool:
     return attention.feature_map is not None and attention.pattern is not None and attention.pattern.is_causal
 
 
 def padded_positions(count: int, lengths: Lengths) -> Tensor:
     """Each token's position in its own text, `(batch, token)`, for rows padded on the left; padding counts as first."""
-    first = torch.tensor([length - count for length in _list_lengths(lengths)], dtype=torch.long)[:, None]
+    first = torch.tensor([length - count for length in _to_length_list(lengths)], dtype=torch.long)[:, None]
     return (first + torch.arange(count)).clamp(min=0)
 
 
-def _list_rows(index: Tensor) -> list[int]:
+def _to_row_list(index: Tensor) -> list[int]:
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
         raise CacheError(
             "Rows are named by whole numbers.",
@@ -455,11 +466,11 @@ def _list_rows(index: Tensor) -> list[int]:
     return index.tolist()
 
 
-def _list_lengths(lengths: Lengths) -> list[int]:
+def _to_length_list(lengths: Lengths) -> list[int]:
     return lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
 
 
-def _check_rows(rows: list[int], batch: int) -> None:
+def _check_row_numbers(rows: list[int], batch: int) -> None:
     if not rows or min(rows) < 0 or max(rows) >= batch:
         raise CacheError(
             "There are no such rows.",
@@ -474,7 +485,7 @@ def _lengths_fit(lengths: list[int], rows: int, tokens: int) -> bool:
     return len(lengths) == rows and all(0 <= length <= tokens for length in lengths)
 
 
-def _differs(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
+def _has_other_shape(storage: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> bool:
     return any(
         (*stored.shape[:2], stored.shape[3], stored.dtype) != (*new.shape[:2], new.shape[3], new.dtype)
         for stored, new in zip(storage, (key, value), strict=True)

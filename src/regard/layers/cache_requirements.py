@@ -13,7 +13,7 @@ from regard.errors import CacheError
 def find_window(attention: Attention) -> int | None:
     """How many tokens before the newest a cache has to keep; `None` for all of them.
 
-    Dropping old tokens also needs a pattern and a bias that look at distances only.
+    Dropping old tokens also needs a pattern and a bias that depend on distances only.
     """
     check_has_past(attention)
     pattern = attention.pattern
@@ -22,9 +22,9 @@ def find_window(attention: Attention) -> int | None:
 
 
 def check_has_past(attention: Attention) -> None:
-    if attention.pattern is None or not attention.pattern.has_past:
+    if attention.pattern is None or not attention.pattern.supports_kv_cache:
         raise CacheError(
-            "This attention has no past to keep.",
+            "This attention cannot be cached.",
             asked=f"a cache for pattern {attention.pattern!r}",
             because="old queries would have to see new keys, or other ones than before",
             instead="Causal() & ..., or IncrementalAttention, which also updates old outputs",
@@ -34,7 +34,7 @@ def check_has_past(attention: Attention) -> None:
 def check_window(attention: Attention, window: int | None, cache: object) -> None:
     """Refuse a cache with which decoding would not give the outputs of the whole sequence."""
     pattern = attention.pattern
-    if pattern is None or not pattern.has_past:
+    if pattern is None or not pattern.supports_kv_cache:
         because = "old queries would have to see new keys, or other ones than before"
     elif window is None:
         return
@@ -60,7 +60,7 @@ def check_padded_rows(attention: Attention) -> None:
     if fits_padded_rows(attention):
         return
     raise CacheError(
-        "Rows of unequal length need an attention that only looks at distances.",
+        "Rows of unequal length need an attention that depends on distances only.",
         asked=f"padding on the left with pattern {pattern!r} and bias {attention.bias!r}",
         because="a padded row begins at another position, and the pattern or the bias counts from the first one",
         instead="rows of equal length, or patterns made of Causal, Window and Strided",
@@ -70,7 +70,7 @@ def check_padded_rows(attention: Attention) -> None:
 def fits_padded_rows(attention: Attention) -> bool:
     """Whether rows may begin at any position: in a packed row, or in one that is padded on the left."""
     pattern = attention.pattern
-    return (pattern is None or pattern._fits_padded_rows) and is_shift_invariant(attention.bias)
+    return (pattern is None or pattern._supports_left_padding) and is_shift_invariant(attention.bias)
 
 
 def is_shift_invariant(bias: Bias | Tensor | None) -> bool:

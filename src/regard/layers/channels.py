@@ -1,4 +1,4 @@
-"""Attention between channels: every channel looks at the other channels of its group, over all tokens at once."""
+"""Channel attention: each channel attends to the channels of its group, by inner products over all tokens."""
 
 from __future__ import annotations
 
@@ -39,13 +39,19 @@ class ChannelAttention(nn.Module):
 
         >>> ChannelAttention(8, groups=2)(torch.randn(2, 3, 5, 8)).shape
         torch.Size([2, 3, 5, 8])
+
+    Args:
+        dim: channels of the tokens.
+        groups: groups of channels that attend to each other.
+        scale: `"dim"` or `"tokens"`, see above.
+        bias: whether the projections of query, key and value have a bias.
     """
 
     def __init__(self, dim: int, groups: int, scale: Literal["dim", "tokens"] = "dim", *, bias: bool = True) -> None:
         super().__init__()
         if groups < 1 or dim % groups or scale not in ("dim", "tokens"):
             raise ConfigError(
-                "This channel attention cannot be.",
+                "This channel attention cannot be built.",
                 asked=f"ChannelAttention(dim={dim}, groups={groups}, scale={scale!r})",
                 because=f"{dim} channels are cut into equal groups, and scores are scaled by channels or by tokens",
                 instead='a number of groups that divides dim, and scale="dim" or scale="tokens"',
@@ -66,21 +72,21 @@ class ChannelAttention(nn.Module):
         tokens = x.flatten(1, -2)
         parts = self.qkv(tokens).unflatten(-1, (3, self.groups, -1))
         size = self.dim // self.groups if self.scale == "dim" else max(tokens.shape[1], 1)
-        mix = _one_by_one if self.groups <= FEW_GROUPS else _together
+        mix = _mix_by_group if self.groups <= FEW_GROUPS else _mix_batched
         return self.proj(mix(parts, size**-0.5)).reshape(x.shape)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, groups={self.groups}, scale={self.scale!r}"
 
 
-def _together(parts: Tensor, beta: float) -> Tensor:
+def _mix_batched(parts: Tensor, beta: float) -> Tensor:
     """All groups of all images in one batch of products; `parts` is `(batch, token, 3, group, channel)`."""
     query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # batch, group, token, channel
     weight = ((query * beta).transpose(-1, -2) @ key).softmax(-1)
     return (value @ weight.transpose(-1, -2)).transpose(1, 2).flatten(2)
 
 
-def _one_by_one(parts: Tensor, beta: float) -> Tensor:
+def _mix_by_group(parts: Tensor, beta: float) -> Tensor:
     """The same, group after group: each is a strided matrix that a product reads without a copy."""
     groups = parts.shape[3]
     query = (parts[:, :, 0] * beta).unbind(2)  # (batch, token, channel) each

@@ -1,4 +1,4 @@
-"""The part of a block that looks at one token at a time."""
+"""The position-wise feed-forward layer, and the norms of a block."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ class FeedForward(nn.Module):
         >>> from regard.layers import FeedForward
         >>> FeedForward(4, 16)(torch.randn(2, 3, 4)).shape
         torch.Size([2, 3, 4])
+
+    Args:
+        dim: channels of the tokens.
+        hidden_dim: channels between the two layers.
+        activation: one of the names above.
+        bias: whether the linear layers have a bias.
+        dropout: on the hidden channels, while training.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ EDGES = ("zeros", "replicate", "circular", "reflect")
 
 @dataclass(frozen=True)
 class Lattice:
-    """The pixels from which queries look, and what they see beyond the edges.
+    """The pixels of the queries, and what lies beyond the edges of the image.
 
         query o stands at pixel  stride o,    o = 0, 1, ..., queries - 1
         queries = floor((size - trim - 1) / stride) + 1
@@ -55,10 +55,10 @@ class Lattice:
             )
 
     def strides(self, axes: int) -> tuple[int, ...]:
-        return _each(self.stride, axes)
+        return _repeat_per_axis(self.stride, axes)
 
     def trims(self, axes: int) -> tuple[int, ...]:
-        return _each(self.trim, axes)
+        return _repeat_per_axis(self.trim, axes)
 
     def check_axes(self, axes: int) -> None:
         """Refuse heads that step along another number of axes."""
@@ -71,7 +71,7 @@ class Lattice:
         counts = tuple((pixels - trim - 1) // stride + 1 for pixels, stride, trim in geometry)
         if min(counts) < 1 or min(size) < 1:
             raise InputError(
-                "The image is smaller than what a query looks at.",
+                "The image is smaller than the reach of a query.",
                 asked=f"an image of {' x '.join(map(str, size))}",
                 found=f"a lattice that takes {' x '.join(map(str, self.trims(len(size))))} pixels away",
                 because="no query would be left",
@@ -97,8 +97,8 @@ class Lattice:
             max(0, max(along) + length - pixels)
             for along, length, pixels in zip(zip(*steps, strict=True), lengths, size, strict=True)
         ]
-        whole = self._widened(image, before, after)
-        views = [whole[(..., *_window(step, before, lengths, strides))] for step in steps]
+        whole = self._pad_edges(image, before, after)
+        views = [whole[(..., *_make_slices(step, before, lengths, strides))] for step in steps]
         return torch.stack(views, dim=2) if len(views) > 1 else views[0].unsqueeze(2)
 
     def pixel(self, place: Tensor, size: int) -> Tensor:
@@ -114,17 +114,17 @@ class Lattice:
         return mirrored.where(mirrored < size, 2 * (size - 1) - mirrored)
 
     def places(self, size: Sequence[int], axis: int, device: torch.device | None = None) -> Tensor:
-        """The pixels of an axis from which queries look, `(query,)`."""
+        """The pixels of the queries along an axis, `(query,)`."""
         return torch.arange(self.queries(size)[axis], device=device) * self.strides(len(size))[axis]
 
     def soft_weights(self, centre: Tensor, alpha: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """How heads share their look between the pixels of an axis, and the logarithm of the sum they share.
+        """Attention weights over the pixels of an axis, and the log-sum-exp of their scores.
 
             weight[h, q, k] = exp(-alpha[h] |k - centre[h, q]|^2) / total[h, q]
 
-        `centre (head, query)` is where a query looks. On a circle distances are the shorter ones; before a mirror every
-        pixel is met at up to three places, and its weights are added. Weights `(head, query, key)`, totals
-        `(head, query)`.
+        `centre (head, query)` is the centre of a query's attention. With circular edges distances are the shorter ones;
+        with reflected edges a pixel occurs up to three times, and its weights are added. Weights `(head, query, key)`,
+        totals `(head, query)`.
         """
         places = torch.arange(size, device=centre.device)
         if self.edges == "reflect":
@@ -139,8 +139,8 @@ class Lattice:
             weights = folded.index_add(-1, self.pixel(places, size), weights)
         return weights, totals
 
-    def _widened(self, image: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-        """The image with what lies beyond its edges, as far as it is looked at."""
+    def _pad_edges(self, image: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+        """The image with what lies beyond its edges, as far as it is read."""
         if not any(before) and not any(after):
             return image
         if self.edges == "zeros":
@@ -157,15 +157,15 @@ class Lattice:
     def check_mirror(self, beyond: int, size: int) -> None:
         if self.edges == "reflect" and beyond >= size:
             raise InputError(
-                "The mirror is not as deep as the look.",
-                asked=f"a look {beyond} pixels beyond the edge",
+                "The offset is larger than the reflected image.",
+                asked=f"an offset {beyond} pixels beyond the edge",
                 found=f"an axis of {size} pixels",
                 because=f"a mirror that does not repeat the edge shows {size - 1} pixels",
                 instead="a larger image, or edges that replicate",
             )
 
 
-def _each(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+def _repeat_per_axis(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,) * axes
     if len(given) != axes:
@@ -178,7 +178,7 @@ def _each(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     return cast("tuple[int, ...]", tuple(given))
 
 
-def _window(
+def _make_slices(
     step: Sequence[int], before: Sequence[int], lengths: Sequence[int], strides: Sequence[int]
 ) -> tuple[slice, ...]:
     firsts = [delta + pad for delta, pad in zip(step, before, strict=True)]

@@ -15,7 +15,7 @@ from regard.attention import Attention
 from regard.calculus import sinusoidal, sinusoidal_rotation
 from regard.errors import CalculusError, ConfigError, InputError
 from regard.layers.multihead import MultiHeadAttention
-from regard.layers.projections import Sizes
+from regard.layers.projections import AttentionSizes
 from regard.patterns import Window
 
 # The temperature
@@ -80,7 +80,7 @@ def identity_attention(dim: int, scale: float = math.inf) -> MultiHeadAttention:
         [[3.0, 1.0], [3.0, 1.0]]
     """
     layer = MultiHeadAttention(dim, 1, attention=Attention(scale=scale), bias=False)
-    _set(layer, *[torch.eye(dim)] * 4)
+    _set_weights(layer, *[torch.eye(dim)] * 4)
     return layer
 
 
@@ -97,13 +97,13 @@ class Positioned(nn.Module):
         self.attention, self.positions = attention, positions
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(self.beside(x))
+        return self.attention(self.append_positions(x))
 
     def weights(self, x: Tensor) -> Tensor:
-        """What every head looks at, `(*batch, head, query, key)`."""
-        return self.attention.weights(self.beside(x))
+        """Attention weights `(*batch, head, query, key)`."""
+        return self.attention.weights(self.append_positions(x))
 
-    def beside(self, x: Tensor) -> Tensor:
+    def append_positions(self, x: Tensor) -> Tensor:
         """The tokens with their positions, `(*batch, token, channel + position)`."""
         positions = self.positions(x.shape[-2]).to(x)
         return torch.cat((x, positions.expand(*x.shape[:-1], -1)), -1)
@@ -144,10 +144,10 @@ def permutation_attention(order: Sequence[int], dim: int, scale: float = math.in
         return torch.eye(count)
 
     layer = MultiHeadAttention(
-        Sizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(scale=scale), bias=False
+        AttentionSizes(dim + count, 1, key=count, value=dim, output=dim), attention=Attention(scale=scale), bias=False
     )
     content, position = torch.eye(dim + count).split((dim, count))
-    _set(layer, torch.eye(count)[list(order)].T @ position, position, content, torch.eye(dim))
+    _set_weights(layer, torch.eye(count)[list(order)].T @ position, position, content, torch.eye(dim))
     return Positioned(layer, one_hot)
 
 
@@ -165,7 +165,7 @@ def running_linear(linear: nn.Linear) -> MultiHeadAttention:
         >>> torch.equal(running_linear(linear)(x), linear(x))
         True
     """
-    return _blind(linear, Attention(pattern=Window(0, 0), scale=0.0))
+    return _make_content_free(linear, Attention(pattern=Window(0, 0), scale=0.0))
 
 
 @torch.no_grad()
@@ -176,7 +176,7 @@ def mean_pooling(linear: nn.Linear) -> MultiHeadAttention:
     >>> linear, x = torch.nn.Linear(3, 5), torch.randn(2, 7, 3)
     >>> torch.testing.assert_close(mean_pooling(linear)(x), linear(x.mean(1, keepdim=True)).expand(-1, 7, -1))
     """
-    return _blind(linear, Attention(scale=0.0))
+    return _make_content_free(linear, Attention(scale=0.0))
 
 
 # Convolution by absolute positions
@@ -203,8 +203,8 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) 
 
         query_n = PE(n),   key_m = R_{-step} PE(m) = PE(m - step),   score = sum_i cos(w_i (n + step - m))
 
-    is largest where `m = n + step`: `W^k` is a rotation, and the head looks `step` tokens ahead. `taps` is `(tap, out,
-    in)`, `dim` the channels of the positions, which stand beside the tokens. With `scale >= ln(2 / tolerance) /
+    is largest where `m = n + step`: `W^k` is a rotation, and the head attends `step` tokens ahead. `taps` is `(tap,
+    out, in)`, `dim` the channels of the positions, which stand beside the tokens. With `scale >= ln(2 / tolerance) /
     sinusoidal_gap(dim, tokens)` a head leaves `tolerance` to its two neighbours, and much less to the others; a finite
     `scale` is needed to be learned, an infinite one is exact. A short step beyond an end of the text finds the token
     there, less sharply.
@@ -219,32 +219,34 @@ def shift_attention(steps: Sequence[int], taps: Tensor, dim: int, scale: float) 
         raise ConfigError(
             "Steps and taps are not as many.",
             asked=f"{len(steps)} steps, taps {tuple(taps.shape)}",
-            because="each head looks one step away and has one matrix (out, in)",
+            because="each head attends at one offset and has one matrix (out, in)",
             instead="taps of shape (step, out, in)",
         )
-    sizes = Sizes(inside + dim, heads, key=dim, value=inside, output=out)
+    sizes = AttentionSizes(inside + dim, heads, key=dim, value=inside, output=out)
     layer = MultiHeadAttention(sizes, attention=Attention(scale=scale), bias=False).to(taps)
     content, position = torch.eye(inside + dim, dtype=torch.float64).split((inside, dim))
     turned = [sinusoidal_rotation(-step, dim, dtype=torch.float64) @ position for step in steps]
     outputs = torch.cat(list(taps), 1)  # (out, head * in)
-    _set(layer, position.repeat(heads, 1), torch.cat(turned), content.repeat(heads, 1), outputs)
+    _set_weights(layer, position.repeat(heads, 1), torch.cat(turned), content.repeat(heads, 1), outputs)
     return Positioned(layer, lambda tokens: sinusoidal(torch.arange(tokens), dim, dtype=torch.float64))
 
 
-def _blind(linear: nn.Linear, attention: Attention) -> MultiHeadAttention:
+def _make_content_free(linear: nn.Linear, attention: Attention) -> MultiHeadAttention:
     """Attention whose weights do not depend on content, with the matrix of a linear layer."""
     inside, out = linear.in_features, linear.out_features
     letters = "" if linear.bias is None else "o"
-    layer = MultiHeadAttention(Sizes(inside, 1, key=1, value=inside, output=out), attention=attention, bias=letters)
+    layer = MultiHeadAttention(
+        AttentionSizes(inside, 1, key=1, value=inside, output=out), attention=attention, bias=letters
+    )
     layer.to(linear.weight)
     nothing = torch.zeros(1, inside)
-    _set(layer, nothing, nothing, torch.eye(inside), linear.weight)
+    _set_weights(layer, nothing, nothing, torch.eye(inside), linear.weight)
     if linear.bias is not None:
         layer.output.bias.copy_(linear.bias)
     return layer
 
 
-def _set(layer: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+def _set_weights(layer: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
     for mine, given in zip(layer.projections.weights(), (query, key, value), strict=True):
         mine.copy_(given)
     layer.output.weight.copy_(output)

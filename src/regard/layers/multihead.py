@@ -15,22 +15,22 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
-from regard.layers.chosen import seen_from
 from regard.layers.linear import Linear
-from regard.layers.projections import Projections, Sizes, bias_letters
+from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
+from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import Padding, Pattern
 
 
 class MultiHeadAttention(nn.Module):
-    """Several attentions side by side, each in its own small space, and one matrix that joins them.
+    """Multi-head attention over any description of attention.
 
         head_h = attend(x W_h^q, context W_h^k, context W_h^v),    output = concat_h(head_h) W^o + b^o
 
     Source: Vaswani et al., Attention Is All You Need (2017), section 3.2.2.
 
     Where we differ: the attention itself is any description: a pattern, a bias, a temperature, a feature map. All
-    sizes are free (`Sizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
+    sizes are free (`AttentionSizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
     Dropout of attention weights needs the weights: while training with `dropout > 0` the square is built.
 
         >>> from regard.layers import MultiHeadAttention
@@ -38,15 +38,19 @@ class MultiHeadAttention(nn.Module):
         >>> layer(torch.randn(2, 5, 12)).shape
         torch.Size([2, 5, 12])
 
-    Attributes:
-        sizes: every size, nothing left open.
-        attention: the description.
-        letters: which of query, key, value and output have a bias.
+    Args:
+        sizes: channels of the tokens, or `AttentionSizes` for everything that may be chosen.
+        heads: query heads, 1 if `None`; only where `sizes` is a number.
+        kv_heads: key and value heads, as `heads` if `None`; only where `sizes` is a number.
+        attention: pattern, scale, bias and feature map; full softmax attention if `None`.
+        bias: which projections have a bias: all, none, or some of the letters q, k, v and o.
+        dropout: probability of dropping an attention weight while training.
+        rotary: rotary position embedding of queries and keys.
     """
 
     def __init__(
         self,
-        sizes: int | Sizes,
+        sizes: int | AttentionSizes,
         heads: int | None = None,
         *,
         kv_heads: int | None = None,
@@ -56,14 +60,14 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sizes, Sizes):
-            sizes = Sizes(sizes, 1 if heads is None else heads, kv_heads)
+        if not isinstance(sizes, AttentionSizes):
+            sizes = AttentionSizes(sizes, 1 if heads is None else heads, kv_heads)
         elif heads is not None or kv_heads is not None:
             raise ConfigError(
                 "The heads were given twice.",
                 asked=f"MultiHeadAttention({sizes}, heads={heads}, kv_heads={kv_heads})",
-                because="Sizes has its own heads",
-                instead="MultiHeadAttention(Sizes(...)) or MultiHeadAttention(channels, heads)",
+                because="AttentionSizes has its own heads",
+                instead="MultiHeadAttention(AttentionSizes(...)) or MultiHeadAttention(channels, heads)",
             )
         if not 0 <= dropout <= 1 or (rotary is not None and rotary.dim > sizes.key):
             raise ConfigError(
@@ -114,17 +118,17 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None = None,
         queries: Sequence[int] | Tensor | None = None,
     ) -> Tensor:
-        """What every head looks at, `(*batch, head, query, key)`: this builds the square.
+        """Attention weights `(*batch, head, query, key)`: this builds the square.
 
-        With `queries`, the places of some tokens of `x`, only their rows are built: `(*batch, head, place, key)`.
+        With `queries`, indices of some tokens of `x`, only their rows are computed.
         """
         query, key = self.projections.query(x), self.projections.key(x if context is None else context)
         query, key = self._rotate(query, key, x, context, rotation, None, None)
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if queries is not None:
             places, first = _check_queries(queries, x), key.shape[-2] - x.shape[-2]
             query = query[..., places, :]
-            described = seen_from(described, places + first, query, key, first)
+            described = restrict_to_queries(described, places + first, query, key, first)
         return attention_weights(query, key, described)
 
     def head_contributions(
@@ -166,26 +170,26 @@ class MultiHeadAttention(nn.Module):
         """The heads' outputs `(*batch, head, token, value)`."""
         self._check_arguments(x, context, values, pattern, cache, lengths)
         if isinstance(cache, StateCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
             query, key, value = self.projections(x)
             query, key = self._rotate(query, key, x, None, rotation, cache, lengths)
             return cache.advance(query, key, value, attention=self.attention, lengths=lengths)
         drops = self.training and self.dropout > 0
         if isinstance(cache, KVCache):
-            cache.check_fits(self._describe(pattern))
+            cache.check_fits(self._join_pattern(pattern))
         query, key, value = self._project(x, context, values, rotation, cache, lengths)
         padding = cache.padding if isinstance(cache, KVCache) else None
         if cache is None and lengths is not None:
             padding = Padding(lengths, side="left")
         if padding is not None:
-            check_padded_rows(self._describe(pattern))
+            check_padded_rows(self._join_pattern(pattern))
         if isinstance(cache, KVCache) and pattern is None and not drops:
             output = decode_step(query, key, value, self.attention, cache.real)
             if output is not None:
                 return output
         if padding is not None:
             pattern = padding if pattern is None else pattern & padding
-        described = self._describe(pattern)
+        described = self._join_pattern(pattern)
         if drops:
             dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
             group = query.shape[-3] // value.shape[-3]
@@ -195,11 +199,11 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
             query = self.projections.query(x)
-            self._check_rotary(x)  # whatever the text was, it was another
+            self._check_rotary(x)  # the context is another sequence
             if cache.key is None or cache.value is None:
                 if context is None:
                     raise CacheError(
-                        "The cache of the other text is empty.",
+                        "The cache of the context is empty.",
                         asked="attention to a context that was given before",
                         because="keys and values of the context are made at the first step, and there was none",
                         instead="layer(x, context, cache=cache) at the first step",
@@ -227,26 +231,28 @@ class MultiHeadAttention(nn.Module):
     def _check_rotary(self, context: Tensor | None) -> None:
         if self.rotary is not None and context is not None:
             raise InputError(
-                "Rotary positions have no distance to another text.",
+                "Rotary positions are undefined between two sequences.",
                 asked=f"attention to a context by a layer with {self.rotary}",
-                because="queries and keys turn by their positions in one and the same text",
+                because="queries and keys are rotated by their positions in one sequence",
                 instead="a layer without rotary positions for the context",
             )
 
-    def _describe(self, pattern: Pattern | None) -> Attention:
+    def _join_pattern(self, pattern: Pattern | None) -> Attention:
         if pattern is None:
             return self.attention
         whole = pattern if self.attention.pattern is None else self.attention.pattern & pattern
         return dataclasses.replace(self.attention, pattern=whole)
 
     def _check_arguments(self, x, context, values, pattern, cache, lengths) -> None:
-        """Refuse what would otherwise be ignored, or be taken for something else."""
+        """Refuse arguments that would otherwise be ignored or misread."""
         because = ""
         if isinstance(cache, KVCache | StateCache):
             if context is not None or values is not None:
-                because = "this cache is of the text itself; what another text says is kept by a CrossCache"
+                because = (
+                    "this cache holds the keys of the sequence itself; those of a context are kept by a CrossCache"
+                )
         elif lengths is not None and (context is not None or cache is not None):
-            because = "lengths are those of the tokens that ask; what is hidden of the context belongs into pattern="
+            because = "lengths belong to the queries; padding of the context belongs into pattern="
         elif isinstance(cache, CrossCache) and cache.key is not None:
             if context is not None and context is not cache.source:
                 because = "the cache was filled from another context; a new one needs a new cache"
@@ -265,7 +271,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def is_shift_invariant(self) -> bool:
-        """Whether only distances count, so that positions may begin anywhere: in a packed or a padded row."""
+        """Whether only distances count, so that positions may begin anywhere, as in a packed or padded row."""
         return fits_padded_rows(self.attention)
 
     # torch.nn.MultiheadAttention
@@ -288,7 +294,7 @@ def _check_queries(queries: Sequence[int] | Tensor, x: Tensor) -> Tensor:
     places = torch.as_tensor(queries, device=x.device)
     if places.ndim != 1 or places.is_floating_point() or bool(((places < 0) | (places >= x.shape[-2])).any()):
         raise InputError(
-            "There are no such tokens.",
+            "A query index is out of range.",
             asked=f"queries={queries}",
             found=f"{x.shape[-2]} tokens",
             because="a row of weights belongs to a token, and tokens are counted from 0",

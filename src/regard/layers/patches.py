@@ -1,4 +1,4 @@
-"""Images cut into patches, and each patch made into a token."""
+"""Patch embedding: a token for every patch of an image."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class PatchEmbedding(nn.Module):
 
         >>> PatchEmbedding(3, 8, patch=4)(torch.randn(2, 3, 20, 12)).shape
         torch.Size([2, 5, 3, 8])
+
+    Args:
+        channels: channels of the image.
+        dim: channels of a token.
+        patch: side of a patch, in pixels.
+        stride: pixels from one patch to the next; the patch if `None`.
+        padding: zeros around the image.
+        bias: whether a bias is added.
     """
 
     def __init__(
@@ -75,11 +83,11 @@ class PatchEmbedding(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         self.check(image)
         if self.tiles and self.channels * self.patch**2 >= LARGE_PATCH:
-            return self._product(image)
+            return self._embed_by_matmul(image)
         tokens = conv2d(image, self.weight, self.bias, stride=self.stride, padding=self.padding)
         return tokens.permute(0, 2, 3, 1)
 
-    def _product(self, image: Tensor) -> Tensor:
+    def _embed_by_matmul(self, image: Tensor) -> Tensor:
         """The same as one matrix product; the pixels of a patch are laid out in the order that memory already has."""
         batch, channels, height, width = image.shape
         side = self.patch

@@ -11,18 +11,22 @@ from regard.errors import ConfigError, InputError
 
 
 class SinusoidalPositions(nn.Module):
-    """The table of `regard.calculus.sinusoidal`, as far as anybody has asked for it.
+    """The table of `regard.calculus.sinusoidal`, computed for the positions that are given.
 
         PE(p)_{2i} = sin(w_i p),   PE(p)_{2i+1} = cos(w_i p),   w_i = base^(-2i / dim)
 
     Source: Vaswani et al., Attention Is All You Need (2017), section 3.5.
 
-    Where we differ: there is no longest text; the table is computed in float64 where it is needed and cast last.
+    Where we differ: there is no maximal length; the table is computed in float64 where it is needed and cast last.
 
         >>> from regard.layers import SinusoidalPositions
         >>> SinusoidalPositions(4)(torch.arange(2))
         tensor([[0.0000, 1.0000, 0.0000, 1.0000],
                 [0.8415, 0.5403, 0.0100, 0.9999]])
+
+    Args:
+        dim: channels of a token.
+        base: of the frequencies `w_i`.
     """
 
     def __init__(self, dim: int, *, base: float = 10000.0) -> None:
@@ -39,7 +43,11 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector for each place on a line.
+    """One learned vector for each position of a sequence.
+
+    Args:
+        count: number of positions.
+        dim: channels of a token.
 
     >>> positions = LearnedPositions(7, 4)
     >>> positions(torch.arange(3)).shape, positions.resized(11).weight.shape
@@ -50,9 +58,9 @@ class LearnedPositions(nn.Module):
         super().__init__()
         if count < 1:
             raise ConfigError(
-                "A line of positions has places.",
+                "There is no position to learn.",
                 asked=f"LearnedPositions({count}, {dim})",
-                because="there is at least one place",
+                because="the table has at least one row",
                 instead="LearnedPositions(1024, dim)",
             )
         self.weight = nn.Parameter(torch.empty(count, dim))
@@ -63,32 +71,32 @@ class LearnedPositions(nn.Module):
             return nn.functional.embedding(positions, self.weight)
         except IndexError:
             raise InputError(
-                "There is no such position.",
+                "A position is out of range.",
                 asked=f"positions from {int(positions.min())} to {int(positions.max())}",
                 found=f"{len(self.weight)} learned ones",
-                because="a position that was not learned has no vector",
+                because="the table has no row for it",
                 instead=f"a text of at most {len(self.weight)} tokens, or resized({int(positions.max()) + 1})",
             ) from None
 
     def resized(self, count: int) -> LearnedPositions:
-        """The same curve with another number of places, by linear interpolation; the ends stay where they are."""
+        """The table with another number of positions, by linear interpolation; the first and the last stay the same."""
         other = LearnedPositions(count, self.weight.shape[1]).to(self.weight)
         with torch.no_grad():
-            other.weight.copy_(_stretched(self.weight, count))
+            other.weight.copy_(_interpolate(self.weight, count))
         return other
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
 
 
-def _stretched(weight: Tensor, count: int) -> Tensor:
+def _interpolate(weight: Tensor, count: int) -> Tensor:
     if count == len(weight):
         return weight
     return interpolate(weight.T[None], size=count, mode="linear", align_corners=True)[0].T
 
 
 class GridPositions(nn.Module):
-    """One learned vector for each place on a grid, read row by row, after those of `first` tokens that lie on none.
+    """One learned vector for each cell of a grid, row by row, after those of `first` tokens outside the grid.
 
     The weight is `(first + rows * columns, dim)`: one table, as ViT's checkpoints have it.
 
@@ -98,6 +106,11 @@ class GridPositions(nn.Module):
         >>> positions = GridPositions((2, 3), 4, first=1)
         >>> positions().shape, positions((4, 5)).shape
         (torch.Size([7, 4]), torch.Size([21, 4]))
+
+    Args:
+        grid: rows and columns.
+        dim: channels of a token.
+        first: tokens before the grid, such as a class token.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int, *, first: int = 0) -> None:
@@ -124,9 +137,9 @@ class GridPositions(nn.Module):
                 because="a grid has at least one row and one column",
                 instead="an image of at least one patch",
             )
-        places = self.weight[self.first :].T.reshape(1, -1, *self.grid)
-        places = places.to(torch.promote_types(places.dtype, torch.float32))  # torch has no bicubic in half precision
-        resized = interpolate(places, size=tuple(grid), mode="bicubic", antialias=True, align_corners=False)
+        cells = self.weight[self.first :].T.reshape(1, -1, *self.grid)
+        cells = cells.to(torch.promote_types(cells.dtype, torch.float32))  # torch has no bicubic in half precision
+        resized = interpolate(cells, size=tuple(grid), mode="bicubic", antialias=True, align_corners=False)
         return torch.cat((self.weight[: self.first], resized[0].flatten(1).T.to(self.weight.dtype)))
 
     def resized(self, grid: tuple[int, int]) -> GridPositions:

@@ -1,4 +1,4 @@
-"""Where the heads of a layer look, when they look by position."""
+"""Head profiles: the attention weights of positional heads by relative position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class HeadProfile:
-    r"""Where the heads of a layer look: by relative position `delta` = key minus query, (row, column).
+    r"""The attention of positional heads by relative position `delta` = key minus query, (row, column).
 
         weights[h, delta] = exp(scores[h, delta]) / sum over all delta of exp(scores[h, delta])
 
@@ -26,7 +26,7 @@ class HeadProfile:
     It is a picture, not a part of a model: the tensors are copies without gradients, and training does not move them.
 
     Attributes:
-        scores: `(head, 2 R - 1, 2 C - 1)`, entry `[h, row + R - 1, column + C - 1]`; -inf is never looked at.
+        scores: `(head, 2 R - 1, 2 C - 1)`, entry `[h, row + R - 1, column + C - 1]`; -inf has weight 0.
         centre: `(head, 2)`, the parameter, where there is one.
         precision: `(head, 2, 2)`, the inverse covariance `Sigma^-1` of the parameters, where there is one.
         values: `(head, out, in)`, `W[h]`: what a head adds to the output for the pixel it sees, where that is known.
@@ -34,7 +34,7 @@ class HeadProfile:
     Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers
     (ICLR 2020), section 4: centres and widths while training. Where we differ: `mean`, the centre of mass, is told
     beside the parameter `centre`. They agree while a head is soft; a hard head (`alpha` above about 1) whose centre
-    lies between pixels looks at the nearest ones.
+    lies between pixels attends to the nearest ones.
 
         >>> from regard.layers.profiles import head_profile
         >>> found = head_profile(Quadratic(1, grid=(8, 9), centre=[[0, 1]], alpha=0.5))
@@ -67,7 +67,7 @@ class HeadProfile:
             )
         for field in fields(self):
             if (value := getattr(self, field.name)) is not None:
-                object.__setattr__(self, field.name, value.detach().clone())  # frozen for everybody else
+                object.__setattr__(self, field.name, value.detach().clone())  # frozen outside of this method
 
     def __repr__(self) -> str:
         return f"HeadProfile(heads={self.heads}, grid={self.grid})"
@@ -109,7 +109,7 @@ class HeadProfile:
     def mass_level(self, mass: float) -> Tensor:
         """The largest weight `w`, `(head,)`, such that the positions with weight `>= w` hold at least `mass` together.
 
-        The contour at this level encloses where a head's look is with probability `mass`.
+        The contour at this level encloses the probability `mass` of the head's attention.
 
             >>> from regard.layers.profiles import HeadProfile
             >>> halves = HeadProfile(torch.tensor([[[0.5, 0.25, 0.25]]]).log())
@@ -136,15 +136,15 @@ class HeadProfile:
         return int(self.inside(mass).any(0).sum())
 
     def degenerate(self, condition: float = 1000.0, least: float = 1e-5) -> Tensor:
-        r"""Which heads look at no place in particular, `(head,)`.
+        r"""Which heads attend to no position in particular, `(head,)`.
 
             cond(Sigma^-1) > condition   or   largest eigenvalue of Sigma^-1 < least
 
         the rule by which the paper's code drops heads: such a head is flat along one direction, or everywhere. A head
         without a `precision` (tables) is judged by its scores alone. It is degenerate when they differ by less than
         `least / 2 ((R - 1)^2 + (C - 1)^2)`, which is the most that scores of a Gaussian with this largest eigenvalue
-        and its centre in the middle differ by, or when it looks nowhere; a table that is flat along one direction only
-        is not.
+        and its centre in the middle differ by, or when it attends nowhere; a table that is flat along one direction
+        only is not.
         """
         if self.precision is not None:
             eigenvalues = torch.linalg.eigvalsh(self.precision.double())
@@ -163,21 +163,21 @@ class HeadProfile:
 
         What the layer does to an endless image: a convolution with this kernel, entry `delta` for the pixel at `delta`.
         """
-        return torch.einsum("hrc,hoi->oirc", self.weights, self._known_values())
+        return torch.einsum("hrc,hoi->oirc", self.weights, self._require_values())
 
     @property
     def kernel_norm(self) -> Tensor:
         """The Frobenius norm of the kernel, without building it: `|K|^2 = sum_hg (a_h . a_g) (W_h . W_g)`."""
-        looks, values = self.weights.flatten(1), self._known_values().flatten(1)
-        return ((looks @ looks.T) * (values @ values.T)).sum().clamp(min=0).sqrt()
+        weights, values = self.weights.flatten(1), self._require_values().flatten(1)
+        return ((weights @ weights.T) * (values @ values.T)).sum().clamp(min=0).sqrt()
 
-    def _known_values(self) -> Tensor:
+    def _require_values(self) -> Tensor:
         if self.values is None:
             raise InputError(
                 "The effective kernel is not known.",
                 asked=repr(self),
                 found="no values",
-                because="where heads look says nothing about what they do with what they see",
+                because="attention weights alone do not determine what a head adds to the output",
                 instead="head_profile(layer) of a layer with values, or HeadProfile(..., values=W)",
             )
         return self.values
@@ -210,7 +210,7 @@ class HeadProfile:
 
     @classmethod
     def observed(cls, weights: Tensor, grid: tuple[int, int], values: Tensor | None = None) -> HeadProfile:
-        """What heads that look by content were seen to do: weights `(batch, head, query, key)`, averaged.
+        """The mean attention of content-based heads: weights `(batch, head, query, key)`, averaged.
 
             weight[h, delta] = mean over images and over the queries that have a key at delta
 
@@ -242,7 +242,7 @@ class HeadProfile:
 
 
 def head_profile(source: nn.Module) -> HeadProfile:
-    """Where the heads of a layer, or of a relative bias on a grid, look.
+    """The attention by relative position of the heads of a layer, or of a relative bias on a grid.
 
     A layer answers itself, by a method `head_profile()`. A bias is asked for the score of every relative position.
 
@@ -254,13 +254,13 @@ def head_profile(source: nn.Module) -> HeadProfile:
         answer: Any = source.head_profile
         return answer()
     if isinstance(source, Bias) and source.relative and getattr(source, "grid", None) is not None:
-        return _of_bias(source)
+        return _profile_of_bias(source)
     if isinstance(source, Bias) and not source.needs_content:
         because = "its scores do not follow from relative rows and columns"
     else:
-        because = "what looks by content looks elsewhere for every query"
+        because = "content-based attention differs from query to query"
     raise InputError(
-        f"{type(source).__name__} looks at no fixed place.",
+        f"{type(source).__name__} has no fixed attention by position.",
         asked=f"head_profile({type(source).__name__})",
         because=because,
         instead="a relative bias on a grid, a layer with head_profile(), or HeadProfile.observed(weights, grid)",
@@ -268,7 +268,7 @@ def head_profile(source: nn.Module) -> HeadProfile:
 
 
 def head_profiles(model: nn.Module) -> dict[str, HeadProfile]:
-    """Where each layer of a model looks, by the module's name; modules that look by content are left out.
+    """The head profile of each positional layer of a model, by the module's name; content-based layers are left out.
 
     >>> from regard.layers.profiles import head_profiles
     >>> from regard.models.spatial import SpatialConfig, SpatialTransformer
@@ -279,7 +279,7 @@ def head_profiles(model: nn.Module) -> dict[str, HeadProfile]:
         raise InputError(
             f"{type(model).__name__} is no model.",
             asked=f"head_profiles({type(model).__name__})",
-            because="layers that look by position are found among the modules of a torch.nn.Module",
+            because="positional layers are found among the modules of a torch.nn.Module",
             instead="head_profiles(SpatialTransformer(config))",
         )
     found = {}
@@ -287,7 +287,7 @@ def head_profiles(model: nn.Module) -> dict[str, HeadProfile]:
         if hasattr(module, "head_profile"):
             try:
                 found[name] = head_profile(module)
-            except InputError:  # it looks by content
+            except InputError:  # content-based attention
                 continue
     return found
 
@@ -312,7 +312,7 @@ def relative_scores(bias: Bias) -> Tensor:
 
 
 @torch.no_grad()
-def _of_bias(bias: Bias) -> HeadProfile:
+def _profile_of_bias(bias: Bias) -> HeadProfile:
     scores = relative_scores(bias)
     if isinstance(bias, Quadratic):
         return HeadProfile(scores, bias.centre, 2 * bias.alpha[:, None, None] * torch.eye(2).to(bias.alpha))

@@ -14,22 +14,22 @@ LETTERS = "qkvo"
 
 
 @dataclass(frozen=True, init=False)
-class Sizes:
+class AttentionSizes:
     """All the numbers that multi-head attention leaves free; what is not given follows from the others.
 
     Attributes:
-        input: channels of the tokens that ask.
+        input: channels of the query tokens.
         heads: query heads.
         kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
         key: channels of a query or key, for each head; `input / heads` unless given.
         value: channels of a value, for each head; as `key` unless given.
         context: channels of the tokens that keys are made from; as `input` unless given.
         values: channels of the tokens that values are made from; as `context` unless given.
-        output: channels that leave; as `input` unless given.
+        output: channels of the output; as `input` unless given.
 
-        >>> from regard.layers import Sizes
-        >>> Sizes(12, 3, value=5)
-        Sizes(input=12, heads=3, kv_heads=3, key=4, value=5, context=12, values=12, output=12)
+        >>> from regard.layers import AttentionSizes
+        >>> AttentionSizes(12, 3, value=5)
+        AttentionSizes(input=12, heads=3, kv_heads=3, key=4, value=5, context=12, values=12, output=12)
     """
 
     input: int
@@ -67,7 +67,7 @@ class Sizes:
                 asked=f"{input} channels, {heads} heads, {kv_heads} key heads"
                 + ("" if key is None else f", key {key}"),
                 because=because,
-                instead="heads that divide the channels, or Sizes(..., key=...) for the channels of each head",
+                instead="heads that divide the channels, or AttentionSizes(..., key=...) for the channels of each head",
             )
         key = input // heads if key is None else key
         context = input if context is None else context
@@ -112,7 +112,7 @@ class Projections(nn.Module):
     multiplies once. Matrices of heads lie below one another, as torch's linear layers have them.
     """
 
-    def __init__(self, sizes: Sizes, letters: str) -> None:
+    def __init__(self, sizes: AttentionSizes, letters: str) -> None:
         super().__init__()
         self.sizes = sizes
         self.widths = (sizes.heads * sizes.key, sizes.kv_heads * sizes.key, sizes.kv_heads * sizes.value)
@@ -207,6 +207,6 @@ def _check_width(x: Tensor, width: int, what: str) -> None:
             f"The layer cannot read {what}.",
             asked=f"a tensor {tuple(x.shape)}",
             found=f"a layer for (*batch, token, {width})",
-            because="every token brings as many channels as the layer's matrices have",
-            instead=f"tokens with {width} channels, or a layer of other Sizes",
+            because="tokens have as many channels as the projections expect",
+            instead=f"tokens with {width} channels, or a layer of other AttentionSizes",
         )

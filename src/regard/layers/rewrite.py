@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import CheckpointError, ConfigError
-from regard.layers.projections import Projections, Sizes
+from regard.layers.projections import AttentionSizes, Projections
 
 if TYPE_CHECKING:
     from regard.layers.multihead import MultiHeadAttention
@@ -122,7 +122,7 @@ def fold_value_bias(layer: MultiHeadAttention) -> MultiHeadAttention:
     return rebuilt
 
 
-def _make_like(layer: MultiHeadAttention, sizes: Sizes, letters: str) -> MultiHeadAttention:
+def _make_like(layer: MultiHeadAttention, sizes: AttentionSizes, letters: str) -> MultiHeadAttention:
     attention = copy.deepcopy(layer.attention)  # a learned bias of its own, not the same one twice
     rebuilt = type(layer)(sizes, attention=attention, bias=letters, dropout=layer.dropout, rotary=layer.rotary)
     if not any(parameter.requires_grad for parameter in layer.parameters()):
@@ -175,7 +175,7 @@ def from_torch(
             because="they append keys that belong to no token",
             instead="a module without them",
         )
-    sizes = Sizes(module.embed_dim, module.num_heads, context=module.kdim, values=module.vdim)
+    sizes = AttentionSizes(module.embed_dim, module.num_heads, context=module.kdim, values=module.vdim)
     rebuilt = cls(sizes, attention=attention, bias=module.in_proj_bias is not None, dropout=module.dropout)
     rebuilt.to(module.out_proj.weight).train(module.training)
     rebuilt.load_state_dict(module.state_dict())

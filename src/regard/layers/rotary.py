@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turn with their position, so that a score sees only how far they are apart."""
+"""Rotary position embedding: queries and keys are rotated by their position, so that scores depend on distances."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Rotation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turn each pair of channels by an angle that grows with the position.
+    """Rotary position embedding: rotate each pair of channels by an angle proportional to the position.
 
         (a, b) -> (a cos(w_i p) - b sin(w_i p),  b cos(w_i p) + a sin(w_i p)),     w_i = base^(-2i / dim)
 
-    p: position; i: the pair. Turned queries and keys meet in `q_p . k_s = q^T R(s - p) k`: only the distance counts.
+    p: position; i: the pair. Rotated queries and keys have scores `q_p . k_s = q^T R(s - p) k`.
 
     Source: Su et al., RoFormer (2021), equation 34.
 
@@ -40,6 +40,11 @@ class Rotary:
         >>> rotary = Rotary(8)
         >>> rotary(x, rotary.rotation(torch.arange(5), x.dtype)).shape
         torch.Size([1, 2, 5, 8])
+
+    Args:
+        dim: channels that rotate, an even number; further channels of a head stay.
+        base: of the frequencies `w_i`.
+        layout: which channels form a pair.
     """
 
     dim: int
@@ -49,9 +54,9 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2 or not self.base > 0 or self.layout not in ("halves", "pairs"):
             raise ConfigError(
-                "These rotary positions cannot turn.",
+                "This rotary embedding cannot be built.",
                 asked=f"Rotary(dim={self.dim}, base={self.base}, layout={self.layout!r})",
-                because="channels turn in pairs with speeds base^(-2i/dim), and lie in 'halves' or in 'pairs'",
+                because="channels rotate in pairs with frequencies base^(-2i/dim), and lie in 'halves' or in 'pairs'",
                 instead="an even dim, a positive base, and one of the two layouts",
             )
 
@@ -64,22 +69,22 @@ class Rotary:
         return Rotation(angle.cos().to(wide), angle.sin().to(wide))
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Queries or keys `(*batch, head, token, dim)`, turned; the first `dim` channels turn, further ones stay."""
-        turning, resting = x[..., : self.dim], x[..., self.dim :]
+        """Queries or keys `(*batch, head, token, dim)` with their first `dim` channels rotated."""
+        rotating, unchanged = x[..., : self.dim], x[..., self.dim :]
         cosine, sine = rotation
         if 2 * cosine.shape[-1] != self.dim:
             raise InputError(
-                "This rotation turns another number of channels.",
+                "The rotation is for another number of channels.",
                 asked=f"a rotation of {2 * cosine.shape[-1]} channels for {self}",
-                because=f"{self.dim} channels turn in {self.dim // 2} pairs",
+                because=f"{self.dim} channels rotate in {self.dim // 2} pairs",
                 instead="rotary.rotation(positions, dtype) of the same Rotary",
             )
         if self.layout == "halves":
-            first, second = turning.to(cosine.dtype).chunk(2, -1)
-            turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+            first, second = rotating.to(cosine.dtype).chunk(2, -1)
+            rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
         else:
-            first, second = turning.to(cosine.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+            first, second = rotating.to(cosine.dtype).unflatten(-1, (-1, 2)).unbind(-1)
             pairs = (first * cosine - second * sine, second * cosine + first * sine)
-            turned = torch.stack(pairs, -1).flatten(-2)
-        turned = turned.to(x.dtype)
-        return torch.cat((turned, resting), -1) if resting.shape[-1] else turned
+            rotated = torch.stack(pairs, -1).flatten(-2)
+        rotated = rotated.to(x.dtype)
+        return torch.cat((rotated, unchanged), -1) if unchanged.shape[-1] else rotated

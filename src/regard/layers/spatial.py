@@ -1,4 +1,4 @@
-"""Heads that look a fixed step away from their own pixel: the attention that a convolution is."""
+"""Positional attention whose heads attend at a fixed offset from the query: the attention that a convolution is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SpatialAttention(nn.Module):
 
     `q` is the pixel of a query, `k` that of a key, both (row, column), or one number along a line; `step_h` is where
     head `h` looks, from the query; `W^(h) = W_h^o W_h^v` its values and its part of the output matrix. As `alpha`
-    grows, a head whose step is a whole number looks at one pixel, and the layer is a convolution whose taps are the
+    grows, a head whose step is a whole number attends to one pixel, and the layer is a convolution whose taps are the
     `W^(h)`. `alpha=inf`, the default, is this limit itself: pixels are picked, nothing is multiplied by a weight, and
     the steps are fixed. With a finite `alpha` steps and widths are learned, `alpha = reference spread^2` as in
     `Quadratic`; the gradient of a step vanishes in the hard limit, so train soft, near 1/2.
@@ -35,8 +35,8 @@ class SpatialAttention(nn.Module):
     scores `-alpha` at best and loses. Without it, the nearest pixel wins: `edges="replicate"`.
 
     Images `(batch, channel, row, column)` or `(batch, channel, position)` of any size; the batch may be left out. All
-    pairs are never formed: a soft look is one over rows times one over columns, with the null key too, whose share
-    follows from the two sums.
+    pairs are never formed: soft weights are a softmax over rows times one over columns, with the null key too, whose
+    share follows from the two sums.
 
     Source: Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR
     2020), theorem 1 and lemma 1. Where we differ: steps are key minus query, as in the paper's equation (9); in its
@@ -46,18 +46,19 @@ class SpatialAttention(nn.Module):
     Args:
         in_channels: channels of the image.
         out_channels: channels that leave.
-        steps: where each head looks: `(head, axis)`, or whole numbers for heads along a line.
+        steps: the offset of each head from the query: `(head, axis)`, or whole numbers for heads along a line.
         alpha: steepness of all heads, or one for each; all infinite or all finite.
         lattice: stride, trim and edges.
         groups: blocks of channels that do not see one another; zeros between them are neither stored nor multiplied.
         head_dim: channels of a head's values in each group. `None` keeps `W^(h)` as one matrix.
-        bias: whether something is added at last.
+        bias: whether a bias is added.
+        dtype, device: of the parameters.
 
         >>> from regard.layers import SpatialAttention
         >>> layer = SpatialAttention(3, 5, steps=[(0, -1), (0, 0), (0, 1)])
         >>> layer(torch.randn(2, 3, 7, 11)).shape
         torch.Size([2, 5, 7, 11])
-        >>> layer.weights((1, 3))[2]  # the head that looks to the right; the last column is the null key
+        >>> layer.weights((1, 3))[2]  # the head that attends to the right; the last column is the null key
         tensor([[0., 1., 0., 0.],
                 [0., 0., 1., 0.],
                 [0., 0., 0., 1.]])
@@ -85,11 +86,11 @@ class SpatialAttention(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         try:
             given = torch.as_tensor(steps, dtype=torch.float64, device="cpu")
-        except (TypeError, ValueError):  # rows of different lengths, or no numbers: `_check` says so
+        except (TypeError, ValueError):  # rows of different lengths, or no numbers: `_check_arguments` says so
             given = torch.empty(0, 0, dtype=torch.float64)
         given = given[:, None] if given.ndim == 1 else given
         alphas = torch.as_tensor(alpha, dtype=torch.float64, device="cpu").expand(len(given))
-        _check(in_channels, out_channels, groups, head_dim, dtype, given, alphas)
+        _check_arguments(in_channels, out_channels, groups, head_dim, dtype, given, alphas)
         self.in_channels, self.out_channels, self.groups, self.head_dim = in_channels, out_channels, groups, head_dim
         self.lattice = Lattice() if lattice is None else lattice
         self.exact = bool(alphas.isinf().all())
@@ -101,8 +102,8 @@ class SpatialAttention(nn.Module):
             self.spread = nn.Parameter(torch.ones(self.heads, **where))
             self.register_buffer("reference", alphas.to(**where).clone())
         self.lattice.check_axes(self.axes)
-        self._steps = _whole(given)
-        self.register_load_state_dict_post_hook(self._remember_steps)
+        self._steps = _round_steps(given)
+        self.register_load_state_dict_post_hook(self._update_steps)
         inside = in_channels // groups
         if head_dim is None:
             self.weight = nn.Parameter(torch.empty(out_channels, inside, self.heads, **where))
@@ -138,7 +139,7 @@ class SpatialAttention(nn.Module):
 
     @property
     def steps(self) -> tuple[tuple[int, ...], ...]:
-        """Where each head of an exact layer looks; of a soft one, where it looked first, in whole pixels."""
+        """The offset of each head of an exact layer; of a soft one its initial offset, in whole pixels."""
         return self._steps
 
     def matrices(self) -> Tensor:
@@ -149,9 +150,8 @@ class SpatialAttention(nn.Module):
         return torch.einsum("godh,ghdi->hgoi", output, self.value).flatten(1, 2)
 
     def forward(self, image: Tensor) -> Tensor:
-        self._check_image(image)
-        batch = image if image.ndim == self.axes + 2 else image[None]
-        seen = self._seen(batch)
+        batch = make_batch(image, self.axes, self.in_channels)
+        seen = self._attend_pixels(batch)
         if self.head_dim is None:
             weight = self.weight
         else:
@@ -162,9 +162,8 @@ class SpatialAttention(nn.Module):
 
     def head_contributions(self, image: Tensor) -> Tensor:
         """What each head adds to the output, `(head, *output)`: they sum to it, but for the bias."""
-        self._check_image(image)
-        batch = image if image.ndim == self.axes + 2 else image[None]
-        seen = self._seen(batch).unflatten(1, (self.groups, -1))
+        batch = make_batch(image, self.axes, self.in_channels)
+        seen = self._attend_pixels(batch).unflatten(1, (self.groups, -1))
         matrices = self.matrices().unflatten(1, (self.groups, -1))
         parts = torch.einsum("hgoi,bgih...->hbgo...", matrices, seen).flatten(2, 3)
         return parts if image.ndim == batch.ndim else parts[:, 0]
@@ -176,8 +175,8 @@ class SpatialAttention(nn.Module):
         """
         size = (size,) if isinstance(size, int) else tuple(size)
         if len(size) != self.axes:
-            raise _no_image(f"an image of {size}", self.axes, self.in_channels)
-        axes, lead = self._looks(size)
+            raise _image_error(f"an image of {size}", self.axes, self.in_channels)
+        axes, lead = self._compute_axis_weights(size)
         square = separable_weights(axes[0], axes[1]) if self.axes == 2 else axes[0]
         if lead is None:
             return square
@@ -185,9 +184,9 @@ class SpatialAttention(nn.Module):
         return torch.cat((square * lead.sigmoid(), (-lead).sigmoid()), -1)
 
     def head_profile(self, grid: tuple[int, int] | None = None) -> HeadProfile:
-        """Where each head looks, from the query; a line is a single row, and the null key is not a place.
+        """The attention of each head by relative position; a line is a single row, and the null key is not a place.
 
-        `grid` is how far the answer reaches; unless given, as far as a head looks with a weight of at least 1e-9.
+        `grid` is how far the answer reaches; unless given, as far as weights are at least 1e-9.
         """
         step, alpha = self.step.detach(), self.alpha.detach()
         centre = nn.functional.pad(step, (2 - self.axes, 0)).to(self._dtype)
@@ -199,15 +198,17 @@ class SpatialAttention(nn.Module):
         distance = (down - centre[:, :1]).square()[:, :, None] + (across - centre[:, 1:]).square()[:, None]
         if self.exact:
             scores = torch.zeros_like(distance).masked_fill(distance > 0, -math.inf)
-            return HeadProfile(scores, centre, None, self._full_matrices().detach())
+            return HeadProfile(scores, centre, None, join_groups(self.matrices().detach(), self.groups))
         precision = 2 * alpha[:, None, None] * torch.eye(2).to(alpha)
-        return HeadProfile(-alpha[:, None, None] * distance, centre, precision, self._full_matrices().detach())
+        return HeadProfile(
+            -alpha[:, None, None] * distance, centre, precision, join_groups(self.matrices().detach(), self.groups)
+        )
 
     @torch.no_grad()
     def with_alpha(self, alpha: float | Tensor) -> SpatialAttention:
         """The same heads with another steepness: soft ones to train on, or `math.inf` for the hard limit.
 
-        Steps must be whole numbers to become hard: half-way between two pixels there is no single one to look at.
+        Steps must be whole numbers to become hard: half-way between two pixels there is no single nearest one.
         """
         arguments = {"lattice": self.lattice, "groups": self.groups, "head_dim": self.head_dim}
         made = SpatialAttention(
@@ -227,11 +228,11 @@ class SpatialAttention(nn.Module):
 
     # What heads see
 
-    def _seen(self, image: Tensor) -> Tensor:
+    def _attend_pixels(self, image: Tensor) -> Tensor:
         """What the heads see, before their values: `A_h image`, `(batch, channel, head, *query)`."""
         if self.exact:
             return self.lattice.read(image, self._steps)
-        axes, lead = self._looks(tuple(image.shape[2:]))
+        axes, lead = self._compute_axis_weights(tuple(image.shape[2:]))
         axes = [axis.to(image.dtype) for axis in axes]
         pixels = image.movedim(1, -1)
         if self.axes == 1:
@@ -242,7 +243,7 @@ class SpatialAttention(nn.Module):
         seen = seen.movedim((-1, -2), (1, 2))
         return seen if lead is None else seen * lead.sigmoid().to(seen.dtype)
 
-    def _looks(self, size: tuple[int, ...]) -> tuple[list[Tensor], Tensor | None]:
+    def _compute_axis_weights(self, size: tuple[int, ...]) -> tuple[list[Tensor], Tensor | None]:
         """Weights along each axis, `(head, query, key)`, and the pixels' lead over the null key, `(head, *query)`.
 
         With the null key the weights of all pairs fall apart but for one factor for each query, what is left to pixels:
@@ -251,8 +252,10 @@ class SpatialAttention(nn.Module):
         """
         axes, total = [], torch.zeros((), device=self.step.device)
         for axis, length in enumerate(size):
-            self.lattice.check_mirror(self._beyond(size, axis), length)
-            weights, along = self._look(self.lattice.places(size, axis, self.step.device), axis, length)
+            self.lattice.check_mirror(self._find_reach_beyond_edge(size, axis), length)
+            weights, along = self._compute_weights_along(
+                self.lattice.places(size, axis, self.step.device), axis, length
+            )
             axes.append(weights)
             total = along if axis == 0 else total[:, :, None] + along[:, None]
         if self.lattice.edges != "zeros":
@@ -261,7 +264,7 @@ class SpatialAttention(nn.Module):
             return axes, total.where(total < 0, math.inf)
         return axes, total + self.alpha.to(total).view(-1, *[1] * self.axes) / 2
 
-    def _look(self, places: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
+    def _compute_weights_along(self, places: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
         """The weights of queries at these places of an axis, and the logarithms of what they were divided by."""
         if self.exact:
             pixel = self.lattice.pixel(places + self.step[:, axis, None], length)
@@ -271,8 +274,8 @@ class SpatialAttention(nn.Module):
         step = self.step.to(torch.promote_types(self._dtype, torch.float32))
         return self.lattice.soft_weights(places + step[:, axis, None], self.alpha.to(step), length)
 
-    def _beyond(self, size: tuple[int, ...], axis: int) -> int:
-        """How far beyond the edge the farthest look goes."""
+    def _find_reach_beyond_edge(self, size: tuple[int, ...], axis: int) -> int:
+        """How many pixels beyond the edge the farthest offset reaches."""
         last = (self.lattice.queries(size)[axis] - 1) * self.lattice.strides(self.axes)[axis]
         along = [step[axis] for step in self._steps]
         return max(-min(along), max(along) + last - size[axis] + 1, 0)
@@ -281,21 +284,11 @@ class SpatialAttention(nn.Module):
     def _dtype(self) -> torch.dtype:
         return (self.weight if self.head_dim is None else self.output).dtype
 
-    def _full_matrices(self) -> Tensor:
-        """`W^(h)` with the zeros between groups, `(head, out, in)`."""
-        blocks = self.matrices().unflatten(1, (self.groups, -1)).unbind(1)
-        return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
-
     @staticmethod
-    def _remember_steps(module: nn.Module, _) -> None:
+    def _update_steps(module: nn.Module, _) -> None:
         assert isinstance(module, SpatialAttention)
         if not module.step.is_meta:
-            module._steps = _whole(module.step.detach())
-
-    def _check_image(self, image: Tensor) -> None:
-        channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
-        if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
-            raise _no_image(f"a tensor {tuple(image.shape)}", self.axes, self.in_channels)
+            module._steps = _round_steps(module.step.detach())
 
     def extra_repr(self) -> str:
         alpha = "inf" if self.exact else f"{[round(number, 4) for number in self.alpha.tolist()]}"
@@ -305,9 +298,22 @@ class SpatialAttention(nn.Module):
         return ", ".join(parts)
 
 
-def _whole(steps: Tensor) -> tuple[tuple[int, ...], ...]:
+def _round_steps(steps: Tensor) -> tuple[tuple[int, ...], ...]:
     """Steps as Python's numbers, so that picking pixels never asks a device where they are."""
     return tuple(tuple(step) for step in steps.round().long().tolist())
+
+
+def make_batch(image: Tensor, axes: int, channels: int) -> Tensor:
+    """Images with a batch axis; refuses those of another shape."""
+    if image.ndim - axes not in (1, 2) or image.shape[-axes - 1] != channels:
+        raise _image_error(f"a tensor {tuple(image.shape)}", axes, channels)
+    return image if image.ndim == axes + 2 else image[None]
+
+
+def join_groups(matrices: Tensor, groups: int) -> Tensor:
+    """Matrices `(head, out, in / groups)` with the zeros between groups, `(head, out, in)`."""
+    blocks = matrices.unflatten(1, (groups, -1))
+    return torch.stack([torch.block_diag(*parts) for parts in blocks])
 
 
 def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -> Tensor:
@@ -329,7 +335,7 @@ def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -
     return output.unflatten(-1, queries)
 
 
-def _no_image(found: str, axes: int, channels: int) -> InputError:
+def _image_error(found: str, axes: int, channels: int) -> InputError:
     places = "row, column" if axes == 2 else "position"
     return InputError(
         "This is not an image for these heads.",
@@ -340,7 +346,7 @@ def _no_image(found: str, axes: int, channels: int) -> InputError:
     )
 
 
-def _check(
+def _check_arguments(
     in_channels: int,
     out_channels: int,
     groups: int,
@@ -357,11 +363,11 @@ def _check(
             "there is at least one head, and each has one step along a line, or one along rows and one along columns"
         )
     elif not bool((alpha >= 0).all()):
-        because = "with a negative steepness a head would look least at its centre"
+        because = "with a negative steepness a head would attend least to its centre"
     elif bool(alpha.isinf().any()) and not bool(alpha.isinf().all()):
         because = "hard heads pick pixels and soft ones mix them; a layer does one or the other"
     elif bool(alpha.isinf().all()) and not torch.equal(steps, steps.round()):
-        because = "a hard look between pixels has no single one to pick: its neighbours tie"
+        because = "a hard head between pixels has no single nearest one: its neighbours tie"
     elif not dtype.is_floating_point:
         because = f"weights are real numbers, and {dtype} holds others"
     if because:

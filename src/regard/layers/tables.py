@@ -1,4 +1,4 @@
-"""Heads with a free score for every step of a small window: fewer of them make a convolution."""
+"""Positional attention with a learned score for every offset of a small window."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, InputError
+from regard.errors import ConfigError
 from regard.layers.lattice import Lattice
 from regard.layers.profiles import HeadProfile
-from regard.layers.spatial import join_heads
+from regard.layers.spatial import join_groups, join_heads, make_batch
 
 
 class TableAttention(nn.Module):
@@ -29,13 +29,19 @@ class TableAttention(nn.Module):
 
         >>> from regard.layers.tables import TableAttention
         >>> layer = TableAttention(3, 5, heads=2, steps=[(0, -1), (0, 0), (0, 1)])
-        >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.looks.shape
+        >>> layer(torch.randn(2, 3, 7, 11)).shape, layer.offset_weights.shape
         (torch.Size([2, 5, 7, 11]), torch.Size([2, 3]))
 
-    Attributes:
-        scores: `(head, step)`.
-        weight: `(out, in / groups, head)`, the matrices `W^(h)`.
-        bias: `(out,)`, or `None`.
+    Args:
+        in_channels, out_channels: channels of the image and of the output.
+        heads: number of heads.
+        steps: offsets of the window, `(row, column)` each, or `(position,)`.
+        lattice: stride, trim and edges.
+        groups: blocks of channels that do not see one another.
+        bias: whether a bias is added.
+        dtype, device: of the parameters.
+
+    Parameters: `scores (head, step)`, `weight (out, in / groups, head)`, the matrices `W^(h)`, and `bias (out,)`.
     """
 
     def __init__(
@@ -86,39 +92,29 @@ class TableAttention(nn.Module):
         return len(self.steps[0])
 
     @property
-    def looks(self) -> Tensor:
+    def offset_weights(self) -> Tensor:
         """The weights of every head, `(head, step)`."""
         return self.scores.softmax(-1)
 
     def forward(self, image: Tensor) -> Tensor:
-        channels = image.shape[-self.axes - 1] if image.ndim > self.axes else None
-        if image.ndim - self.axes not in (1, 2) or channels != self.in_channels:
-            raise InputError(
-                "This is not an image for these heads.",
-                asked=f"(batch, {self.in_channels}, {'row, column' if self.axes == 2 else 'position'})",
-                found=f"a tensor {tuple(image.shape)}",
-                because="heads step along rows and columns, or along a line, and channels come first",
-                instead="image.movedim(-1, 1), if channels come last",
-            )
-        batch = image if image.ndim == self.axes + 2 else image[None]
+        batch = make_batch(image, self.axes, self.in_channels)
         window = self.lattice.read(batch, self.steps)  # (batch, channel, step, *query)
-        seen = (self.looks @ window.flatten(3)).unflatten(-1, window.shape[3:])
+        seen = (self.offset_weights @ window.flatten(3)).unflatten(-1, window.shape[3:])
         output = join_heads(seen, self.weight, self.groups, self.bias)
         return output if image.ndim == batch.ndim else output[0]
 
     def kernel(self) -> Tensor:
         """What the heads are together, tap by tap: `sum_h W^(h) a[h, t]`, `(out, in / groups, step)`."""
-        return self.weight @ self.looks
+        return self.weight @ self.offset_weights
 
     def head_profile(self) -> HeadProfile:
-        """Where each head looks, from the query; a line is a single row."""
+        """The attention of each head by relative position; a line is a single row."""
         steps = torch.tensor(self.steps, device=self.scores.device)
         steps = nn.functional.pad(steps, (2 - self.axes, 0))
         far = steps.abs().amax(0)
         scores = self.scores.detach().new_full((self.heads, *(2 * far + 1).tolist()), -math.inf)
         scores[:, steps[:, 0] + far[0], steps[:, 1] + far[1]] = self.scores.detach()
-        blocks = self.weight.detach().permute(2, 0, 1).unflatten(1, (self.groups, -1))
-        return HeadProfile(scores, values=torch.stack([torch.block_diag(*parts) for parts in blocks]))
+        return HeadProfile(scores, values=join_groups(self.weight.detach().permute(2, 0, 1), self.groups))
 
     def extra_repr(self) -> str:
         grouped = f", groups={self.groups}" if self.groups > 1 else ""

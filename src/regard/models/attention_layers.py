@@ -46,7 +46,7 @@ def make_causal(pattern: Pattern | None, base: Pattern | None = None) -> Pattern
     if pattern is None or pattern.is_full:
         return Causal() if base is None else base
     if base is None:
-        return pattern if pattern.has_past else Causal() & pattern
+        return pattern if pattern.supports_kv_cache else Causal() & pattern
     return base & pattern
 
 
@@ -107,11 +107,12 @@ def check_attentions(config: Any, name: str, attentions: Attentions, grid: tuple
         )
     for layer in range(layers if isinstance(attentions, tuple) else 1):
         attention = select_layer(attentions, layer)
-        if reason := _find_fault(attention, heads, head_dim):
+        if reason := _explain_unsupported(attention, heads, head_dim):
             because, instead = reason
             raise ConfigError(
                 f"{model} cannot run this attention.",
-                asked=f"{name}={_show(attention)}" + (f" in layer {layer}" if isinstance(attentions, tuple) else ""),
+                asked=f"{name}={_format_attention(attention)}"
+                + (f" in layer {layer}" if isinstance(attentions, tuple) else ""),
                 found=f"{heads} heads of {head_dim} channels",
                 because=because,
                 instead=instead,
@@ -119,7 +120,7 @@ def check_attentions(config: Any, name: str, attentions: Attentions, grid: tuple
         if grid is not None and any(other != (*grid, 1) for other in find_grids(attention)):
             raise ConfigError(
                 f"{model} has another grid of tokens than this attention.",
-                asked=f"{name}={_show(attention)}",
+                asked=f"{name}={_format_attention(attention)}",
                 found=f"{grid[0]} x {grid[1]} patches after the class token",
                 because="a patch would have two rows and two columns",
                 instead=f"({grid[0]}, {grid[1]}) as grid, and start=1",
@@ -129,12 +130,12 @@ def check_attentions(config: Any, name: str, attentions: Attentions, grid: tuple
 def find_grids(attention: Attention) -> set[tuple[int, int, int]]:
     """The grids on which pattern and bias lay the tokens: rows, columns, and the position of the first token."""
     pattern, bias = attention.pattern, attention.bias
-    grids = set() if pattern is None else {(grid.rows, grid.columns, grid.start) for grid in pattern._grids()}
+    grids = set() if pattern is None else {(grid.rows, grid.columns, grid.start) for grid in pattern._list_grids()}
     shape = getattr(bias, "grid", None)
     return grids if shape is None else {*grids, (*shape, getattr(bias, "start", 0))}
 
 
-def _find_fault(attention: Attention, heads: int, head_dim: int) -> tuple[str, str] | None:
+def _explain_unsupported(attention: Attention, heads: int, head_dim: int) -> tuple[str, str] | None:
     """Why a layer cannot run a description, and what could be given instead."""
     pattern, bias, features = attention.pattern, attention.bias, attention.feature_map
     numbers = [getattr(attention, name) for name in FIELDS if name not in ("pattern", "bias", "feature_map")]
@@ -168,6 +169,6 @@ def _find_fault(attention: Attention, heads: int, head_dim: int) -> tuple[str, s
     return None if reason is None else (reason, "a feature map with Full() or Causal() alone")
 
 
-def _show(attention: Attention) -> str:
+def _format_attention(attention: Attention) -> str:
     text = ", ".join(f"{name}={value!r}" for name in FIELDS if (value := getattr(attention, name)) is not None)
     return f"Attention({text if len(text) <= 200 else text[:199] + '…'})"

@@ -1,4 +1,4 @@
-"""BERT: an encoder that reads a text from both sides, with its two heads for pre-training; RoBERTa and DistilBERT.
+"""BERT: a bidirectional encoder with its two heads for pre-training; RoBERTa and DistilBERT.
 
     x = norm(embed(tokens) + position + segment)
     x = norm(x + attention(x)),  x = norm(x + feed_forward(x))          in every layer
@@ -22,22 +22,23 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import ConfigError, InputError
-from regard.layers.block import Block, Stack
+from regard.layers.block import BlockList, TransformerBlock
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
+from regard.layers.modes import eval_mode
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions
 from regard.models.attention_layers import build_layer, check_attentions
-from regard.models.config import Config, published
-from regard.models.foreign.bert import HuggingFaceBert
-from regard.models.foreign.distilbert import DistilBert
-from regard.models.foreign.roberta import Roberta
-from regard.models.foreign.rules import Either
-from regard.models.generation.writer import resting
-from regard.models.packing import Packed, check_pooling, pack, pooled_rows
+from regard.models.config import Config, find_published
+from regard.models.converters.base import ConverterGroup
+from regard.models.converters.bert import HuggingFaceBert
+from regard.models.converters.distilbert import DistilBert
+from regard.models.converters.roberta import Roberta
+from regard.models.initialization import init_weights, normal
+from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
-from regard.models.reading import (
-    check_lengths,
+from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
+from regard.models.validation import (
     check_pattern,
     check_positions,
     check_segments,
@@ -45,7 +46,7 @@ from regard.models.reading import (
     check_tensor,
     check_tokens,
 )
-from regard.patterns import Padding, Pattern
+from regard.patterns import Pattern
 
 # layers, dim of the published models; a head has 64 channels
 SIZES = {
@@ -60,7 +61,7 @@ SIZES = {
 
 @dataclass(frozen=True, eq=False)
 class BertConfig(Config):
-    """Sizes and parts of a BERT; the defaults are those of BERT base without the heads for pre-training.
+    """AttentionSizes and parts of a BERT; the defaults are those of BERT base without the heads for pre-training.
 
     Attributes:
         vocab_size, context_length, segments: numbers of tokens, positions and segments (A and B); a model with
@@ -116,12 +117,12 @@ class BertConfig(Config):
     @classmethod
     def bert(cls, size: str = "base", **changes: Any) -> BertConfig:
         """BERT `tiny`, `mini`, `small`, `medium`, `base` or `large`, uncased."""
-        layers, dim = published("BERT", f"BertConfig.bert({size!r})", size, SIZES)
+        layers, dim = find_published("BERT", f"BertConfig.bert({size!r})", size, SIZES)
         return cls.from_dict({"layers": layers, "dim": dim, "heads": dim // 64, **changes})
 
 
 class BertOutput(NamedTuple):
-    """What a BERT knows; `None` where it has no such part.
+    """Outputs of a BERT; `None` where it has no such part.
 
     Attributes:
         hidden: of every token, `(batch, token, dim)`.
@@ -149,7 +150,7 @@ class Bert(Pretrained):
 
     Config: ClassVar = BertConfig
     converters: ClassVar = {
-        "huggingface": Either(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
+        "huggingface": ConverterGroup(HuggingFaceBert(BertConfig), Roberta(BertConfig), DistilBert(BertConfig))
     }
 
     def __init__(self, config: BertConfig) -> None:
@@ -160,11 +161,11 @@ class Bert(Pretrained):
         self.segments = nn.Embedding(config.segments, config.dim) if config.segments else None
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(_block(config, layer) for layer in range(config.layers))
+        self.blocks = BlockList(_build_block(config, layer) for layer in range(config.layers))
         self.pooler = Linear(config.dim, config.dim) if config.pooler else None
         self.masked_tokens = MaskedTokens(config, self.embedding) if config.masked_tokens else None
         self.next_sentence = Linear(config.dim, 2) if config.next_sentence else None
-        self._initialise()
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
 
     @property
     def first_position(self) -> int:
@@ -177,18 +178,20 @@ class Bert(Pretrained):
         segments: Tensor | None = None,
         *,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> BertOutput:
-        """Read texts `(batch, token)`, padded on the right to equal length; `lengths` says how long each one is.
+        """Encode texts `(batch, token)`.
 
         segments: 0 for the tokens of the first sentence, 1 for those of the second; all 0 if not given.
+        lengths: number of real tokens of each row, for texts padded on the right.
+        attention_mask: the same as Hugging Face gives it, `(batch, token)`, 1 for real tokens; padded on either side.
+            As there, it does not move positions: they count columns, so that padding on the left shifts them.
         pattern: hides more, or something else than padding.
         """
         check_pattern(pattern)
-        if lengths is not None:
-            check_tensor("tokens", tokens, "torch.tensor([[101, 7592, 102]])")
-            check_lengths(lengths, tokens)
-            padding = Padding(lengths)
+        check_tensor("tokens", tokens, "torch.tensor([[101, 7592, 102]])")
+        if (padding := find_padding(tokens, lengths, attention_mask, side="right")) is not None:
             pattern = padding if pattern is None else pattern & padding
         hidden = self.hidden(tokens, segments, pattern=pattern)
         pooled = None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))
@@ -204,7 +207,7 @@ class Bert(Pretrained):
         positions: Tensor | None = None,
         pattern: Pattern | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, `(batch, token, dim)`.
+        """Hidden states of the last layer, `(batch, token, dim)`.
 
         positions: `(token,)` or `(batch, token)`, counted from 0, of tokens that are all real; counted here if `None`.
         """
@@ -213,7 +216,7 @@ class Bert(Pretrained):
         check_positions(positions, tokens)
         if segments is not None:
             check_segments(segments, tokens, self.config.segments)
-        x = self.embedding(tokens) + self.positions(self._rows_of_positions(tokens, positions))
+        x = self.embedding(tokens) + self.positions(self._find_position_rows(tokens, positions))
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = self.dropout(self.norm(x))
@@ -221,7 +224,7 @@ class Bert(Pretrained):
             x = block(x, pattern=pattern)
         return x
 
-    def _rows_of_positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    def _find_position_rows(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Where the positions of these tokens are in their table; RoBERTa's padding token has the row of its id."""
         padding = self.config.padding_token
         if positions is not None:
@@ -253,28 +256,30 @@ class Bert(Pretrained):
                 "model.eval() first.",
                 stacklevel=2,
             )
-        with torch.no_grad(), resting(self):
-            return self._embed(texts, pooling, normalise, tokens_at_once)
+        with torch.no_grad(), eval_mode(self):
+            return self._embed_packed(texts, pooling, normalise, tokens_at_once)
 
-    def _embed(self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int) -> Tensor:
+    def _embed_packed(
+        self, texts: Sequence[Sequence[int]], pooling: str, normalise: bool, tokens_at_once: int
+    ) -> Tensor:
         check_pooling(pooling)
         attentions = [block.attention for block in self.blocks]
         packs = all(each.is_shift_invariant and each.attention.feature_map is None for each in attentions)
         at_once = tokens_at_once if packs else 1
-        rows_of_texts = list(pack(texts, at_once, self.config.context_length, self.config.vocab_size))
-        self._check_padding(rows_of_texts)
+        rows_of_texts = list(pack_texts(texts, at_once, self.config.context_length, self.config.vocab_size))
+        self._check_no_padding_token(rows_of_texts)
         made = self.embedding.weight.new_empty(len(texts), self.config.dim)
         for packed in rows_of_texts:
             device = made.device
             pattern = packed.pattern if packs else None
             hidden = self.hidden(packed.tokens.to(device), positions=packed.positions.to(device), pattern=pattern)[0]
-            rows = pooled_rows(hidden, packed, "first" if pooling == "pooled" else pooling)
+            rows = pool_texts(hidden, packed, "first" if pooling == "pooled" else pooling)
             if pooling == "pooled":
-                rows = self._pooled(rows)
+                rows = self._apply_pooler(rows)
             made[packed.texts] = rows
         return nn.functional.normalize(made, dim=-1) if normalise else made
 
-    def _check_padding(self, rows_of_texts: Sequence[Packed]) -> None:
+    def _check_no_padding_token(self, rows_of_texts: Sequence[PackedTexts]) -> None:
         """Refuse texts that are padded already, where positions depend on it."""
         padding = self.config.padding_token
         if padding is not None and any(bool((packed.tokens == padding).any()) for packed in rows_of_texts):
@@ -285,7 +290,7 @@ class Bert(Pretrained):
                 instead="each text without its padding: embed packs texts of unequal length",
             )
 
-    def _pooled(self, first: Tensor) -> Tensor:
+    def _apply_pooler(self, first: Tensor) -> Tensor:
         if self.pooler is None:
             raise ConfigError(
                 "This BERT has no pooler.",
@@ -295,36 +300,25 @@ class Bert(Pretrained):
             )
         return torch.tanh(self.pooler(first))
 
-    @torch.no_grad()
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-
 
 class MaskedTokens(nn.Module):
-    """What stands at a masked place: `norm(bend(x W + b)) E^T + c`, with the embedding `E` itself."""
+    """The masked-token head: `norm(activation(x W + b)) E^T + c`, with the embedding `E` itself."""
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.inner = Linear(config.dim, config.dim)
-        self.bend = PLAIN[config.activation]
+        self.activation_fn = PLAIN[config.activation]
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocab_size)
         self.output.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(self.norm(self.bend(self.inner(hidden))))
+        return self.output(self.norm(self.activation_fn(self.inner(hidden))))
 
 
-def _block(config: BertConfig, layer: int) -> Block:
+def _build_block(config: BertConfig, layer: int) -> TransformerBlock:
     hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
-    return Block(
+    return TransformerBlock(
         MultiHeadAttention(
             config.dim, config.heads, attention=build_layer(config.attention, layer), dropout=config.dropout
         ),

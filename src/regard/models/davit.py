@@ -6,7 +6,7 @@ every other at a cost linear in the pixels.
 
     image (batch, channel, row, column)
       Stem           patches of 7 x 7 pixels every 4, LayerNorm                     grid (batch, row, column, dim)
-      Stage 1..4     [Merge: LayerNorm, patches of 2 x 2]   then depth times: Block(window), Block(channel)
+      Stage 1..4     [PatchMerging: LayerNorm, patches of 2 x 2], then depth times window and channel blocks
       Head           mean over tokens, LayerNorm, Linear                            logits (batch, class)
 
 Grids keep their channels last from the first layer to the last: norms and linear layers want them so, and so does
@@ -29,10 +29,11 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.linear import Linear
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
-from regard.models.config import Config, published
-from regard.models.foreign.davit import TimmDaViT
+from regard.models.config import Config, find_published
+from regard.models.converters.davit import TimmDaViT
+from regard.models.initialization import init_weights, truncated_normal
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class DaViTConfig(Config):
         >>> DaViTConfig.variant("base", classes=10).dims
         (128, 256, 512, 1024)
         """
-        width, depths, window = published("DaViT", f"DaViTConfig.variant({name!r})", name, VARIANTS)
+        width, depths, window = find_published("DaViT", f"DaViTConfig.variant({name!r})", name, VARIANTS)
         dims = tuple(width * 2**stage for stage in range(4))
         fields = {"dims": dims, "heads": tuple(dim // 32 for dim in dims), "depths": depths, "window": window}
         return cls.from_dict(fields | changes)
@@ -121,7 +122,7 @@ VARIANTS: dict[str, tuple[int, tuple[int, ...], int]] = {
 PIECE = 16 << 20
 
 
-class Position(nn.Module):
+class ConvolutionalPosition(nn.Module):
     """Where a token is, told by its neighbours: `x + depthwise 3 x 3 convolution of x` (Chu et al. 2021).
 
         output[r, c, a] = x[r, c, a] + bias[a] + sum_{u, v = -1..1} weight[a, u, v] x[r + u, c + v, a]
@@ -136,21 +137,21 @@ class Position(nn.Module):
         self.bias = nn.Parameter(torch.empty(dim).uniform_(-1 / 3, 1 / 3))
 
     def forward(self, grid: Tensor) -> Tensor:
-        kernel = self.weight + _centre(self.weight)
+        kernel = self.weight + _identity_kernel(self.weight)
         moved = conv2d(grid.permute(0, 3, 1, 2), kernel, self.bias, padding=1, groups=len(kernel))
         return moved.permute(0, 2, 3, 1)
 
 
-def _centre(weight: Tensor) -> Tensor:
+def _identity_kernel(weight: Tensor) -> Tensor:
     """The 3 x 3 kernel that changes nothing."""
     return pad(weight.new_ones(1, 1), (1, 1, 1, 1))
 
 
-class Block(nn.Module):
+class DaViTBlock(nn.Module):
     """One attention and one feed-forward layer, each after a position, each added to what came before.
 
-        x = Position(x);   x = x + Attention(LayerNorm(x))
-        x = Position(x);   x = x + FeedForward(LayerNorm(x))
+        x = ConvolutionalPosition(x);   x = x + Attention(LayerNorm(x))
+        x = ConvolutionalPosition(x);   x = x + FeedForward(LayerNorm(x))
 
     The attention is a `WindowAttention` or a `ChannelAttention`. In training, each of the two branches is left out
     for an image with probability `drop_path` (stochastic depth, Huang et al. 2016).
@@ -159,21 +160,21 @@ class Block(nn.Module):
     def __init__(self, attention: WindowAttention | ChannelAttention, config: DaViTConfig, drop_path: float) -> None:
         super().__init__()
         dim = attention.dim
-        self.position1 = Position(dim)
+        self.position1 = ConvolutionalPosition(dim)
         self.norm1 = nn.LayerNorm(dim, eps=config.eps)
         self.attention = attention
-        self.position2 = Position(dim)
+        self.position2 = ConvolutionalPosition(dim)
         self.norm2 = nn.LayerNorm(dim, eps=config.eps)
         self.feed_forward = FeedForward(dim, int(dim * config.expansion))
         self.drop_path = drop_path
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.position1(grid)
-        grid = grid + self._sometimes(self.attention(self.norm1(grid)))
+        grid = grid + self._apply_drop_path(self.attention(self.norm1(grid)))
         grid = self.position2(grid)
-        return grid + self._sometimes(self.feed_forward(self.norm2(grid)))
+        return grid + self._apply_drop_path(self.feed_forward(self.norm2(grid)))
 
-    def _sometimes(self, branch: Tensor) -> Tensor:
+    def _apply_drop_path(self, branch: Tensor) -> Tensor:
         """The branch of some images only, larger so that its mean stays."""
         if not self.training or self.drop_path == 0:
             return branch
@@ -191,10 +192,10 @@ class Stem(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         self.embed.check(image)
-        return self.norm(self.embed(_padded(image, 4)))
+        return self.norm(self.embed(_pad_to_multiple(image, 4)))
 
 
-class Merge(nn.Module):
+class PatchMerging(nn.Module):
     """The step between two stages: `patches of 2 x 2 tokens of LayerNorm(x)`; a ragged grid is padded with zeros."""
 
     def __init__(self, dim: int, out: int, config: DaViTConfig) -> None:
@@ -205,10 +206,10 @@ class Merge(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.norm(grid).permute(0, 3, 1, 2)
-        return self.embed(_padded(grid, 2) if self.embed.tiles else grid)
+        return self.embed(_pad_to_multiple(grid, 2) if self.embed.tiles else grid)
 
 
-def _padded(image: Tensor, multiple: int) -> Tensor:
+def _pad_to_multiple(image: Tensor, multiple: int) -> Tensor:
     """Zeros on the right and below, up to multiples."""
     below, right = -image.shape[2] % multiple, -image.shape[3] % multiple
     return pad(image, (0, right, 0, below)) if below or right else image
@@ -220,13 +221,13 @@ class Stage(nn.Module):
     def __init__(self, index: int, config: DaViTConfig, rates: list[float]) -> None:
         super().__init__()
         dim, heads = config.dims[index], config.heads[index]
-        self.merge = Merge(config.dims[index - 1], dim, config) if index else nn.Identity()
+        self.merge = PatchMerging(config.dims[index - 1], dim, config) if index else nn.Identity()
         self.expansion = max(1, round(config.expansion))
         self.blocks = nn.Sequential()
         for rate in rates:
             window = WindowAttention(dim, heads, config.window, bias=config.qkv_bias)
             channel = ChannelAttention(dim, heads, config.scale, bias=config.qkv_bias)
-            self.blocks.extend([Block(window, config, rate), Block(channel, config, rate)])
+            self.blocks.extend([DaViTBlock(window, config, rate), DaViTBlock(channel, config, rate)])
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.merge(grid)
@@ -271,7 +272,7 @@ class DaViT(Pretrained):
             *(Stage(i, config, rates[start : start + config.depths[i]]) for i, start in enumerate(starts))
         )
         self.head = Head(config)
-        self.apply(_initialise)
+        init_weights(self, truncated_normal)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(batch, class)` of images `(batch, channel, row, column)`."""
@@ -289,13 +290,6 @@ class DaViT(Pretrained):
         for stage in self.stages:
             grids.append(stage(grids[-1]))
         return grids[1:]
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 __all__ = ["DaViT", "DaViTConfig"]

@@ -1,4 +1,4 @@
-"""GPT: a decoder that continues a text, by its configuration GPT-2, LLaMA, Mistral or Qwen2.
+"""GPT: a decoder-only transformer, by its configuration GPT-2, LLaMA, Mistral or Qwen2.
 
     x = embed(tokens) + position                        (rotary positions turn queries and keys instead)
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
@@ -21,25 +21,33 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.biases import Alibi
-from regard.errors import ConfigError
-from regard.layers.block import Block, Stack
-from regard.layers.cache import Memory, padded_positions
+from regard.errors import ConfigError, InputError
+from regard.layers.block import BlockList, TransformerBlock
+from regard.layers.cache import ModelCache
 from regard.layers.feedforward import NORMS, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
-from regard.layers.projections import Sizes, bias_letters
+from regard.layers.projections import AttentionSizes, bias_letters
 from regard.layers.rotary import Rotary
 from regard.models.attention_layers import build_layer, check_attentions, find_window, make_causal, select_layer
-from regard.models.config import Config, published
-from regard.models.foreign.gpt2 import GPT2
-from regard.models.foreign.llama import Llama
-from regard.models.foreign.mistral import Mistral
-from regard.models.foreign.qwen2 import Qwen2
-from regard.models.foreign.rules import Either
+from regard.models.config import Config, find_published
+from regard.models.converters.base import ConverterGroup
+from regard.models.converters.gpt2 import GPT2
+from regard.models.converters.llama import Llama
+from regard.models.converters.mistral import Mistral
+from regard.models.converters.qwen2 import Qwen2
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights, normal
+from regard.models.padding import check_cached_mask, find_padding
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_lengths, check_memory, check_pattern, check_positions, check_sizes, check_tokens
+from regard.models.validation import (
+    check_cache,
+    check_pattern,
+    check_positions,
+    check_sizes,
+    check_tokens,
+)
 from regard.patterns import Pattern, Window
 
 POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "none")
@@ -49,7 +57,7 @@ SIZES = {"small": (12, 768, 12), "medium": (24, 1024, 16), "large": (36, 1280, 2
 
 @dataclass(frozen=True, eq=False)
 class GPTConfig(Config):
-    """Sizes and choices of a GPT; the defaults are GPT-2's smallest.
+    """AttentionSizes and choices of a GPT; the defaults are GPT-2's smallest.
 
     Attributes:
         vocab_size: number of distinct tokens.
@@ -190,7 +198,7 @@ class GPTConfig(Config):
     @classmethod
     def gpt2(cls, size: str = "small", **changes: Any) -> GPTConfig:
         """GPT-2 `small`, `medium`, `large` or `xl`."""
-        layers, dim, heads = published("GPT-2", f"GPTConfig.gpt2({size!r})", size, SIZES)
+        layers, dim, heads = find_published("GPT-2", f"GPTConfig.gpt2({size!r})", size, SIZES)
         return cls.from_dict({"layers": layers, "dim": dim, "heads": heads, **changes})
 
     @classmethod
@@ -201,7 +209,7 @@ class GPTConfig(Config):
 
 
 class GPT(Pretrained):
-    """A decoder-only transformer that writes.
+    """A decoder-only language model.
 
     >>> from regard.models import GPT, GPTConfig
     >>> model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=8, layers=2, heads=2)).eval()
@@ -213,23 +221,23 @@ class GPT(Pretrained):
 
     Config: ClassVar = GPTConfig
     converters: ClassVar = {
-        "huggingface": Either(GPT2(GPTConfig), Llama(GPTConfig), Mistral(GPTConfig), Qwen2(GPTConfig))
+        "huggingface": ConverterGroup(GPT2(GPTConfig), Llama(GPTConfig), Mistral(GPTConfig), Qwen2(GPTConfig))
     }
-    prompts_count = True
+    prompt_fills_context = True
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
         self.config: GPTConfig = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.positions = _positions(config)
+        self.positions = _build_positions(config)
         self.rotary = Rotary(config.head_size, config.rotary_base) if config.position == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(self._block(layer) for layer in range(config.layers))
+        self.blocks = BlockList(self._build_block(layer) for layer in range(config.layers))
         self.norm = NORMS[config.norm](config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocab_size, bias=False) if config.logits else None
         if config.tie_embeddings and self.output is not None:
             self.output.weight = self.embedding.weight
-        self._initialise()
+        self._init_weights()
 
     @property
     def vocab_size(self) -> int:
@@ -244,19 +252,38 @@ class GPT(Pretrained):
         tokens: Tensor,
         *,
         pattern: Pattern | None = None,
-        memory: Memory | None = None,
+        cache: ModelCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits of the next token at every place, `(batch, token, vocabulary)`; of the last place only if `last_only`.
+        """Logits of the next token, `(batch, token, vocab_size)`; hidden states where `logits=False`.
 
-        A model without an output matrix (`logits=False`) returns what `hidden` does, `(batch, token, dim)`.
-        `lengths`: how many tokens of each row are real, counted from the right: unequal texts are padded on the left.
-        `memory`: what `new_memory` made; `tokens` are then the next ones. `pattern` may hide more, as `Segments` do for
-        texts packed into one row; their `positions`, `(token,)` or `(batch, token)`, then begin again with each text.
+        tokens: `(batch, token)`; with a cache, those after the cached ones.
+        pattern: hides more, as `Segments` do for texts packed into one row.
+        cache: from `new_cache`.
+        lengths: number of real tokens of each row, for texts padded on the left.
+        attention_mask: the same as Hugging Face gives it, `(batch, token)`, 1 for real tokens; padded on either side.
+            With a cache only the first call may be padded, on the left.
+        positions: `(token,)` or `(batch, token)`; by default they count the real tokens of each row.
+        last_only: logits of the last token alone.
         """
-        x = self.hidden(tokens, pattern=pattern, memory=memory, lengths=lengths, positions=positions)
+        if last_only and isinstance(attention_mask, Tensor) and not bool(attention_mask[..., -1].all()):
+            raise InputError(
+                "The last token of a row is padding.",
+                asked="last_only=True with an attention_mask whose last column has zeros",
+                because="last_only returns the logits of the last column",
+                instead='texts padded on the left (padding_side="left" of the tokenizer), or last_only=False',
+            )
+        x = self.hidden(
+            tokens,
+            pattern=pattern,
+            cache=cache,
+            lengths=lengths,
+            attention_mask=attention_mask,
+            positions=positions,
+        )
         x = x[:, -1:] if last_only else x
         return x if self.output is None else self.output(x)
 
@@ -265,19 +292,33 @@ class GPT(Pretrained):
         tokens: Tensor,
         *,
         pattern: Pattern | None = None,
-        memory: Memory | None = None,
+        cache: ModelCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """What the last layer knows of every token, normalised: `(batch, token, dim)`."""
-        check_memory(memory)
+        """Hidden states after the last norm, `(batch, token, dim)`; arguments as in `forward`."""
+        check_cache(cache)
         check_pattern(pattern)
-        check_tokens(tokens, self.vocab_size, self.context_length, 0 if memory is None else memory.length)
+        check_tokens(tokens, self.vocab_size, self.context_length, 0 if cache is None else cache.length)
         check_positions(positions, tokens)
-        if lengths is not None:
-            check_lengths(lengths, tokens)
+        if attention_mask is not None and lengths is None and cache is not None and cache.length:
+            check_cached_mask(attention_mask, tokens, cache)
+        elif (padding := find_padding(tokens, lengths, attention_mask, side="left")) is not None:
+            if padding.side == "right":
+                if cache is not None:
+                    raise InputError(
+                        "A cache cannot be filled from texts padded on the right.",
+                        asked=f"attention_mask {tuple(tokens.shape)}, padded on the right, with a cache",
+                        because="later tokens would follow padding; the last token of every row is in the last column",
+                        instead='texts padded on the left (padding_side="left" of the tokenizer)',
+                    )
+                pattern = padding if pattern is None else pattern & padding
+            elif lengths is None:
+                lengths = padding.counts
         if positions is None:
-            positions = _places(tokens, memory, lengths)
+            past = ModelCache([]) if cache is None else cache
+            positions = past.positions(tokens.shape[1], lengths).to(tokens.device)
         x = self.embedding(tokens)
         if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
@@ -286,30 +327,30 @@ class GPT(Pretrained):
         rotation = None if self.rotary is None else self.rotary.rotation(positions, x.dtype)
         x = self.dropout(x)
         for index, block in enumerate(self.blocks):
-            cache = None if memory is None else memory.caches[index]
-            x = block(x, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
+            layer_cache = None if cache is None else cache.layers[index]
+            x = block(x, pattern=pattern, cache=layer_cache, lengths=lengths, rotation=rotation)
         return self.norm(x)
 
-    # Writing
+    # Generation
 
-    def new_memory(self, capacity: int | None = None) -> Memory:
+    def new_cache(self, capacity: int | None = None) -> ModelCache:
         """Empty caches for texts of at most `capacity` tokens; they grow where no room is given."""
-        return Memory([block.attention.new_cache(capacity) for block in self.blocks])
+        return ModelCache([block.attention.new_cache(capacity) for block in self.blocks])
 
-    def start(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, Memory]:
-        """Read the prompts: logits of each next token `(batch, vocabulary)`, and the memory to go on with."""
-        memory = self.new_memory(prompts.shape[1] + capacity)
-        return self(prompts, memory=memory, lengths=lengths, last_only=True)[:, 0], memory
+    def prefill(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, ModelCache]:
+        """Prefill: logits of each next token `(batch, vocab_size)`, and the cache to continue from."""
+        cache = self.new_cache(prompts.shape[1] + capacity)
+        return self(prompts, cache=cache, lengths=lengths, last_only=True)[:, 0], cache
 
-    def extend(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """Read one more token of each row: logits of the next, `(batch, vocabulary)`."""
-        return self(tokens, memory=memory, last_only=True)[:, 0]
+    def decode_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
+        """Decode one more token of each row: logits of the next, `(batch, vocab_size)`."""
+        return self(tokens, cache=cache, last_only=True)[:, 0]
 
     def generate(self, prompts: Sequence[Sequence[int]] | Tensor, **words: Any) -> Generation:
         """Continue the prompts; see `regard.models.generation.generate` for all it can do."""
         if self.output is None:
             raise ConfigError(
-                "This GPT has no logits to write with.",
+                "This GPT has no logits.",
                 asked="generate(...)",
                 found="a configuration with logits=False: the checkpoint had no output matrix (lm_head)",
                 because="the next token is drawn from logits",
@@ -319,10 +360,10 @@ class GPT(Pretrained):
 
     # Building
 
-    def _block(self, layer: int) -> Block:
+    def _build_block(self, layer: int) -> TransformerBlock:
         config = self.config
         attention = MultiHeadAttention(
-            Sizes(config.dim, config.heads, config.kv_heads, config.head_dim),
+            AttentionSizes(config.dim, config.heads, config.kv_heads, config.head_dim),
             attention=build_layer(config.describe_layer(layer), layer),
             bias=config.projection_biases,
             dropout=config.dropout,
@@ -330,34 +371,20 @@ class GPT(Pretrained):
         )
         hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
         feed_forward = FeedForward(config.dim, hidden, config.feed_forward, bias=config.bias)
-        return Block(attention, feed_forward, norm=NORMS[config.norm], eps=config.norm_eps, dropout=config.dropout)
+        return TransformerBlock(
+            attention, feed_forward, norm=NORMS[config.norm], eps=config.norm_eps, dropout=config.dropout
+        )
 
     @torch.no_grad()
-    def _initialise(self) -> None:
-        """Normal with deviation 0.02; what is added to the residual is smaller, so that depth does not make it grow."""
-        for module in self.modules():
-            if isinstance(module, Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, MultiHeadAttention):
-                for weight in module.projections.weights():
-                    nn.init.normal_(weight, std=0.02)
-            if isinstance(module, Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+    def _init_weights(self) -> None:
+        """What is added to the residual is smaller, so that depth does not make it grow."""
+        init_weights(self, normal, (nn.Linear, nn.Embedding), projections=True)
         for block in self.blocks:
             for last in (block.attention.output, block.feed_forward.outer):
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.layers) ** 0.5)
 
 
-def _positions(config: GPTConfig) -> nn.Module | None:
+def _build_positions(config: GPTConfig) -> nn.Module | None:
     if config.position == "learned":
         return LearnedPositions(config.context_length, config.dim)
     return SinusoidalPositions(config.dim) if config.position == "sinusoidal" else None
-
-
-def _places(tokens: Tensor, memory: Memory | None, lengths: Sequence[int] | Tensor | None) -> Tensor:
-    """Each token's position in its own text, `(token,)` or `(batch, token)`."""
-    count = tokens.shape[1]
-    if memory is not None:
-        return memory.positions(count, lengths).to(tokens.device)
-    places = torch.arange(count) if lengths is None else padded_positions(count, lengths)
-    return places.to(tokens.device)

@@ -1,4 +1,4 @@
-"""Saving models and loading them again, the Hugging Face way."""
+"""`save_pretrained` and `from_pretrained`, as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError
-from regard.models.assembly import assemble, check_dtype, check_layers, check_readable, stored_names
 from regard.models.config import Config
-from regard.models.files.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
-from regard.models.files.tensors import SHARD_BYTES
-from regard.models.foreign.rules import Converter, convert_tensors, understood
+from regard.models.converters.base import Converter, convert_config, convert_tensors
+from regard.models.io.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
+from regard.models.io.tensors import SHARD_BYTES
+from regard.models.load_state import (
+    build_from_state,
+    check_dtype,
+    check_layers,
+    check_matches_config,
+    find_stored_names,
+)
 
 State = dict[str, Tensor]
 
@@ -64,7 +70,7 @@ class Pretrained(nn.Module):
         what its configuration builds, is refused: it could not be read again. So is a description of attention
         that has no text form (`Where`, a function as feature map, a tensor as bias), or no place in the other layout.
         """
-        config, state = self.to_foreign(layout)
+        config, state = self.to_checkpoint(layout)
         write_folder(folder, config, state, shard_bytes=shard_bytes, companions=self.companions)
 
     @classmethod
@@ -81,16 +87,16 @@ class Pretrained(nn.Module):
         check_dtype(dtype)
         path = Path(source).expanduser()
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
-            path = _from_hub(source)
+            path = _download_from_hub(source)
         config, state = read_checkpoint(path)
-        model = cls._of(config, state, dtype, str(path))
+        model = cls._load(config, state, dtype, str(path))
         model.companions = read_companions(path)
         return model
 
     # Tensors in memory
 
     @classmethod
-    def from_foreign(
+    def from_checkpoint(
         cls,
         config: dict[str, Any],
         state: Mapping[str, Tensor],
@@ -100,18 +106,20 @@ class Pretrained(nn.Module):
     ) -> Self:
         """The model of another library's configuration and state dict; the tensors are copied."""
         check_dtype(dtype)
-        return cls._convert(cls._converter(layout), config, dict(state), dtype, f"a {layout} state in memory")
+        return cls._load_converted(
+            cls._find_converter(layout), config, dict(state), dtype, f"a {layout} state in memory"
+        )
 
-    def to_foreign(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
+    def to_checkpoint(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
         """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
         fields = self.config.to_dict()  # first: what cannot be written is named, whatever the layout
-        check_readable(self, type(self), self.config)
-        state = {name: tensor for name, tensor in self.state_dict().items() if name in stored_names(self)}
+        check_matches_config(self, type(self), self.config)
+        state = {name: tensor for name, tensor in self.state_dict().items() if name in find_stored_names(self)}
         if layout == "regard":
-            return {"model_type": self._type(), **fields}, state
-        converter, config = self._converter(layout), self.config.simplify()
+            return {"model_type": self._model_type(), **fields}, state
+        converter, config = self._find_converter(layout), self.config.simplify()
         described = ", ".join(f"{name}={value!r}" for name, value in config.attentions().items())
-        reason = f"it has no {described}" if described else converter.refuses(config)
+        reason = f"it has no {described}" if described else converter.explain_unsupported(config)
         if reason:
             raise CheckpointError(
                 f"This {type(self).__name__} cannot be written in the layout {layout!r}.",
@@ -122,10 +130,10 @@ class Pretrained(nn.Module):
         return converter.write_config(config), converter.write_state(state, config)
 
     @classmethod
-    def _of(cls, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str) -> Self:
+    def _load(cls, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str) -> Self:
         kind = config.get("model_type")
         if isinstance(kind, str) and kind.startswith("regard."):
-            if kind != cls._type():
+            if kind != cls._model_type():
                 raise CheckpointError(
                     f"This is no {cls.__name__}.",
                     asked=f"{cls.__name__} from {source}",
@@ -134,35 +142,35 @@ class Pretrained(nn.Module):
                     instead=f"the model whose name is {kind.removeprefix('regard.')!r}",
                 )
             fields = {name: value for name, value in config.items() if name != "model_type"}
-            return assemble(cls, cls.Config.from_dict(fields), state, dtype, source)
+            return build_from_state(cls, cls.Config.from_dict(fields), state, dtype, source)
         for converter in cls.converters.values():
             if converter.matches(config):
-                return cls._convert(converter, config, state, dtype, source)
+                return cls._load_converted(converter, config, state, dtype, source)
         said = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
-        others = [kind.__name__ for kind in Pretrained.__subclasses__() if kind is not cls and kind._reads(config)]
-        reads = [f"{converter.reads} ({layout})" for layout, converter in cls.converters.items()]
+        others = [kind.__name__ for kind in Pretrained.__subclasses__() if kind is not cls and kind._can_read(config)]
+        reads = [f"{converter.supported} ({layout})" for layout, converter in cls.converters.items()]
         raise CheckpointError(
             f"{cls.__name__} does not read this model.",
             asked=f"{cls.__name__} from {source}",
             found=", ".join(f"{name}={value!r}" for name, value in said.items()) or "a configuration of no known kind",
-            because=f"{cls.__name__} reads {'; '.join([f'model_type {cls._type()}', *reads])}",
+            because=f"{cls.__name__} reads {'; '.join([f'model_type {cls._model_type()}', *reads])}",
             instead=f"{others[0]}.from_pretrained(...)" if others else "a checkpoint of such a model",
         )
 
     @classmethod
-    def _reads(cls, config: dict[str, Any]) -> bool:
+    def _can_read(cls, config: dict[str, Any]) -> bool:
         return any(converter.matches(config) for converter in cls.converters.values())
 
     @classmethod
-    def _convert(
+    def _load_converted(
         cls, converter: Converter, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str
     ) -> Self:
-        ours = understood(cls.__name__, converter, converter.add_heads(config, state))
+        ours = convert_config(cls.__name__, converter, converter.infer_heads(config, state))
         check_layers(ours, state, source)
-        return assemble(cls, ours, convert_tensors(cls.__name__, converter, state, ours, source), dtype, source)
+        return build_from_state(cls, ours, convert_tensors(cls.__name__, converter, state, ours, source), dtype, source)
 
     @classmethod
-    def _converter(cls, layout: str) -> Converter:
+    def _find_converter(cls, layout: str) -> Converter:
         if layout not in cls.converters:
             raise CheckpointError(
                 f"{cls.__name__} has no layout {layout!r}.",
@@ -198,14 +206,14 @@ class Pretrained(nn.Module):
         )
 
     @classmethod
-    def _type(cls) -> str:
+    def _model_type(cls) -> str:
         return f"regard.{cls.__name__.lower()}"
 
 
-def _from_hub(name: str) -> Path:
+def _download_from_hub(name: str) -> Path:
     """The folder of a model of the hub, from the local cache or downloaded now."""
     try:
-        from huggingface_hub import snapshot_download  # an extra, and imported only by who asks for the hub
+        from huggingface_hub import snapshot_download  # an extra, and imported only where the hub is used
     except ImportError as failure:
         raise CheckpointError(
             f"{name!r} is no path here, and the hub needs the package huggingface_hub.",

@@ -1,4 +1,4 @@
-"""The image classifier that learned to convolve: heads of attention that look by position alone.
+"""An image classifier whose heads attend by position alone and learn to convolve.
 
 Cordonnier, Loukas and Jaggi, On the Relationship between Self-Attention and Convolutional Layers (ICLR 2020).
 """
@@ -21,7 +21,7 @@ from regard.layers.patches import check_pixels
 from regard.layers.profiles import HeadProfile, head_profile, relative_scores
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 POSITIONS = ("quadratic", "gaussian", "learned", "content")
 
@@ -30,9 +30,15 @@ POSITIONS = ("quadratic", "gaussian", "learned", "content")
 class SpatialConfig(Config):
     """What a `SpatialTransformer` is built from; the defaults are the paper's, for CIFAR-10.
 
-    `position` says how a head finds where to look: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and
-    a full covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content). `heads` is one
-    number for all layers, or one for each, as after dropping heads.
+    Attributes:
+        position: the scores of a head: `"quadratic"` (a centre and a spread), `"gaussian"` (a centre and a full
+            covariance), `"learned"` (rows and columns from tables), `"content"` (tables and content).
+        image, channels, patch: rows and columns of an image, its channels, and the side of a patch, in pixels.
+        dim, layers, hidden_dim: hidden size, blocks, channels of the feed-forward part.
+        heads: one number for all layers, or one for each, as after pruning heads.
+        classes: number of logits.
+        dropout, attention_dropout: while training, on residuals and on attention weights.
+        norm_eps: of the norms.
 
         >>> from regard.models.spatial import SpatialConfig
         >>> SpatialConfig(image=(32, 48)).grid
@@ -91,7 +97,7 @@ class SpatialConfig(Config):
 
 
 class SpatialTransformer(Pretrained):
-    r"""Classify images by self-attention whose heads keep the full dimension and mostly look by position.
+    r"""Classify images by self-attention whose heads keep the full dimension and mostly attend by position.
 
         tokens = space_to_depth(image) W + b                                       2 x 2 pixels, 12 -> D
         y = norm(x + dense(sum_h A_h x V_h + b))                                   six times, and
@@ -115,12 +121,12 @@ class SpatialTransformer(Pretrained):
                     content + 2 * 31 D / 2 + 2 (H D D + H D) (two tables of half vectors; queries and keys, biased)
 
     which is 12 086 844, 12 087 006, 12 278 682 and 29 484 282 for nine heads, 18 806 970 for sixteen quadratic ones.
-    Heads that look by position have no queries, keys or values of their own: each averages the same tokens, and the
+    Positional heads have no queries, keys or values of their own: each averages the same tokens, and the
     one matrix `V` of H D x D reads their concatenation. Biases start as in the paper, the rest as torch does.
 
     Where we differ: the grid need not be square. Where the weights are a product over the two axes they are never
     multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops entries of the
-    square. A slanted covariance is left to `attend`, which looks at all pairs of a small grid and convolves a large
+    square. A slanted covariance is left to `attend`, which computes all pairs of a small grid and convolves a large
     one. With content, the two tables become more features: `[q, q . row, q . column]` meets `[k, one-hot row, one-hot
     column]`, an ordinary attention without a bias. Channels after `space_to_depth` are in the order of
     `torch.nn.functional.pixel_unshuffle`.
@@ -186,7 +192,7 @@ class SpatialBlock(nn.Module):
 class SpatialHeads(nn.Module):
     """Heads of full dimension over a grid of tokens `(batch, row, column, dim)`: see `SpatialTransformer`.
 
-    `position` holds what says where to look: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
+    `position` gives the scores by position: a `Quadratic` or `Gaussian` bias, or the tables of relative rows and
     columns.
     """
 
@@ -209,7 +215,7 @@ class SpatialHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         drop = self.training and self.attention_dropout > 0
-        axes = self._axes()
+        axes = self._compute_axis_weights()
         if drop:
             weight = self.weights(x).expand(len(x), -1, -1, -1)  # every image drops its own
             weight = functional.dropout(weight, self.attention_dropout)
@@ -221,23 +227,23 @@ class SpatialHeads(nn.Module):
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
             heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, scale=0, bias=self.position)
         else:
-            query, key = self._features(x)
+            query, key = self._compute_content_features(x)
             tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
             heads = attend(query, key, tokens, scale=1 / math.sqrt(self.dim))
         return self.value(heads.transpose(1, 2).reshape(*x.shape[:3], -1))
 
     def weights(self, x: Tensor) -> Tensor:
         """The square `(batch or 1, head, query, key)`: for study, and for dropout in training."""
-        if (axes := self._axes()) is not None:
+        if (axes := self._compute_axis_weights()) is not None:
             return separable_weights(*axes)[None]
         if isinstance(self.position, Gaussian):
             token = torch.arange(self.grid[0] * self.grid[1], device=x.device)
             return self.position.scores(token[:, None], token).softmax(-1)[None]
-        query, key = self._features(x)
+        query, key = self._compute_content_features(x)
         return (query @ key.mT / math.sqrt(self.dim)).softmax(-1)
 
     def head_profile(self) -> HeadProfile:
-        """Where the heads look and what they add for what they see; heads that look by content are refused.
+        """The attention of the heads by relative position, and their values; content-based heads are refused.
 
         The values are those of this layer alone; what a block adds is its `dense` of that.
         """
@@ -254,28 +260,28 @@ class SpatialHeads(nn.Module):
         elif isinstance(self.position, LearnedPosition):
             scores = self.position.scores()
         else:
-            return head_profile(self.position).weights  # which refuses what looks by content
+            return head_profile(self.position).weights  # refuses content-based attention
         return scores.flatten(1).softmax(-1).view_as(scores)
 
-    def _axes(self) -> tuple[Tensor, Tensor] | None:
+    def _compute_axis_weights(self) -> tuple[Tensor, Tensor] | None:
         """Weights over rows and over columns, when the weights of all pairs are their products."""
         if isinstance(self.position, LearnedPosition):
             return axis_weights(*self.position.axis_scores())
         scores = axis_scores(self.position) if isinstance(self.position, Quadratic) else None
         return None if scores is None else axis_weights(*scores)
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_content_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys whose inner product is the score with content times `sqrt(D)`."""
         assert isinstance(self.position, ContentPosition)
         shape = (x.shape[0], *self.grid, self.heads, self.dim)
         query, key = self.query(x).view(shape), self.key(x).view(shape)
         row, column = self.position(query)
-        one_hot = self._one_hot(x).expand(*shape[:-1], -1)
+        one_hot = self._make_one_hot_positions(x).expand(*shape[:-1], -1)
         wide = torch.cat((query, row, column), -1), torch.cat((key, one_hot), -1)
         query, key = (features.flatten(1, 2).transpose(1, 2) for features in wide)
         return query, key
 
-    def _one_hot(self, x: Tensor) -> Tensor:
+    def _make_one_hot_positions(self, x: Tensor) -> Tensor:
         """Which row and which column a token lies in, `(row, column, 1, rows + columns)`."""
         rows, columns = (torch.eye(size, dtype=x.dtype, device=x.device) for size in self.grid)
         down = rows[:, None].expand(*self.grid, -1)

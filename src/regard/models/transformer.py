@@ -1,4 +1,4 @@
-"""The Transformer: an encoder reads one text, a decoder writes another while looking at it.
+"""The Transformer: an encoder, and a decoder with cross-attention to it.
 
     encoder   x = norm(x + attention(x)),  x = norm(x + feed_forward(x))
     decoder   y = norm(y + causal attention(y)),  y = norm(y + attention(y, x)),  y = norm(y + feed_forward(y))
@@ -21,20 +21,22 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import ConfigError
-from regard.layers.block import Block, Stack
-from regard.layers.cache import CrossCache, Memory, padded_positions
+from regard.layers.block import BlockList, TransformerBlock
+from regard.layers.cache import CrossCache, ModelCache, padded_positions
 from regard.layers.feedforward import GATED, PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.positions import LearnedPositions, SinusoidalPositions
 from regard.models.attention_layers import Attentions, build_layer, check_attentions, make_causal, select_layer
 from regard.models.config import Config
-from regard.models.foreign.torch_transformer import TorchTransformer, described
+from regard.models.converters.torch_transformer import TorchTransformer, read_arguments
 from regard.models.generation import Generation, generate
+from regard.models.initialization import init_weights
+from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
-from regard.models.reading import (
+from regard.models.validation import (
+    check_cache,
     check_lengths,
-    check_memory,
     check_pattern,
     check_positions,
     check_sizes,
@@ -48,7 +50,7 @@ Lengths = Sequence[int] | Tensor
 
 @dataclass(frozen=True, eq=False)
 class TransformerConfig(Config):
-    """Sizes and choices of a Transformer; the defaults are the paper's base model.
+    """AttentionSizes and choices of a Transformer; the defaults are the paper's base model.
 
     Attributes:
         vocab_size: number of tokens that both languages share.
@@ -63,7 +65,7 @@ class TransformerConfig(Config):
         start: the token that a translation starts with.
         dropout: while training, on embeddings, residuals and attention weights.
         encoder_attention, decoder_attention, cross_attention: an `Attention` for all layers of the encoder, for the
-            self-attention of all layers of the decoder, and for the decoder's look at the encoder's tokens; or one for
+            self-attention of all layers of the decoder, and for the cross-attention of all layers; or one for
             each layer. The decoder's pattern is joined to `Causal()` by `&`. Cross-attention has a scale or a feature
             map: source and target have no positions in common that a pattern or a bias could count. Each layer has a
             copy of the bias, learned parameters included.
@@ -122,7 +124,7 @@ class TransformerConfig(Config):
             by_position = cross is not None and not (cross.pattern is None or cross.pattern.is_full)
             if cross is not None and (by_position or cross.bias is not None):
                 raise ConfigError(
-                    "Cross-attention does not look by position.",
+                    "Cross-attention cannot depend on positions.",
                     asked=f"cross_attention={cross!r}",
                     because="a target token has no position in the source, so it would depend on the target's length",
                     instead="a scale or a feature map; encoder_attention and decoder_attention for patterns and biases",
@@ -157,24 +159,24 @@ class Transformer(Pretrained):
 
     Config: ClassVar = TransformerConfig
     converters: ClassVar = {"torch": TorchTransformer(TransformerConfig)}
-    prompts_count = False
+    prompt_fills_context = False
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.config: TransformerConfig = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.target_embedding = self.embedding if config.shared else nn.Embedding(config.vocab_size, config.dim)
-        self.source_positions, self.target_positions = _positions(config), _positions(config)
+        self.source_positions, self.target_positions = _build_positions(config), _build_positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Stack(_block(config, layer, decodes=False) for layer in range(config.layers))
-        self.decoder = Stack(_block(config, layer, decodes=True) for layer in range(config.layers))
+        self.encoder = BlockList(_build_block(config, layer, decodes=False) for layer in range(config.layers))
+        self.decoder = BlockList(_build_block(config, layer, decodes=True) for layer in range(config.layers))
         ends = config.order == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.decoder_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if ends else None
         self.output = Linear(config.dim, config.vocab_size, bias=False)
         if config.shared:
             self.output.weight = self.embedding.weight
-        self._initialise()
+        self._init_weights()
 
     @property
     def vocab_size(self) -> int:
@@ -191,94 +193,114 @@ class Transformer(Pretrained):
         *,
         source_lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next token at every place of the target, `(batch, token, vocabulary)`.
+        """Logits of the next token at every position of the target, `(batch, token, vocab_size)`.
 
-        Texts are padded on the right; lengths say how long each one is. The target begins with the start token.
+        target: begins with the start token.
+        source_lengths, target_lengths: number of real tokens of each row, for texts padded on the right.
+        attention_mask, decoder_attention_mask: the same for source and target as Hugging Face gives them, `(batch,
+            token)`, 1 for real tokens; padded on either side. Positions count the real tokens of each row.
         """
-        for lengths, tokens in ((source_lengths, source), (target_lengths, target)):
+        for tokens in (source, target):
             check_tensor("tokens", tokens, "torch.tensor([[464, 3290]])")
-            if lengths is not None:
-                check_lengths(lengths, tokens)
-        hidden = None if source_lengths is None else Padding(source_lengths)
-        pattern = None if target_lengths is None else Padding(target_lengths)
-        context = self.encode(source, pattern=hidden)
-        return self.output(self.decode(target, context, pattern=pattern, context_pattern=hidden))
+        names = (("source_lengths", "attention_mask"), ("target_lengths", "decoder_attention_mask"))
+        source_padding = find_padding(source, source_lengths, attention_mask, side="right", names=names[0])
+        padding = find_padding(target, target_lengths, decoder_attention_mask, side="right", names=names[1])
+        encoded, source_padding = self._encode_padded(source, source_padding)
+        if padding is not None and padding.side == "left":
+            hidden = self.decode(target, encoded, encoder_pattern=source_padding, lengths=padding.counts)
+        else:
+            hidden = self.decode(target, encoded, pattern=padding, encoder_pattern=source_padding)
+        return self.output(hidden)
 
     def encode(self, source: Tensor, *, pattern: Pattern | None = None, positions: Tensor | None = None) -> Tensor:
-        """What the encoder knows of every source token, `(batch, token, dim)`."""
+        """Hidden states of the encoder, `(batch, token, dim)`."""
         check_pattern(pattern)
         check_tokens(source, self.vocab_size, self.context_length)
         check_positions(positions, source)
         positions = torch.arange(source.shape[1], device=source.device) if positions is None else positions
-        x = self._embed(source, self.embedding, self.source_positions, positions)
+        x = self._embed_tokens(source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, pattern=pattern)
         return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    def _encode_padded(self, source: Tensor, padding: Padding | None) -> tuple[Tensor, Padding | None]:
+        """The source's hidden states, and the padding that cross-attention has to hide.
+
+        Positions count real tokens. An attention that depends on absolute positions needs the padding on the right.
+        """
+        if padding is None or padding.side == "right":
+            return self.encode(source, pattern=padding), padding
+        lengths = torch.tensor(padding.counts)
+        if all(block.attention.is_shift_invariant for block in self.encoder):
+            positions = padded_positions(source.shape[1], lengths).to(source.device)
+            return self.encode(source, pattern=padding, positions=positions), padding
+        return self.encode(_pad_right(source, lengths), pattern=Padding(lengths)), Padding(lengths)
+
     def decode(
         self,
         target: Tensor,
-        context: Tensor | None,
+        encoder_hidden_states: Tensor | None,
         *,
         pattern: Pattern | None = None,
-        context_pattern: Pattern | None = None,
-        memory: Memory | None = None,
+        encoder_pattern: Pattern | None = None,
+        cache: ModelCache | None = None,
+        lengths: Lengths | None = None,
     ) -> Tensor:
-        """What the decoder knows of every target token, `(batch, token, dim)`.
+        """Hidden states of every target token, `(batch, token, dim)`.
 
-        With a memory, `target` are the next tokens, and the context is needed only for the first of them.
+        `encoder_hidden_states` come from `encode`, and `encoder_pattern` hides their padding. With a cache, `target`
+        are the next tokens, and the hidden states of the encoder are needed only for the first of them. `lengths`:
+        number of real tokens of each row, for targets padded on the left.
         """
-        check_memory(memory)
+        check_cache(cache)
         check_pattern(pattern)
-        check_pattern(context_pattern)
-        past = 0 if memory is None else memory.length
-        check_tokens(target, self.vocab_size, self.context_length, past)
-        positions = torch.arange(target.shape[1]) if memory is None else memory.positions(target.shape[1])
-        positions = positions.to(target.device)
-        y = self._embed(target, self.target_embedding, self.target_positions, positions)
+        check_pattern(encoder_pattern)
+        check_tokens(target, self.vocab_size, self.context_length, 0 if cache is None else cache.length)
+        if lengths is not None:
+            check_lengths(lengths, target)
+        past = ModelCache([]) if cache is None else cache
+        positions = past.positions(target.shape[1], lengths).to(target.device)
+        y = self._embed_tokens(target, self.target_embedding, self.target_positions, positions)
         for index, block in enumerate(self.decoder):
             y = block(
                 y,
                 pattern=pattern,
-                context=context,
-                context_pattern=context_pattern,
-                cache=None if memory is None else memory.caches[index],
-                cross_cache=None if memory is None else memory.crosses[index],
+                context=encoder_hidden_states,
+                context_pattern=encoder_pattern,
+                cache=None if cache is None else cache.layers[index],
+                cross_cache=None if cache is None else cache.cross_layers[index],
+                lengths=lengths,
             )
         return y if self.decoder_norm is None else self.decoder_norm(y)
 
-    def _embed(self, tokens: Tensor, embedding: nn.Embedding, positions: nn.Module, places: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor, embedding: nn.Embedding, positions: nn.Module, places: Tensor) -> Tensor:
         x = embedding(tokens) * self.config.dim**0.5
         # A computed table is rounded once, to the model's own precision.
         added = positions(places, x.dtype) if isinstance(positions, SinusoidalPositions) else positions(places)
         return self.dropout(x + added)
 
-    # Writing
+    # Generation
 
-    def new_memory(self, capacity: int | None = None) -> Memory:
+    def new_cache(self, capacity: int | None = None) -> ModelCache:
         """Empty caches for targets of at most `capacity` tokens."""
         caches = [block.attention.new_cache(capacity) for block in self.decoder]
-        return Memory(caches, [CrossCache() for _ in self.decoder])
+        return ModelCache(caches, [CrossCache() for _ in self.decoder])
 
-    def start(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, Memory]:
-        """Read the sources, padded on the left: logits of the first target tokens, and the memory to go on with."""
-        padding, places = None, None
-        if lengths is not None and not all(block.attention.is_shift_invariant for block in self.encoder):
-            padding, prompts = Padding(lengths), _pad_right(prompts, lengths)
-        elif lengths is not None:
-            padding = Padding(lengths, side="left")
-            places = padded_positions(prompts.shape[1], lengths).to(prompts.device)
-        context = self.encode(prompts, pattern=padding, positions=places)
-        memory = self.new_memory(capacity + 1)
-        memory.context_pattern = padding
+    def prefill(self, prompts: Tensor, lengths: Tensor | None = None, capacity: int = 0) -> tuple[Tensor, ModelCache]:
+        """Prefill with sources padded on the left: logits of the first target tokens, and the cache."""
+        encoded, padding = self._encode_padded(prompts, None if lengths is None else Padding(lengths, side="left"))
+        cache = self.new_cache(capacity + 1)
+        cache.encoder_padding = padding
         begin = prompts.new_full((len(prompts), 1), self.config.start)
-        hidden = self.decode(begin, context, context_pattern=padding, memory=memory)
-        return self.output(hidden)[:, -1], memory
+        hidden = self.decode(begin, encoded, encoder_pattern=padding, cache=cache)
+        return self.output(hidden)[:, -1], cache
 
-    def extend(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """Read one more target token of each row: logits of the next."""
-        hidden = self.decode(tokens, None, context_pattern=memory.context_pattern, memory=memory)
+    def decode_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
+        """Decode one more target token of each row: logits of the next."""
+        hidden = self.decode(tokens, None, encoder_pattern=cache.encoder_padding, cache=cache)
         return self.output(hidden)[:, -1]
 
     def generate(self, prompts: Sequence[Sequence[int]] | Tensor, **words: Any) -> Generation:
@@ -299,7 +321,7 @@ class Transformer(Pretrained):
         """The model around torch's module, which leaves embeddings `(vocabulary, dim)` and the output to its user.
 
         One embedding serves for all three, unless the other two are given. `changes` are further fields of the
-        configuration, such as `start`. `to_foreign("torch")` is the way back.
+        configuration, such as `start`. `to_checkpoint("torch")` is the way back.
         """
         state = dict(module.state_dict()) | {"embedding.weight": embedding}
         shared = target_embedding is None and output is None
@@ -307,22 +329,18 @@ class Transformer(Pretrained):
             state["target_embedding.weight"] = target_embedding
         if output is not None:
             state["output.weight"] = output
-        config = described(module) | {"vocab_size": len(embedding), "shared": shared} | changes
-        return cls.from_foreign(config, state, "torch").train(module.training)
+        config = read_arguments(module) | {"vocab_size": len(embedding), "shared": shared} | changes
+        return cls.from_checkpoint(config, state, "torch").train(module.training)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         """Xavier's uniform for matrices, `1/sqrt(dim)` for the embedding, which comes in times `sqrt(dim)`."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        init_weights(self, nn.init.xavier_uniform_)
         for embedding in (self.embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=self.config.dim**-0.5)
 
 
-def _positions(config: TransformerConfig) -> nn.Module:
+def _build_positions(config: TransformerConfig) -> nn.Module:
     if config.position == "learned":
         assert config.context_length is not None
         return LearnedPositions(config.context_length, config.dim)
@@ -336,14 +354,14 @@ def _pad_right(tokens: Tensor, lengths: Tensor) -> Tensor:
     return tokens.gather(1, places.remainder(count))
 
 
-def _block(config: TransformerConfig, layer: int, *, decodes: bool) -> Block:
+def _build_block(config: TransformerConfig, layer: int, *, decodes: bool) -> TransformerBlock:
     def attention(described: Attentions) -> MultiHeadAttention:
         own = build_layer(described, layer)
         return MultiHeadAttention(
             config.dim, config.heads, attention=own, bias=config.attention_bias, dropout=config.dropout
         )
 
-    return Block(
+    return TransformerBlock(
         attention(config.describe_decoder(layer) if decodes else config.encoder_attention),
         FeedForward(config.dim, config.hidden_dim, config.activation, dropout=config.dropout),
         cross=attention(config.cross_attention) if decodes else None,

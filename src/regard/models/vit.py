@@ -1,4 +1,4 @@
-"""ViT: an image is a text of patches.
+"""ViT: a transformer encoder over the patches of an image.
 
     x = [class; patches W + b] + position
     x = x + attention(norm(x)),  x = x + feed_forward(norm(x))          in every layer
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import ConfigError, InputError
-from regard.layers.block import Block, Stack
+from regard.layers.block import BlockList, TransformerBlock
 from regard.layers.feedforward import PLAIN, FeedForward
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
@@ -25,9 +25,10 @@ from regard.layers.patches import PatchEmbedding
 from regard.layers.positions import GridPositions
 from regard.models.attention_layers import build_layer, check_attentions, find_grids
 from regard.models.config import Config
-from regard.models.foreign.vit import HuggingFaceViT, TimmViT
+from regard.models.converters.vit import HuggingFaceViT, TimmViT
+from regard.models.initialization import init_weights, truncated_normal
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes, check_tensor
+from regard.models.validation import check_sizes, check_tensor
 
 # dim, layers, heads, hidden of the published models
 SIZES = {
@@ -41,7 +42,7 @@ SIZES = {
 
 @dataclass(frozen=True, eq=False)
 class ViTConfig(Config):
-    """Sizes and choices of a ViT; the defaults are ViT-B/16's.
+    """AttentionSizes and choices of a ViT; the defaults are ViT-B/16's.
 
     Attributes:
         image: rows and columns that positions are learned for; other sizes are interpolated.
@@ -130,10 +131,10 @@ class ViT(Pretrained):
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.positions = GridPositions(config.grid, config.dim, first=1)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = Stack(_block(config, layer) for layer in range(config.layers))
+        self.blocks = BlockList(_build_block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.head = Linear(config.dim, config.classes) if config.classes else None
-        self._initialise()
+        self._init_weights()
 
     def forward(self, images: Tensor, *, resize: bool = False) -> Tensor:
         """Logits `(batch, class)` of images `(batch, channel, row, column)`.
@@ -145,7 +146,7 @@ class ViT(Pretrained):
         return pooled if self.head is None else self.head(pooled)
 
     def tokens(self, images: Tensor, *, resize: bool = False) -> Tensor:
-        """What the last layer knows of the class token and of every patch, `(batch, 1 + patch, dim)`."""
+        """Hidden states of the class token and of every patch, `(batch, 1 + patch, dim)`."""
         check_tensor("images", images, "torch.randn(1, 3, 224, 224)")
         if images.ndim == 4 and tuple(images.shape[2:]) != self.config.image and not resize:
             raise InputError(
@@ -171,20 +172,16 @@ class ViT(Pretrained):
         return self.norm(x)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    def _init_weights(self) -> None:
+        init_weights(self, truncated_normal)
         nn.init.normal_(self.class_token, std=0.02)
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
 
 
-def _block(config: ViTConfig, layer: int) -> Block:
+def _build_block(config: ViTConfig, layer: int) -> TransformerBlock:
     hidden = 4 * config.dim if config.hidden_dim is None else config.hidden_dim
-    return Block(
+    return TransformerBlock(
         MultiHeadAttention(
             config.dim,
             config.heads,

@@ -1,15 +1,15 @@
-"""Which pairs of a query and a key may interact: every pattern, and what one can ask it."""
+"""Patterns: which pairs of a query and a key may interact."""
 
 from __future__ import annotations
 
 from regard.patterns.base import Pattern
 from regard.patterns.box import Grid, Lengths
 from regard.patterns.compose import And, Not, Or
-from regard.patterns.draw import Drawing, gallery
+from regard.patterns.drawing import Drawing, gallery
 from regard.patterns.grid import Axial, GridStride, GridWindow, Neighborhood
 from regard.patterns.mask import Mask
+from regard.patterns.parse import parse_pattern
 from regard.patterns.random import Random
-from regard.patterns.reading import read
 from regard.patterns.receptive_field import layers_to_connect
 from regard.patterns.rows import Padding, Segments
 from regard.patterns.sequence import Blocks, Causal, First, Full, Selected, Strided, Window
@@ -41,7 +41,7 @@ def read_pattern(expression: str) -> Pattern:
     >>> read_pattern("Causal() & ~Window(3, 0, step=2)")
     Causal() & ~Window(3, 0, step=2)
     """
-    return read(expression, {kind.__name__: kind for kind in EVERY if kind not in (Mask, Where)})
+    return parse_pattern(expression, {kind.__name__: kind for kind in EVERY if kind not in (Mask, Where)})
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Refusing impossible arguments in four parts."""
+"""Validation of the constructor arguments of patterns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST = 1 << 62  # along a sequence
 LONGEST_AXIS = 1 << 31  # along one axis of a grid, so that rows times columns is at most LONGEST
 
 
-def whole_number(owner: str, name: str, value: object) -> int:
+def check_integer(owner: str, name: str, value: object) -> int:
     """The value as an `int`, or an error that names the argument."""
     try:
         if isinstance(value, bool):
@@ -20,17 +20,17 @@ def whole_number(owner: str, name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise PatternError(
-            f"{owner} needs whole numbers.",
+            f"{owner} needs integers.",
             asked=f"{name}={value!r}",
-            because=f"{name} counts tokens or names positions, and {type(value).__name__} is not a whole number",
+            because=f"{name} counts tokens or names positions, and {type(value).__name__} is not an integer",
             instead=f"{name}=3, say",
         ) from None
 
 
-def at_least(pattern: object, name: str, value: object, least: int, most: int = LONGEST) -> None:
-    """Refuse an argument that is not a whole number from `least` to `most`, and store it as a plain `int`."""
+def set_integer(pattern: object, name: str, value: object, least: int, most: int = LONGEST) -> None:
+    """Store an argument as an `int`; raise unless it is one from `least` to `most`."""
     owner = type(pattern).__name__
-    number = whole_number(owner, name, value)
+    number = check_integer(owner, name, value)
     if number < least:
         raise PatternError(
             f"{owner} cannot have {name}={number}.",
@@ -38,12 +38,12 @@ def at_least(pattern: object, name: str, value: object, least: int, most: int = 
             because=f"{name} must be at least {least}",
             instead=f"{name}={least} or more",
         )
-    at_most(owner, name, number, most)
+    check_at_most(owner, name, number, most)
     object.__setattr__(pattern, name, number)
 
 
-def at_most(owner: str, name: str, number: int, most: int) -> None:
-    """Refuse a number with which positions would overflow."""
+def check_at_most(owner: str, name: str, number: int, most: int) -> None:
+    """Raise for a number with which positions would overflow."""
     if number > most:
         raise PatternError(
             f"{owner} cannot have {name}={number}.",
@@ -53,7 +53,7 @@ def at_most(owner: str, name: str, number: int, most: int) -> None:
         )
 
 
-def pair_of(pattern: object, name: str, value: object, least: int) -> None:
+def set_pair(pattern: object, name: str, value: object, least: int) -> None:
     """Store one number for both axes, or two, as `(row, column)`."""
     owner = type(pattern).__name__
     both = tuple(value) if isinstance(value, tuple | list) else (value, value)
@@ -64,7 +64,7 @@ def pair_of(pattern: object, name: str, value: object, least: int) -> None:
             because="a grid has rows and columns",
             instead=f"{name}=3 or {name}=(3, 5)",
         )
-    numbers = tuple(whole_number(owner, name, number) for number in both)
+    numbers = tuple(check_integer(owner, name, number) for number in both)
     if min(numbers) < least:
         raise PatternError(
             f"{owner} cannot have {name}={value!r}.",
@@ -72,12 +72,12 @@ def pair_of(pattern: object, name: str, value: object, least: int) -> None:
             because=f"each axis of {name} must be at least {least}",
             instead=f"{name}={least} or more",
         )
-    at_most(owner, name, max(numbers), LONGEST_AXIS)
+    check_at_most(owner, name, max(numbers), LONGEST_AXIS)
     object.__setattr__(pattern, name, numbers)
 
 
-def fits_grid(pattern: object, grid: Grid, lengths: Lengths) -> None:
-    """Refuse more tokens than the grid has cells: the extra ones would silently see nothing."""
+def check_grid_fits(pattern: object, grid: Grid, lengths: Lengths) -> None:
+    """Raise for more tokens than the grid has cells: the extra ones would silently see nothing."""
     if lengths.keys > grid.start + grid.cells:
         extra = lengths.keys - grid.cells
         raise PatternError(

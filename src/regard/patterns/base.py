@@ -1,4 +1,4 @@
-"""What a pattern is, and the questions that it answers about itself."""
+"""The interface of patterns: one definition, and properties with safe defaults that a pattern may sharpen."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.caching import lru_cache_small, outside_modes
 from regard.errors import PatternError
-from regard.patterns.arguments import whole_number
-from regard.patterns.box import ALL, NONE, SOME, Array, Box, Grid, Lengths
-from regard.patterns.draw import Drawing
-from regard.patterns.order import NATURAL, Order
+from regard.patterns.arguments import check_integer
+from regard.patterns.box import ALL, NONE, SOME, Array, Grid, Lengths, TokenBox
+from regard.patterns.drawing import Drawing
+from regard.patterns.token_order import NATURAL_ORDER, TokenOrder
 
 if TYPE_CHECKING:
     import sympy
@@ -31,78 +31,77 @@ class Pattern(ABC):
     rebuilds them. They compose with `&`, `|` and `~`.
 
     A new pattern is a frozen dataclass with one method, `_allows(i, j, row, lengths)`: the definition, elementwise in
-    torch. Everything else is a question that a pattern answers about itself. The defaults are right for any pattern, at
-    worst slow or cautious; a pattern overrides those that it can answer better. No code outside `regard.patterns` asks
-    for the type of a pattern.
+    torch. All other methods have defaults that are correct for any pattern, at worst slow or conservative; a pattern
+    overrides those it can compute better. No code outside `regard.patterns` tests the type of a pattern.
     """
 
     @property
     def rows(self) -> int | None:
-        """How many batch rows the pattern tells apart; `None` when all rows see the same pairs."""
+        """Number of batch rows with a mask of their own; `None` when all rows share one mask."""
         return None
 
     @property
     def heads(self) -> int | None:
-        """How many heads the pattern tells apart; `None` when all heads see the same pairs."""
+        """Number of heads with a mask of their own; `None` when all heads share one mask."""
         return None
 
     @abstractmethod
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         """The definition: whether the query at `i` may see the key at `j`, elementwise over tensors that broadcast.
 
-        `row` is the batch row; for a pattern that tells heads apart it is `batch row * heads + head`.
+        `row` is the batch row; for a pattern that differs between heads it is `batch row * heads + head`.
         """
 
-    def _check(self, lengths: Lengths) -> None:
-        """Refuse lengths that the pattern does not fit."""
+    def _check_lengths(self, lengths: Lengths) -> None:
+        """Raise `PatternError` for lengths that the pattern does not fit."""
         return None
 
-    # What planners ask
+    # For the planner
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        """Of all pairs between two boxes of positions: are *none*, *some* or *all* allowed? *Some* is always right."""
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        """Whether *none*, *some* or *all* pairs of two boxes of positions are allowed; *some* is always correct."""
         return np.full(query.first.shape, SOME)
 
     @property
-    def _opaque(self) -> bool:
-        """Whether `_relation` knows nothing, so that a planner has to look at the pairs themselves."""
-        return type(self)._relation is Pattern._relation
+    def _is_opaque(self) -> bool:
+        """Whether there is no `_box_coverage`, so that a planner has to evaluate the pairs themselves."""
+        return type(self)._box_coverage is Pattern._box_coverage
 
-    def _order(self) -> Order:
+    def _find_dense_order(self) -> TokenOrder:
         """The order of the tokens in which the pattern is dense."""
-        return NATURAL
+        return NATURAL_ORDER
 
-    def _global(self, position: Array) -> Array:
-        """Queries that see far more than their neighbours: in a shared tile they would drag the others along."""
+    def _is_global(self, position: Array) -> Array:
+        """Which queries see far more keys than their neighbours: sharing a tile, they would widen it for the others."""
         return np.zeros(position.shape, dtype=bool)
 
-    def _alternatives(self) -> tuple[Pattern, ...]:
-        """Patterns whose union this is, when each of them wants an order of its own."""
+    def _split_union(self) -> tuple[Pattern, ...]:
+        """Patterns whose union this is, where each of them is dense in an order of its own."""
         return (self,)
 
-    def _factors(self) -> tuple[Pattern, ...]:
+    def _split_intersection(self) -> tuple[Pattern, ...]:
         """Patterns whose intersection this is."""
         return (self,)
 
-    def _grids(self) -> frozenset[Grid]:
-        """The grids on which the pattern lays its tokens."""
+    def _list_grids(self) -> frozenset[Grid]:
+        """The grids that the pattern places tokens on."""
         return frozenset()
 
-    def _heads_as_rows(self, rows: int | None, heads: int) -> Pattern:
+    def _fold_heads(self, rows: int | None, heads: int) -> Pattern:
         """The same pairs for `rows * heads` batch rows, of which number `row * heads + head` is one head of one row."""
-        from regard.patterns.heads import HeadRows
+        from regard.patterns.folded_heads import FoldedHeads
 
-        return self if self.rows is None and self.heads is None else HeadRows(self, rows, heads)
+        return self if self.rows is None and self.heads is None else FoldedHeads(self, rows, heads)
 
     @property
-    def _by_head(self) -> Pattern:
-        """The pattern with its heads as batch rows; itself when it tells no heads apart."""
-        return self if self.heads is None else self._heads_as_rows(self.rows, self.heads)
+    def _with_folded_heads(self) -> Pattern:
+        """The pattern with its heads as batch rows; itself when it is the same for all heads."""
+        return self if self.heads is None else self._fold_heads(self.rows, self.heads)
 
-    # What decoding asks
+    # For decoding
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array] | None:
-        """Start and stop of the keys that each query sees, `(row or 1, query)`, where a formula says so.
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array] | None:
+        """Start and stop of the keys that each query sees, `(row or 1, query)`, where a formula gives them.
 
         They may lie outside of the keys, and start may exceed stop where nothing is seen.
         """
@@ -110,50 +109,49 @@ class Pattern(ABC):
 
     @property
     def _is_scattered(self) -> bool:
-        """Whether the keys of a query are seldom neighbours, so that looking for one interval is a waste."""
+        """Whether the keys of a query are rarely contiguous, so that a search for one interval is not worthwhile."""
         return False
 
     @property
-    def _needs_keys(self) -> bool:
+    def _needs_key_length(self) -> bool:
         """Whether which pairs are allowed depends on how many keys there are."""
         return _reads_lengths(self)
 
     @property
-    def has_past(self) -> bool:
+    def supports_kv_cache(self) -> bool:
         """Whether tokens can be decoded one by one from a KV cache with the result of the whole sequence.
 
         That is so when every query sees only keys at or before it, `allows(i, j)` implies `j <= i`, and when what it
         sees does not change as later tokens are appended: `allows(i, j)` does not depend on the number of keys. `True`
-        is a promise, `False` may be cautious; `Causal() & pattern` settles the first half for any pattern.
+        is guaranteed, `False` may be conservative; `Causal() & pattern` fulfils the first condition for any pattern.
 
-        Appended tokens are real ones: the facts about a batch's rows grow with them. `Padding([3, 5], side="left")`,
-        whose first real key stays where it is, counts as the same padding with `[4, 6]` after one more token, and so do
-        `Segments` with one more id and a `Mask` with one more row and column. `Random` draws from all keys there are,
-        so it has a past only when `tokens` fixes how many.
+        Appended tokens are real ones, and per-row arguments grow with them: `Padding([3, 5], side="left")` becomes
+        `[4, 6]` after one more token, `Segments` gets one more id and a `Mask` one more row and column. `Random` draws
+        from all keys, so it supports a cache only when `tokens` fixes their number.
 
-            >>> (Causal() & Axial((4, 6))).has_past, Window(4, 1).has_past, (Causal() & Random(2, 5)).has_past
-            (True, False, False)
+            >>> (Causal() & Axial((4, 6))).supports_kv_cache, Window(4, 1).supports_kv_cache
+            (True, False)
         """
-        return self._hides_future and self._is_stable
+        return self._hides_future and self._is_prefix_stable
 
     @property
     def _hides_future(self) -> bool:
-        """Whether surely no pair with `j > i` is allowed."""
+        """Whether no pair with `j > i` is allowed; `False` may be conservative."""
         return self.is_causal or self.sliding_window is not None
 
     @property
     def _shows_future(self) -> bool:
-        """Whether surely every pair with `j > i` is allowed: the mirror image that `~` needs."""
+        """Whether every pair with `j > i` is allowed, which `~` needs; `False` may be conservative."""
         return self.is_full
 
     @property
-    def _is_stable(self) -> bool:
-        """Whether a pair, once allowed or not, stays so when tokens are appended."""
-        return not self._needs_keys
+    def _is_prefix_stable(self) -> bool:
+        """Whether appending tokens never changes whether an existing pair is allowed."""
+        return not self._needs_key_length
 
     @property
     def reach(self) -> int | None:
-        """How far back a query can see: no allowed pair has `i - j` larger than this; `None` when there is no limit.
+        """The largest look-back distance: no allowed pair has `i - j` larger than this; `None` when there is no limit.
 
         A rolling KV cache keeps `reach` keys before the query's own. An upper bound: the smaller one for `&`, the
         larger one for `|`, no limit for `~`. Keys after the query do not count.
@@ -164,11 +162,11 @@ class Pattern(ABC):
         return None
 
     @property
-    def _fits_padded_rows(self) -> bool:
-        """Whether it is right for rows that begin later: it looks at distances, or is told about each row's columns."""
+    def _supports_left_padding(self) -> bool:
+        """Whether rows that are padded on the left see the right keys: only distances count, or it is given per row."""
         return self.is_shift_invariant()
 
-    # What backends and costs ask
+    # For backends and the cost model
 
     @property
     def is_full(self) -> bool:
@@ -216,26 +214,26 @@ class Pattern(ABC):
     def _running_sum_reads(self) -> int | None:
         """Additions for each query with which sums over its keys are read off running sums of all keys.
 
-        Zero where the sets of keys are nested or disjoint, two for an interval; `None` where there is no such way.
+        Zero where the sets of keys are nested or disjoint, two for an interval; `None` where running sums do not apply.
         """
         return None
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        """The exact number of allowed pairs, where a formula says so; otherwise the plan is counted."""
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        """The exact number of allowed pairs, where a formula gives it; otherwise the plan is counted."""
         return None
 
-    def _pair_forms(
+    def _pair_count_formulas(
         self, queries: sympy.Expr, keys: sympy.Expr, lengths: tuple[int, int] | None = None
     ) -> Iterator[Form]:
         """Closed forms of the number of pairs, with the conditions under which they hold; the plainest first."""
         return iter(())
 
-    def _simplified(self) -> Pattern:
-        """The same pairs by a plainer expression, where one is obvious."""
+    def _simplify(self) -> Pattern:
+        """An equal pattern with a simpler expression, where there is an obvious one."""
         return self
 
-    def _intersection(self, other: Pattern) -> Pattern | None:
-        """One plain pattern that allows what both allow, where that is obvious."""
+    def _intersect(self, other: Pattern) -> Pattern | None:
+        """One simple pattern equal to `self & other`, where there is an obvious one."""
         return other if self.is_full or self == other else None
 
     # What users call
@@ -243,47 +241,47 @@ class Pattern(ABC):
     def allows(self, query_index: Tensor | int, key_index: Tensor | int, *, keys: int | None = None) -> Tensor:
         """Whether the query at absolute position `i` may see the key at `j`, elementwise over broadcast indices.
 
-        A pattern that tells batch rows apart answers with a leading axis of `rows`, one that tells heads apart with
-        leading axes `(rows or 1, heads)`. `keys` is the number of keys, which only a few patterns have to know.
+        The result of a pattern that differs between batch rows has a leading axis of `rows`, that of one that differs
+        between heads leading axes `(rows or 1, heads)`. `keys` is the number of keys, which a few patterns depend on.
 
             >>> Causal().allows(3, torch.arange(5)).tolist()
             [True, True, True, True, False]
         """
         i, j = torch.as_tensor(query_index), torch.as_tensor(key_index)
         if keys is None:
-            if self._needs_keys:
+            if self._needs_key_length:
                 raise PatternError(
-                    f"{self!r} cannot answer without the number of keys.",
+                    f"{self!r} needs the number of keys.",
                     asked="allows(i, j)",
                     because="which pairs it allows depends on how many keys there are",
                     instead="allows(i, j, keys=...)",
                 )
             keys = int(max(i.max(), j.max())) + 1 if i.numel() and j.numel() else 0
         lowest = int(i.min()) if i.numel() else 0
-        return self._evaluate(i, j, Lengths(keys - min(lowest, 0), keys))
+        return self._evaluate_pairs(i, j, Lengths(keys - min(lowest, 0), keys))
 
     def matrix(self, queries: int, keys: int | None = None, *, device: torch.device | str = "cpu") -> Tensor:
-        """The dense boolean mask `(query, key)`; `(row, query, key)` for a pattern that tells batch rows apart, and
-        `(row or 1, head, query, key)` for one that tells heads apart.
+        """The dense boolean mask `(query, key)`; `(row, query, key)` for a pattern that differs between batch rows, and
+        `(row or 1, head, query, key)` for one that differs between heads.
 
-        This is the square that backends avoid; it is for study, for tests and for the reference.
+        Backends never build this matrix; it is for inspection, tests and the reference backend.
         """
         lengths = self.lengths(queries, keys)
         i = torch.arange(lengths.queries, device=device)[:, None] + lengths.offset
-        return self._evaluate(i, torch.arange(lengths.keys, device=device), lengths)
+        return self._evaluate_pairs(i, torch.arange(lengths.keys, device=device), lengths)
 
-    def _evaluate(self, i: Tensor, j: Tensor, lengths: Lengths) -> Tensor:
-        """The definition at these positions, for every batch row and head that the pattern tells apart."""
+    def _evaluate_pairs(self, i: Tensor, j: Tensor, lengths: Lengths) -> Tensor:
+        """The definition at these positions, for every batch row and head that the pattern distinguishes."""
         shape = torch.broadcast_shapes(i.shape, j.shape)
-        pattern = self._by_head
+        pattern = self._with_folded_heads
         if pattern.rows is None:
             return pattern._allows(i, j, torch.zeros((), dtype=torch.long, device=i.device), lengths).expand(shape)
         row = torch.arange(pattern.rows, device=i.device).reshape(-1, *(1,) * len(shape))
-        answer = pattern._allows(i, j, row, lengths).expand(pattern.rows, *shape)
-        return answer if self.heads is None else answer.unflatten(0, (self.rows or 1, self.heads))
+        allowed = pattern._allows(i, j, row, lengths).expand(pattern.rows, *shape)
+        return allowed if self.heads is None else allowed.unflatten(0, (self.rows or 1, self.heads))
 
     def pairs(self, queries: int, keys: int | None = None) -> int:
-        """The exact number of allowed pairs, summed over the batch rows and heads that the pattern tells apart.
+        """The exact number of allowed pairs, summed over the batch rows and heads that the pattern distinguishes.
 
         >>> Causal().pairs(1024)
         524800
@@ -291,11 +289,11 @@ class Pattern(ABC):
         from regard.planner import plan
 
         lengths = self.lengths(queries, keys)
-        closed_form = self._pairs(lengths)
+        closed_form = self._count_pairs(lengths)
         return plan(self, *lengths).pairs if closed_form is None else closed_form
 
     def density(self, queries: int, keys: int | None = None) -> float:
-        """The share of all pairs that is allowed."""
+        """The fraction of all pairs that is allowed."""
         lengths = self.lengths(queries, keys)
         whole = lengths.queries * lengths.keys * (self.rows or 1) * (self.heads or 1)
         return self.pairs(*lengths) / whole if whole else 0.0
@@ -311,9 +309,9 @@ class Pattern(ABC):
         return Drawing(mask[0], title=repr(self), caption=caption)
 
     def lengths(self, queries: int, keys: int | None = None) -> Lengths:
-        """The lengths as a value, refused when this pattern does not fit them."""
-        queries = whole_number("A sequence", "queries", queries)
-        lengths = Lengths(queries, queries if keys is None else whole_number("A sequence", "keys", keys))
+        """The two lengths as a value; raises `PatternError` if the pattern does not fit them."""
+        queries = check_integer("A sequence", "queries", queries)
+        lengths = Lengths(queries, queries if keys is None else check_integer("A sequence", "keys", keys))
         if lengths.queries < 0 or lengths.keys < 0:
             raise PatternError(
                 "A number of tokens is negative.",
@@ -321,11 +319,11 @@ class Pattern(ABC):
                 because="a length is a whole number, zero or more",
                 instead="pattern.matrix(queries, keys) with lengths of zero or more",
             )
-        self._check(lengths)
+        self._check_lengths(lengths)
         return lengths
 
     def __repr__(self) -> str:
-        # The expression that rebuilds it: arguments without a default by place, the others by name when they differ.
+        # The expression that rebuilds it: arguments without a default are positional, others keywords if they differ.
         parts = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -363,14 +361,14 @@ class Pattern(ABC):
 
 @lru_cache_small(maxsize=256)
 def _reads_lengths(pattern: Pattern) -> bool:
-    """Whether the definition looks at the lengths, found by a trial; also where it cannot be tried."""
+    """Whether the definition reads the lengths, found by a trial call; `True` where that raises."""
     with outside_modes():
         position, no_lengths = torch.arange(4), object()
         try:
             pattern._allows(position[:, None], position, torch.zeros((), dtype=torch.long), no_lengths)  # type: ignore[arg-type]
-        except Exception:  # a definition may be a user's: whatever it raises, the cautious answer is right
+        except Exception:  # the definition may be a user's: whatever it raises, `True` is safe
             return True
     return False
 
 
-__all__ = ["ALL", "NONE", "SOME", "Array", "Box", "Lengths", "Pattern"]
+__all__ = ["ALL", "NONE", "SOME", "Array", "Lengths", "Pattern", "TokenBox"]

@@ -1,10 +1,10 @@
 """Sets of positions that a planner can reason about without listing them.
 
-A planner asks a pattern one question, many times at once: of all the pairs between these queries and those keys, are
-*none*, *some* or *all* allowed? The sets are boxes: arithmetic progressions of positions and, for tokens that lie on a
-grid, products of a row range and a column range. Answers are integers so that the logic of composed patterns is
-arithmetic: `&` is the minimum, `|` the maximum and `~a` is `2 - a` (Kleene's strong three-valued logic). An answer may
-be too cautious (`SOME` for what is really none or all), never too bold.
+A planner calls a pattern for many pairs of boxes at once: are *none*, *some* or *all* of the pairs between these
+queries and those keys allowed? A box is an arithmetic progression of positions and, for tokens on a grid, the product
+of a row range and a column range. This coverage is an integer, so that composed patterns are arithmetic: `&` is the
+minimum, `|` the maximum and `~a` is `2 - a` (Kleene's strong three-valued logic). It may be conservative (`SOME` for
+what is none or all), never wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 class Lengths(NamedTuple):
-    """How many queries meet how many keys. The last query sits on the last key."""
+    """The query length and the key length. The last query is aligned with the last key."""
 
     queries: int
     keys: int
@@ -33,7 +33,7 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Where a grid of `rows` x `columns` tokens lies in the sequence: raster order from position `start`."""
+    """A grid of `rows` x `columns` tokens in the sequence: row-major order from position `start`."""
 
     rows: int
     columns: int
@@ -69,7 +69,7 @@ class GridRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Box:
+class TokenBox:
     """Many sets of positions at once: set `n` is contained in `first[n], first[n] + step, ..., last[n]`.
 
     When the set was cut out of a grid (a tile, a window, a residue class), `grid` and `range` describe it more sharply
@@ -82,7 +82,7 @@ class Box:
     grid: Grid | None = None
     range: GridRange | None = None
 
-    def take(self, index: Array) -> Box:
+    def take(self, index: Array) -> TokenBox:
         """The sets with these numbers."""
         sharper = None
         if self.range is not None:
@@ -90,7 +90,7 @@ class Box:
             sharper = edges._replace(
                 top=edges.top[index], bottom=edges.bottom[index], left=edges.left[index], right=edges.right[index]
             )
-        return Box(self.first[index], self.last[index], self.step, self.grid, sharper)
+        return TokenBox(self.first[index], self.last[index], self.step, self.grid, sharper)
 
     def on(self, grid: Grid) -> tuple[GridRange, Array, Array]:
         """Rows and columns of the sets on `grid`, which sets lie wholly inside it, and which touch it at all."""
@@ -107,35 +107,36 @@ class Box:
         return GridRange(top, bottom, left, right), inside, touches
 
 
-def verdict(some: Array, every: Array) -> Array:
-    """Three-valued answers from two boolean ones: might any pair be allowed, and must every pair be?"""
+def coverage(some: Array, every: Array) -> Array:
+    """NONE, SOME or ALL from two booleans: `some` pair may be allowed, `every` pair is allowed."""
     return np.where(every, ALL, np.where(some, SOME, NONE)).astype(np.int8)
 
 
-def interval_verdict(low_first: Array, low_last: Array, high_first: Array, high_last: Array, key: Box) -> Array:
-    """Verdict when query `i` sees exactly the keys in `[low(i), high(i)]`, both ends growing with `i`.
+def interval_coverage(low_first: Array, low_last: Array, high_first: Array, high_last: Array, key: TokenBox) -> Array:
+    """Coverage when query `i` sees exactly the keys in `[low(i), high(i)]`, both ends growing with `i`.
 
     `low_first, high_first` belong to the box's first query and `low_last, high_last` to its last.
     """
     some = (key.last >= low_first) & (key.first <= high_last)
     every = (key.first >= low_last) & (key.last <= high_first)
-    return verdict(some, every)
+    return coverage(some, every)
 
 
-def same_class_verdict(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
-    """Verdict when a query sees the keys of its own class and the boxes' classes lie in these ranges."""
+def class_coverage(query_low: Array, query_high: Array, key_low: Array, key_high: Array) -> Array:
+    """Coverage when a query sees the keys of its own class and the boxes' classes lie in these ranges."""
     some = (query_low <= key_high) & (key_low <= query_high)
     every = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
-    return verdict(some, every)
+    return coverage(some, every)
 
 
-def residue_verdict(query_low: Array, query_step: int, key_low: Array, key_step: int, step: int, known: Array) -> Array:
-    """Verdict when a query sees the keys of its own residue modulo `step`.
+def residue_coverage(
+    query_low: Array, query_step: int, key_low: Array, key_step: int, step: int, known: Array
+) -> Array:
+    """Coverage when a query sees the keys of its own residue modulo `step`.
 
     A box whose own step is a multiple of `step` has one residue; so has a box of one position (`known`).
     """
     query_known = known if query_step % step else np.ones_like(known)
     key_known = known if key_step % step else np.ones_like(known)
     same = (query_low - key_low) % step == 0
-    settled = query_known & key_known
-    return np.where(settled, np.where(same, ALL, NONE), SOME).astype(np.int8)
+    return np.where(query_known & key_known, np.where(same, ALL, NONE), SOME).astype(np.int8)

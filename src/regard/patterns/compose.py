@@ -1,4 +1,4 @@
-"""`&`, `|` and `~` of patterns: they answer by asking their parts."""
+"""`&`, `|` and `~` of patterns, computed from their operands."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from regard.errors import PatternError
 from regard.patterns.base import Pattern
-from regard.patterns.box import ALL, Array, Box, Grid, Lengths
-from regard.patterns.order import NATURAL, Order
+from regard.patterns.box import ALL, Array, Grid, Lengths, TokenBox
+from regard.patterns.token_order import NATURAL_ORDER, TokenOrder
 
-MOST_ALTERNATIVES = 16  # parts that an `&` of unions may fall apart into; beyond that it stays one part
+MOST_ALTERNATIVES = 16  # parts that an `&` of unions may be split into; beyond that it stays one part
 
 
-def _check_common(left: Pattern, right: Pattern, sign: str) -> None:
-    """Refuse patterns that tell different numbers of batch rows or of heads apart."""
+def _check_rows_and_heads(left: Pattern, right: Pattern, sign: str) -> None:
+    """Raise for patterns with different numbers of batch rows or heads."""
     for what, mine, other in (("batch rows", left.rows, right.rows), ("heads", left.heads, right.heads)):
         if mine is not None and other is not None and mine != other:
             raise PatternError(
                 f"Two patterns disagree about the {'batch' if what == 'batch rows' else what}.",
                 asked=f"{left!r} {sign} {right!r}",
                 found=f"{mine} {what} on the left, {other} on the right",
-                because=f"each of the {what} needs one answer from both",
+                because=f"both operands must have one mask for each of the {what}",
                 instead=f"patterns built for the same number of {what}",
             )
 
 
 def _check_grids(left: Pattern, right: Pattern, sign: str) -> None:
-    """Refuse patterns that lay the same tokens on different grids."""
-    for one in left._grids():
-        for other in right._grids():
+    """Raise for patterns that place the same tokens on different grids."""
+    for one in left._list_grids():
+        for other in right._list_grids():
             if one != other and one.start == other.start and one.cells == other.cells:
                 raise PatternError(
                     "Two patterns disagree about the grid.",
@@ -44,18 +44,18 @@ def _check_grids(left: Pattern, right: Pattern, sign: str) -> None:
                 )
 
 
-def _wrap(pattern: Pattern, loose: tuple[type, ...]) -> str:
+def _parenthesize(pattern: Pattern, loose: tuple[type, ...]) -> str:
     return f"({pattern!r})" if isinstance(pattern, loose) else repr(pattern)
 
 
 @dataclass(frozen=True, repr=False)
-class _Pair(Pattern):
+class _BinaryPattern(Pattern):
     left: Pattern
     right: Pattern
 
     def __post_init__(self) -> None:
         sign = "&" if isinstance(self, And) else "|"
-        _check_common(self.left, self.right, sign)
+        _check_rows_and_heads(self.left, self.right, sign)
         _check_grids(self.left, self.right, sign)
 
     @property
@@ -66,34 +66,34 @@ class _Pair(Pattern):
     def heads(self) -> int | None:
         return self.left.heads if self.right.heads is None else self.right.heads
 
-    def _heads_as_rows(self, rows: int | None, heads: int) -> Pattern:
-        return type(self)(self.left._heads_as_rows(rows, heads), self.right._heads_as_rows(rows, heads))
+    def _fold_heads(self, rows: int | None, heads: int) -> Pattern:
+        return type(self)(self.left._fold_heads(rows, heads), self.right._fold_heads(rows, heads))
 
-    def _check(self, lengths: Lengths) -> None:
-        self.left._check(lengths)
-        self.right._check(lengths)
-
-    @property
-    def _opaque(self) -> bool:
-        return self.left._opaque or self.right._opaque
-
-    def _grids(self) -> frozenset[Grid]:
-        return self.left._grids() | self.right._grids()
-
-    def _global(self, position: Array) -> Array:
-        return self.left._global(position) | self.right._global(position)
+    def _check_lengths(self, lengths: Lengths) -> None:
+        self.left._check_lengths(lengths)
+        self.right._check_lengths(lengths)
 
     @property
-    def _needs_keys(self) -> bool:
-        return self.left._needs_keys or self.right._needs_keys
+    def _is_opaque(self) -> bool:
+        return self.left._is_opaque or self.right._is_opaque
+
+    def _list_grids(self) -> frozenset[Grid]:
+        return self.left._list_grids() | self.right._list_grids()
+
+    def _is_global(self, position: Array) -> Array:
+        return self.left._is_global(position) | self.right._is_global(position)
 
     @property
-    def _is_stable(self) -> bool:
-        return self.left._is_stable and self.right._is_stable
+    def _needs_key_length(self) -> bool:
+        return self.left._needs_key_length or self.right._needs_key_length
 
     @property
-    def _fits_padded_rows(self) -> bool:
-        return self.left._fits_padded_rows and self.right._fits_padded_rows
+    def _is_prefix_stable(self) -> bool:
+        return self.left._is_prefix_stable and self.right._is_prefix_stable
+
+    @property
+    def _supports_left_padding(self) -> bool:
+        return self.left._supports_left_padding and self.right._supports_left_padding
 
     @property
     def is_key_padding(self) -> bool:
@@ -108,36 +108,36 @@ class _Pair(Pattern):
 
 
 @dataclass(frozen=True, repr=False)
-class And(_Pair):
+class And(_BinaryPattern):
     """Pairs that both patterns allow."""
 
     def __repr__(self) -> str:
-        return f"{_wrap(self.left, (Or,))} & {_wrap(self.right, (Or, And))}"
+        return f"{_parenthesize(self.left, (Or,))} & {_parenthesize(self.right, (Or, And))}"
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return self.left._allows(i, j, row, lengths) & self.right._allows(i, j, row, lengths)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        left = self.left._relation(query, key, row, lengths)
-        return np.minimum(left, self.right._relation(query, key, row, lengths))
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        left = self.left._box_coverage(query, key, row, lengths)
+        return np.minimum(left, self.right._box_coverage(query, key, row, lengths))
 
-    def _order(self) -> Order:
-        # An order is sound for every subset of the pattern that asked for it, so either side's will do. Closed orders
+    def _find_dense_order(self) -> TokenOrder:
+        # An order is valid for every subset of its pattern, so either side's may be used. Closed orders
         # (a query's keys lie in its own class) leave out the most.
-        left, right = self.left._order(), self.right._order()
+        left, right = self.left._find_dense_order(), self.right._find_dense_order()
         return max((left, right), key=lambda order: order.preference)
 
-    def _alternatives(self) -> tuple[Pattern, ...]:
-        lefts, rights = self.left._alternatives(), self.right._alternatives()
+    def _split_union(self) -> tuple[Pattern, ...]:
+        lefts, rights = self.left._split_union(), self.right._split_union()
         if len(lefts) == len(rights) == 1 or len(lefts) * len(rights) > MOST_ALTERNATIVES:
             return (self,)
         return tuple(And(left, right) for left in lefts for right in rights)
 
-    def _factors(self) -> tuple[Pattern, ...]:
-        return (*self.left._factors(), *self.right._factors())
+    def _split_intersection(self) -> tuple[Pattern, ...]:
+        return (*self.left._split_intersection(), *self.right._split_intersection())
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array] | None:
-        left, right = self.left._interval(lengths), self.right._interval(lengths)
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array] | None:
+        left, right = self.left._find_key_intervals(lengths), self.right._find_key_intervals(lengths)
         if left is None or right is None:
             return None
         return np.maximum(left[0], right[0]), np.minimum(left[1], right[1])
@@ -169,7 +169,7 @@ class And(_Pair):
 
     @property
     def sliding_window(self) -> int | None:
-        simplified = self._simplified()
+        simplified = self._simplify()
         return None if isinstance(simplified, And) else simplified.sliding_window
 
     @property
@@ -177,42 +177,42 @@ class And(_Pair):
         bounds = (self.left.max_keys_per_query, self.right.max_keys_per_query)
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def _simplified(self) -> Pattern:
-        left, right = self.left._simplified(), self.right._simplified()
+    def _simplify(self) -> Pattern:
+        left, right = self.left._simplify(), self.right._simplify()
         for one, other in ((left, right), (right, left)):
-            plain = one._intersection(other)
+            plain = one._intersect(other)
             if plain is not None:
                 return plain
         return And(left, right)
 
 
 @dataclass(frozen=True, repr=False)
-class Or(_Pair):
+class Or(_BinaryPattern):
     """Pairs that either pattern allows."""
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {_wrap(self.right, (Or,))}"
+        return f"{self.left!r} | {_parenthesize(self.right, (Or,))}"
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return self.left._allows(i, j, row, lengths) | self.right._allows(i, j, row, lengths)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        left = self.left._relation(query, key, row, lengths)
-        return np.maximum(left, self.right._relation(query, key, row, lengths))
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        left = self.left._box_coverage(query, key, row, lengths)
+        return np.maximum(left, self.right._box_coverage(query, key, row, lengths))
 
-    def _order(self) -> Order:
-        left, right = self.left._order(), self.right._order()
+    def _find_dense_order(self) -> TokenOrder:
+        left, right = self.left._find_dense_order(), self.right._find_dense_order()
         if left == right:
             return left
         sortings = [order for order in (left, right) if not order.closed]
-        return max(sortings, key=lambda order: order.preference) if len(sortings) == 2 else NATURAL
+        return max(sortings, key=lambda order: order.preference) if len(sortings) == 2 else NATURAL_ORDER
 
-    def _alternatives(self) -> tuple[Pattern, ...]:
-        return (*self.left._alternatives(), *self.right._alternatives())
+    def _split_union(self) -> tuple[Pattern, ...]:
+        return (*self.left._split_union(), *self.right._split_union())
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array] | None:
-        left, right = self.left._interval(lengths), self.right._interval(lengths)
-        # Two intervals are one if they overlap or touch; whether an empty one matters is not asked.
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array] | None:
+        left, right = self.left._find_key_intervals(lengths), self.right._find_key_intervals(lengths)
+        # Two intervals are one if they overlap or touch; empty ones are not treated separately.
         if left is None or right is None or (np.maximum(left[0], right[0]) > np.minimum(left[1], right[1])).any():
             return None
         return np.minimum(left[0], right[0]), np.maximum(left[1], right[1])
@@ -242,7 +242,7 @@ class Or(_Pair):
     def is_causal(self) -> bool:
         return self._hides_future and (self.left.is_causal or self.right.is_causal)
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns.pair_counts import union
 
         return union(self.left, self.right, queries, keys, lengths)
@@ -255,7 +255,7 @@ class Not(Pattern):
     pattern: Pattern
 
     def __repr__(self) -> str:
-        return f"~{_wrap(self.pattern, (And, Or))}"
+        return f"~{_parenthesize(self.pattern, (And, Or))}"
 
     def __invert__(self) -> Pattern:
         return self.pattern
@@ -268,28 +268,28 @@ class Not(Pattern):
     def heads(self) -> int | None:
         return self.pattern.heads
 
-    def _heads_as_rows(self, rows: int | None, heads: int) -> Pattern:
-        return Not(self.pattern._heads_as_rows(rows, heads))
+    def _fold_heads(self, rows: int | None, heads: int) -> Pattern:
+        return Not(self.pattern._fold_heads(rows, heads))
 
-    def _check(self, lengths: Lengths) -> None:
-        self.pattern._check(lengths)
+    def _check_lengths(self, lengths: Lengths) -> None:
+        self.pattern._check_lengths(lengths)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return ~self.pattern._allows(i, j, row, lengths)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        return (ALL - self.pattern._relation(query, key, row, lengths)).astype(np.int8)
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        return (ALL - self.pattern._box_coverage(query, key, row, lengths)).astype(np.int8)
 
     @property
-    def _opaque(self) -> bool:
-        return self.pattern._opaque
+    def _is_opaque(self) -> bool:
+        return self.pattern._is_opaque
 
-    def _grids(self) -> frozenset[Grid]:
-        return self.pattern._grids()
+    def _list_grids(self) -> frozenset[Grid]:
+        return self.pattern._list_grids()
 
     @property
-    def _needs_keys(self) -> bool:
-        return self.pattern._needs_keys
+    def _needs_key_length(self) -> bool:
+        return self.pattern._needs_key_length
 
     @property
     def _hides_future(self) -> bool:
@@ -300,12 +300,12 @@ class Not(Pattern):
         return self.pattern._hides_future
 
     @property
-    def _is_stable(self) -> bool:
-        return self.pattern._is_stable
+    def _is_prefix_stable(self) -> bool:
+        return self.pattern._is_prefix_stable
 
     @property
-    def _fits_padded_rows(self) -> bool:
-        return self.pattern._fits_padded_rows
+    def _supports_left_padding(self) -> bool:
+        return self.pattern._supports_left_padding
 
     @property
     def is_key_padding(self) -> bool:
@@ -318,13 +318,13 @@ class Not(Pattern):
     def fixed_length(self) -> int | None:
         return self.pattern.fixed_length
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        inner = self.pattern._pairs(lengths)
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        inner = self.pattern._count_pairs(lengths)
         everything = lengths.queries * lengths.keys * (self.rows or 1) * (self.heads or 1)
         return None if inner is None else everything - inner
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         if self.rows is not None or self.heads is not None:
             return  # their forms add up rows and heads
-        for form in self.pattern._simplified()._pair_forms(queries, keys, lengths):
+        for form in self.pattern._simplify()._pair_count_formulas(queries, keys, lengths):
             yield form._replace(formula=queries * keys - form.formula)

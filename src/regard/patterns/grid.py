@@ -1,4 +1,4 @@
-"""Patterns over a grid of tokens, in raster order: windows, strides and axes of an image."""
+"""Patterns over a grid of tokens, in row-major order: windows, strides and axes of an image."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.errors import PatternError
-from regard.patterns.arguments import LONGEST_AXIS, at_least, fits_grid, pair_of
+from regard.patterns.arguments import LONGEST_AXIS, check_grid_fits, set_integer, set_pair
 from regard.patterns.base import Pattern
-from regard.patterns.box import Array, Box, Grid, Lengths, residue_verdict, same_class_verdict, verdict
+from regard.patterns.box import Array, Grid, Lengths, TokenBox, class_coverage, coverage, residue_coverage
 from regard.patterns.compose import Not
-from regard.patterns.order import GridResidue, Order, Tiles
+from regard.patterns.token_order import GridResidueOrder, GridTileOrder, TokenOrder
 
 
 class GridPattern(Pattern):
-    """Tokens from `start` on lie on a grid of `rows x columns`; those before see, and are seen by, nobody.
+    """Tokens from `start` on lie on a grid of `rows x columns`; pairs with an earlier token are not allowed.
 
     Compose with `First(start)` to let class tokens see everything: `First(1) | Neighborhood((14, 14), 3, start=1)`.
     """
@@ -28,53 +28,53 @@ class GridPattern(Pattern):
     start: int
 
     def __post_init__(self) -> None:
-        pair_of(self, "grid", self.grid, 1)
-        at_least(self, "start", self.start, 0, LONGEST_AXIS)
+        set_pair(self, "grid", self.grid, 1)
+        set_integer(self, "start", self.start, 0, LONGEST_AXIS)
 
     @property
-    def place(self) -> Grid:
+    def token_grid(self) -> Grid:
         return Grid(*self.grid, self.start)
 
-    def _grids(self) -> frozenset[Grid]:
-        return frozenset((self.place,))
+    def _list_grids(self) -> frozenset[Grid]:
+        return frozenset((self.token_grid,))
 
-    def _check(self, lengths: Lengths) -> None:
-        fits_grid(self, self.place, lengths)
+    def _check_lengths(self, lengths: Lengths) -> None:
+        check_grid_fits(self, self.token_grid, lengths)
 
     @property
     def fixed_length(self) -> int:
-        return self.start + self.place.cells
+        return self.start + self.token_grid.cells
 
-    def _fills(self, lengths: Lengths) -> bool:
+    def _covers_grid(self, lengths: Lengths) -> bool:
         """Whether queries and keys are all tokens of the grid and those before it."""
         return lengths.queries == lengths.keys == self.fixed_length
 
-    def _far(self, up: int, left: int) -> int:
-        """How many positions back the token lies that is so many whole rows up and columns to the left."""
+    def _flat_distance(self, up: int, left: int) -> int:
+        """The distance in positions to the token that many rows up and columns to the left."""
         return up * self.grid[1] + left
 
-    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+    def _allows_cells(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
         """The definition on rows and columns."""
         raise NotImplementedError
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        place = self.place
-        inside = place.contains(i) & place.contains(j)
-        columns = place.columns
-        row_i = torch.div(i - place.start, columns, rounding_mode="floor")
-        row_j = torch.div(j - place.start, columns, rounding_mode="floor")
-        return inside & self._axes(row_i, row_j, (i - place.start) % columns, (j - place.start) % columns)
+        grid = self.token_grid
+        inside = grid.contains(i) & grid.contains(j)
+        columns = grid.columns
+        row_i = torch.div(i - grid.start, columns, rounding_mode="floor")
+        row_j = torch.div(j - grid.start, columns, rounding_mode="floor")
+        return inside & self._allows_cells(row_i, row_j, (i - grid.start) % columns, (j - grid.start) % columns)
 
-    def _ranges(self, query: Box, key: Box) -> tuple:
+    def _locate_boxes(self, query: TokenBox, key: TokenBox) -> tuple:
         """Rows and columns of both boxes, which pairs of boxes lie inside the grid, and which touch it."""
-        query_range, query_inside, query_touches = query.on(self.place)
-        key_range, key_inside, key_touches = key.on(self.place)
+        query_range, query_inside, query_touches = query.on(self.token_grid)
+        key_range, key_inside, key_touches = key.on(self.token_grid)
         return query_range, key_range, query_inside & key_inside, query_touches & key_touches
 
     @staticmethod
-    def _within(answer: Array, inside: Array, touches: Array) -> Array:
-        """Nothing is allowed off the grid, so boxes that reach over its edge are at most *some*."""
-        return np.minimum(answer, verdict(touches, inside))
+    def _limit_to_grid(answer: Array, inside: Array, touches: Array) -> Array:
+        """Pairs off the grid are not allowed, so boxes that extend beyond its edge are at most *some*."""
+        return np.minimum(answer, coverage(touches, inside))
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,8 +96,8 @@ class Neighborhood(GridPattern):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pair_of(self, "radius", self.radius, 0)
-        at_least(self, "step", self.step, 1, LONGEST_AXIS)
+        set_pair(self, "radius", self.radius, 0)
+        set_integer(self, "step", self.step, 1, LONGEST_AXIS)
         _check_edges(self)
 
     @property
@@ -105,7 +105,7 @@ class Neighborhood(GridPattern):
         assert isinstance(self.radius, tuple)
         return self.radius
 
-    def _ends(self, at, size: int, radius: int):
+    def _find_neighbor_range(self, at, size: int, radius: int):
         """First and last neighbour of coordinate `at` along an axis of `size`; works on arrays and tensors."""
         step = self.step
         if self.edges == "clip":
@@ -116,73 +116,73 @@ class Neighborhood(GridPattern):
         first = clip(place - radius, 0 * place, count - 2 * radius - 1)
         return residue + first * step, residue + (first + 2 * radius) * step
 
-    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
-        top, bottom = self._ends(row_i, self.grid[0], self.radii[0])
-        left, right = self._ends(column_i, self.grid[1], self.radii[1])
+    def _allows_cells(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        top, bottom = self._find_neighbor_range(row_i, self.grid[0], self.radii[0])
+        left, right = self._find_neighbor_range(column_i, self.grid[1], self.radii[1])
         near = (row_j >= top) & (row_j <= bottom) & (column_j >= left) & (column_j <= right)
         if self.step == 1:
             return near
         return near & ((row_i - row_j) % self.step == 0) & ((column_i - column_j) % self.step == 0)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        mine, other, inside, touches = self._ranges(query, key)
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        mine, other, inside, touches = self._locate_boxes(query, key)
         answer = np.minimum(
-            self._near(mine.top, mine.bottom, other.top, other.bottom, self.grid[0], self.radii[0]),
-            self._near(mine.left, mine.right, other.left, other.right, self.grid[1], self.radii[1]),
+            self._axis_coverage(mine.top, mine.bottom, other.top, other.bottom, self.grid[0], self.radii[0]),
+            self._axis_coverage(mine.left, mine.right, other.left, other.right, self.grid[1], self.radii[1]),
         )
         if self.step > 1:
             stride = GridStride(self.grid, self.step, start=self.start)
-            answer = np.minimum(answer, stride._relation(query, key, row, lengths))
-        return self._within(answer, inside, touches)
+            answer = np.minimum(answer, stride._box_coverage(query, key, row, lengths))
+        return self._limit_to_grid(answer, inside, touches)
 
-    def _near(self, low: Array, high: Array, key_low: Array, key_high: Array, size: int, radius: int) -> Array:
+    def _axis_coverage(self, low: Array, high: Array, key_low: Array, key_high: Array, size: int, radius: int) -> Array:
         if self.step == 1:
-            first_low, first_high = self._ends(low, size, radius)
-            last_low, last_high = self._ends(high, size, radius)
+            first_low, first_high = self._find_neighbor_range(low, size, radius)
+            last_low, last_high = self._find_neighbor_range(high, size, radius)
             some = (key_high >= first_low) & (key_low <= last_high)
-            return verdict(some, (key_low >= last_low) & (key_high <= first_high))
-        # Shifted windows of one residue class start at the class's own borders: bound them, and settle single queries.
+            return coverage(some, (key_low >= last_low) & (key_high <= first_high))
+        # Shifted windows of one residue class start at the borders of the class: these are bounds.
         reach = (2 if self.edges == "shift" else 1) * radius * self.step
         some = (key_high >= low - reach) & (key_low <= high + reach)
         every = (key_high - low <= radius * self.step) & (high - key_low <= radius * self.step)
-        return verdict(some, every & (self.edges == "clip"))
+        return coverage(some, every & (self.edges == "clip"))
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        if not self._fills(lengths):
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        if not self._covers_grid(lengths):
             return None
         count = 1
         for size, radius in zip(self.grid, self.radii, strict=True):
             at = np.arange(size)
-            first, last = self._ends(at, size, radius)
-            # Neighbours outside the axis are lost when clipped; steps from the inside keep the residue.
+            first, last = self._find_neighbor_range(at, size, radius)
+            # Clipping drops neighbours outside the axis; steps from the inside keep the residue.
             lost_before = np.maximum(0, -(first // self.step))
             lost_after = np.maximum(0, -((size - 1 - last) // self.step))
             count *= int((2 * radius + 1 - lost_before - lost_after).sum())
         return count
 
-    def _order(self) -> Order:
+    def _find_dense_order(self) -> TokenOrder:
         if self.step > 1:
-            return GridResidue(self.place, self.step, self.step)
+            return GridResidueOrder(self.token_grid, self.step, self.step)
         # A square tile of queries shares most of its keys. One as wide as the neighbourhood itself keeps about a
         # quarter of the pairs useful while its products stay large enough to be fast.
         height, width = (min(max(2 * radius + 1, 4), 16) for radius in self.radii)
-        return Tiles(self.place, min(height, self.grid[0]), min(width, self.grid[1]), is_closed=False)
+        return GridTileOrder(self.token_grid, min(height, self.grid[0]), min(width, self.grid[1]), is_closed=False)
 
     @property
     def reach(self) -> int:
         # A neighbourhood that moves inwards at the edge reaches twice as far from there.
         sides = 2 if self.edges == "shift" else 1
         farthest = ((size, sides * radius) for size, radius in zip(self.grid, self.radii, strict=True))
-        return self._far(*(self.step * min((size - 1) // self.step, most) for size, most in farthest))
+        return self._flat_distance(*(self.step * min((size - 1) // self.step, most) for size, most in farthest))
 
     def is_shift_invariant(self, grid: Grid | None = None) -> bool:
-        return grid == self.place and self.edges == "clip"
+        return grid == self.token_grid and self.edges == "clip"
 
     @property
     def max_keys_per_query(self) -> int:
         return (2 * self.radii[0] + 1) * (2 * self.radii[1] + 1)
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts as count
 
         axes = zip(count.SIDES, self.radii, strict=True)
@@ -193,7 +193,7 @@ class Neighborhood(GridPattern):
 def _check_edges(pattern: Neighborhood) -> None:
     if pattern.edges not in ("clip", "shift"):
         raise PatternError(
-            "Neighborhood knows two kinds of edges.",
+            "Neighborhood has two kinds of edges.",
             asked=f"edges={pattern.edges!r}",
             because="a neighbourhood at the border either loses keys or moves inwards",
             instead='edges="clip" or edges="shift"',
@@ -223,58 +223,58 @@ class GridWindow(GridPattern):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pair_of(self, "window", self.window, 1)
-        pair_of(self, "shift", self.shift, 0)
+        set_pair(self, "window", self.window, 1)
+        set_pair(self, "shift", self.shift, 0)
 
     @property
-    def _sides(self) -> tuple[int, int, int, int]:
+    def _window_and_shift(self) -> tuple[int, int, int, int]:
         assert isinstance(self.window, tuple)
         assert isinstance(self.shift, tuple)
         return (*self.window, self.shift[0] % self.window[0], self.shift[1] % self.window[1])
 
-    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
-        height, width, down, across = self._sides
+    def _allows_cells(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+        height, width, down, across = self._window_and_shift
         rows = torch.div(row_i - down, height, rounding_mode="floor")
         columns = torch.div(column_i - across, width, rounding_mode="floor")
         same_row = rows == torch.div(row_j - down, height, rounding_mode="floor")
         return same_row & (columns == torch.div(column_j - across, width, rounding_mode="floor"))
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        height, width, down, across = self._sides
-        mine, other, inside, touches = self._ranges(query, key)
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        height, width, down, across = self._window_and_shift
+        mine, other, inside, touches = self._locate_boxes(query, key)
         rows = (mine.top, mine.bottom, other.top, other.bottom)
         columns = (mine.left, mine.right, other.left, other.right)
         answer = np.minimum(
-            same_class_verdict(*((edge - down) // height for edge in rows)),
-            same_class_verdict(*((edge - across) // width for edge in columns)),
+            class_coverage(*((edge - down) // height for edge in rows)),
+            class_coverage(*((edge - across) // width for edge in columns)),
         )
-        return self._within(answer, inside, touches)
+        return self._limit_to_grid(answer, inside, touches)
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        if not self._fills(lengths):
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        if not self._covers_grid(lengths):
             return None
-        height, width, down, across = self._sides
+        height, width, down, across = self._window_and_shift
         rows = np.unique((np.arange(self.grid[0]) - down) // height, return_counts=True)[1]
         columns = np.unique((np.arange(self.grid[1]) - across) // width, return_counts=True)[1]
         return int((rows**2).sum() * (columns**2).sum())
 
-    def _order(self) -> Order:
-        return Tiles(self.place, *self._sides)
+    def _find_dense_order(self) -> TokenOrder:
+        return GridTileOrder(self.token_grid, *self._window_and_shift)
 
     @property
     def reach(self) -> int:
-        height, width, *_ = self._sides
-        return self._far(min(height, self.grid[0]) - 1, min(width, self.grid[1]) - 1)
+        height, width, *_ = self._window_and_shift
+        return self._flat_distance(min(height, self.grid[0]) - 1, min(width, self.grid[1]) - 1)
 
     @property
     def max_keys_per_query(self) -> int:
-        height, width, *_ = self._sides
+        height, width, *_ = self._window_and_shift
         return height * width
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts as count
 
-        height, width, down, across = self._sides
+        height, width, down, across = self._window_and_shift
         rows = count.windows(count.SIDES[0], self.grid[0], height, down)
         columns = count.windows(count.SIDES[1], self.grid[1], width, across)
         return count.product(self.start, (rows, columns), queries, keys)
@@ -284,8 +284,8 @@ class GridWindow(GridPattern):
 class GridStride(GridPattern):
     """A token sees the tokens a whole number of steps away in rows and in columns.
 
-    The grid attention of MaxViT (Tu et al. 2022) and of Prince, section 12.10; after `GridWindow(grid, step)` every
-    token has met every other.
+    The grid attention of MaxViT (Tu et al. 2022) and of Prince, section 12.10; after `GridWindow(grid, step)` the
+    receptive field covers the grid.
     """
 
     grid: tuple[int, int]
@@ -294,52 +294,52 @@ class GridStride(GridPattern):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pair_of(self, "step", self.step, 1)
+        set_pair(self, "step", self.step, 1)
 
     @property
     def steps(self) -> tuple[int, int]:
         assert isinstance(self.step, tuple)
         return self.step
 
-    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+    def _allows_cells(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
         down, across = self.steps
         return ((row_i - row_j) % down == 0) & ((column_i - column_j) % across == 0)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         down, across = self.steps
-        mine, other, inside, touches = self._ranges(query, key)
+        mine, other, inside, touches = self._locate_boxes(query, key)
         one_row = (mine.top == mine.bottom) & (other.top == other.bottom)
         one_column = (mine.left == mine.right) & (other.left == other.right)
         answer = np.minimum(
-            residue_verdict(mine.top, mine.row_step, other.top, other.row_step, down, one_row),
-            residue_verdict(mine.left, mine.column_step, other.left, other.column_step, across, one_column),
+            residue_coverage(mine.top, mine.row_step, other.top, other.row_step, down, one_row),
+            residue_coverage(mine.left, mine.column_step, other.left, other.column_step, across, one_column),
         )
-        return self._within(answer, inside, touches)
+        return self._limit_to_grid(answer, inside, touches)
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        if not self._fills(lengths):
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        if not self._covers_grid(lengths):
             return None
         rows = np.bincount(np.arange(self.grid[0]) % self.steps[0])
         columns = np.bincount(np.arange(self.grid[1]) % self.steps[1])
         return int((rows**2).sum() * (columns**2).sum())
 
-    def _order(self) -> Order:
-        return GridResidue(self.place, *self.steps)
+    def _find_dense_order(self) -> TokenOrder:
+        return GridResidueOrder(self.token_grid, *self.steps)
 
     @property
     def reach(self) -> int:
         axes = zip(self.grid, self.steps, strict=True)
-        return self._far(*(step * ((size - 1) // step) for size, step in axes))
+        return self._flat_distance(*(step * ((size - 1) // step) for size, step in axes))
 
     def is_shift_invariant(self, grid: Grid | None = None) -> bool:
-        return grid == self.place
+        return grid == self.token_grid
 
     @property
     def max_keys_per_query(self) -> int:
         rows, columns = (-(-size // step) for size, step in zip(self.grid, self.steps, strict=True))
         return rows * columns
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts as count
 
         axes = zip(count.SIDES, self.grid, self.steps, strict=True)
@@ -358,25 +358,25 @@ class Axial(GridPattern):
     start: int = 0
 
     @property
-    def _lines(self) -> tuple[GridWindow, GridWindow]:
+    def _row_and_column_windows(self) -> tuple[GridWindow, GridWindow]:
         rows, columns = self.grid
         return GridWindow(self.grid, (1, columns), start=self.start), GridWindow(self.grid, (rows, 1), start=self.start)
 
-    def _axes(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
+    def _allows_cells(self, row_i: Tensor, row_j: Tensor, column_i: Tensor, column_j: Tensor) -> Tensor:
         return (row_i == row_j) | (column_i == column_j)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        along, down = self._lines
-        return np.maximum(along._relation(query, key, row, lengths), down._relation(query, key, row, lengths))
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        along, down = self._row_and_column_windows
+        return np.maximum(along._box_coverage(query, key, row, lengths), down._box_coverage(query, key, row, lengths))
 
-    def _pairs(self, lengths: Lengths) -> int | None:
-        if not self._fills(lengths):
+    def _count_pairs(self, lengths: Lengths) -> int | None:
+        if not self._covers_grid(lengths):
             return None
         rows, columns = self.grid
         return rows * columns * (rows + columns - 1)
 
-    def _alternatives(self) -> tuple[Pattern, ...]:
-        along, down = self._lines
+    def _split_union(self) -> tuple[Pattern, ...]:
+        along, down = self._row_and_column_windows
         return along, down & Not(along)
 
     @property
@@ -385,13 +385,13 @@ class Axial(GridPattern):
         return max((rows - 1) * columns, columns - 1)
 
     def is_shift_invariant(self, grid: Grid | None = None) -> bool:
-        return grid == self.place
+        return grid == self.token_grid
 
     @property
     def max_keys_per_query(self) -> int:
         return sum(self.grid) - 1
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.axial(self.start, queries, keys)

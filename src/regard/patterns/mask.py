@@ -20,7 +20,7 @@ class Mask(Pattern):
 
     Axes are those of torch's `scaled_dot_product_attention`: the tensor broadcasts to `(*batch, head, query, key)`, and
     `True` means *attend*. `(query, key)` is one mask for all, `(head, query, key)` one for each head, `(batch, 1,
-    query, key)` one for each batch row; `(batch, 1, 1, key)` hides keys, as padding does. An axis of 1 serves all.
+    query, key)` one for each batch row; `(batch, 1, 1, key)` hides keys, as padding does. An axis of 1 broadcasts.
     Several batch axes count as one, row by row.
 
     The query and key axes are the queries and keys themselves: `n` counts queries from 0, whatever their absolute
@@ -28,7 +28,7 @@ class Mask(Pattern):
     counts it too, so that `Causal() & Mask(tensor)` aligns. Lengths that differ from those of the tensor are refused.
 
     The tensor is copied, and later changes to it do not matter. Two masks are equal when shape and bits are. Planning
-    looks at every pair once, in tiles; the plan is found again for every equal mask. A mask that tells heads apart runs
+    evaluates every pair once, in tiles; equal masks share one cached plan. A mask that differs between heads runs
     with heads as batch rows: the plan is as many times larger, and keys that heads share are copied for each of them.
 
         >>> mask = Mask(torch.tensor([[True, False, True], [False, False, True]]))
@@ -74,7 +74,7 @@ class Mask(Pattern):
     def heads(self) -> int | None:
         return None if self._bits.shape[1] == 1 else self._bits.shape[1]
 
-    def _check(self, lengths: Lengths) -> None:
+    def _check_lengths(self, lengths: Lengths) -> None:
         queries, keys = self._bits.shape[2:]
         if queries not in (1, lengths.queries) or keys not in (1, lengths.keys):
             raise PatternError(
@@ -82,31 +82,31 @@ class Mask(Pattern):
                 asked=f"{self!r}: {queries} queries and {keys} keys",
                 found=f"{lengths.queries} queries and {lengths.keys} keys",
                 because="the last two axes of a mask are the queries and the keys themselves",
-                instead=f"a mask (..., {lengths.queries}, {lengths.keys}); an axis of 1 serves all queries or keys",
+                instead=f"a mask (..., {lengths.queries}, {lengths.keys}); an axis of 1 broadcasts",
             )
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         queries, keys = self._bits.shape[2:]
-        bits = _bits_on(self, j.device)
-        # Where one row or column of the mask serves all queries or keys, adding `0 * i` spreads its answer over them.
+        bits = _bits_on_device(self, j.device)
+        # Where an axis of the mask broadcasts, adding `0 * i` gives the result the shape of the pairs.
         n = i - (lengths.keys if keys == 1 else keys) + queries if queries > 1 else 0 * i
         j = j if keys > 1 else 0 * j
         if not bits.numel():
             return (i == j) & (i != j)
         inside = (n >= 0) & (n < queries) & (j >= 0) & (j < keys)
-        row = row if len(bits) > 1 else 0 * row  # one row serves all
+        row = row if len(bits) > 1 else 0 * row  # one row for all
         return inside & bits[row, n.clamp(0, queries - 1), j.clamp(0, keys - 1)]
 
     @property
-    def _needs_keys(self) -> bool:
+    def _needs_key_length(self) -> bool:
         return self._bits.shape[3] == 1 < self._bits.shape[2]
 
     @property
-    def _is_stable(self) -> bool:
-        return True  # a longer mask holds more facts about the same rows
+    def _is_prefix_stable(self) -> bool:
+        return True  # a longer mask extends the same rows
 
     @property
-    def _fits_padded_rows(self) -> bool:
+    def _supports_left_padding(self) -> bool:
         return True
 
     @property
@@ -122,14 +122,14 @@ class Mask(Pattern):
         lengths = {length for length in self._bits.shape[2:] if length != 1}
         return lengths.pop() if len(lengths) == 1 else None
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         *_, queries, keys = self._bits.shape
         times = (lengths.queries if queries == 1 else 1) * (lengths.keys if keys == 1 else 1)
         return self._allowed * times
 
 
 @lru_cache_small(maxsize=4)
-def _bits_on(mask: Mask, device: torch.device) -> Tensor:
+def _bits_on_device(mask: Mask, device: torch.device) -> Tensor:
     """The mask on a device, one row for each batch row and head: `(row, query, key)`."""
     with torch.inference_mode(False):
         return torch.from_numpy(mask._bits.copy()).flatten(0, 1).to(device)

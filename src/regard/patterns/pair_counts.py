@@ -1,9 +1,9 @@
-"""Closed forms of the number of pairs, for `Pattern._pair_forms`.
+"""Closed forms of the number of pairs, for `Pattern._pair_count_formulas`.
 
 A form comes with the conditions under which it holds: `257 N - 16512` counts a window of 128 keys on each side only if
-there are as many tokens. `q` queries meet `m` keys, and the last query sits on the last key. Forms on one line are
-those of Prince, *Understanding Deep Learning*, figure 12.15; on a grid they are products of the forms for its rows and
-its columns.
+there are as many tokens. There are `q` queries and `m` keys, the last query aligned with the last key. Forms on one
+line are those of Prince, *Understanding Deep Learning*, figure 12.15; on a grid they are products of the forms for its
+rows and its columns.
 
 Patterns import this module inside their methods, since importing sympy takes longer than importing Regard.
 """
@@ -74,7 +74,7 @@ def first(count: int, q: sympy.Expr, m: sympy.Expr) -> Iterator[Form]:
 
 
 def selected(indices: tuple[int, ...], q: sympy.Expr, m: sympy.Expr, lengths: Lengths | None) -> Iterator[Form]:
-    """How many of the chosen tokens are among the queries and keys is known with the lengths."""
+    """The number of selected tokens among the queries and keys follows from the lengths."""
     if lengths is not None:
         among_queries = sum(lengths[1] - lengths[0] <= index < lengths[1] for index in indices)
         among_keys = sum(index < lengths[1] for index in indices)
@@ -95,9 +95,9 @@ def union(left: Pattern, right: Pattern, q: sympy.Expr, m: sympy.Expr, lengths: 
         if not isinstance(one, First):
             continue
         if isinstance(other, Window):
-            inner = other._pair_forms(q - one.count, m - one.count)
+            inner = other._pair_count_formulas(q - one.count, m - one.count)
         elif isinstance(other, GridPattern) and other.start >= one.count:
-            inner = other._pair_forms(q, m, lengths)
+            inner = other._pair_count_formulas(q, m, lengths)
         else:
             continue
         for form in inner:

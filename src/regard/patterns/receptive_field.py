@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import PatternError
-from regard.patterns.arguments import whole_number
+from regard.patterns.arguments import check_integer
 from regard.patterns.base import Pattern
 
 
@@ -21,13 +21,13 @@ def layers_to_connect(*layers: Pattern, tokens: int) -> int | None:
     them sees a later key (a decoder: all tokens up to the query itself), or none an earlier one.
 
     The patterns are applied in turn, again and again: `layers_to_connect(GridWindow(...), GridStride(...), tokens=256)`
-    is about a model that alternates them. Where a pattern tells batch rows apart, every row has to be covered.
+    is about a model that alternates them. Where a pattern differs between batch rows, every row has to be covered.
 
         >>> layers_to_connect(Window(1, 1), tokens=12)
         11
         >>> layers_to_connect(Causal(), tokens=16), layers_to_connect(Window(2, 0), tokens=16)  # of decoders
         (1, 8)
-        >>> layers_to_connect(Causal() & Blocks(4), tokens=16)  # no layer looks beyond its block
+        >>> layers_to_connect(Causal() & Blocks(4), tokens=16)  # no layer attends beyond its block
     """
     masks = _read_masks(layers, tokens)
     period = masks[0]
@@ -62,7 +62,7 @@ def _read_masks(layers: tuple[Pattern, ...], tokens: int) -> list[Tensor]:
             because="every layer has a pattern that says which keys a query sees",
             instead="layers_to_connect(Window(1, 1), tokens=12)",
         )
-    if whole_number("layers_to_connect", "tokens", tokens) < 1:
+    if check_integer("layers_to_connect", "tokens", tokens) < 1:
         raise PatternError(
             "A receptive field needs a sequence.",
             asked=f"tokens={tokens}",
@@ -86,5 +86,5 @@ def _covers(field: Tensor, everything: Tensor) -> bool:
 
 
 def _compose(later: Tensor, earlier: Tensor) -> Tensor:
-    """The receptive field of a layer after others: what the keys that it sees have seen."""
+    """The receptive field of a layer after others: the union of the fields of the keys that it sees."""
     return later.float() @ earlier.float() > 0

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from regard.caching import lru_cache_small
 from regard.errors import PatternError
-from regard.patterns.arguments import whole_number
+from regard.patterns.arguments import check_integer
 from regard.patterns.base import Pattern
-from regard.patterns.box import Array, Box, Lengths, verdict
+from regard.patterns.box import Array, Lengths, TokenBox, coverage
 
 
 @dataclass(frozen=True, repr=False)
 class Padding(Pattern):
-    """Keys that are padding are seen by nobody.
+    """Hides padding: queries see only the real keys of their batch row.
 
     `side="right"`: key `j` of batch row `b` is real when `j < lengths[b]`; `side="left"`: when `j >= keys -
-    lengths[b]`. Queries at padded places still get an output; it depends on real keys only and nobody has to read it.
+    lengths[b]`. Padded queries still get an output, which depends on real keys only.
     """
 
     counts: tuple[int, ...] = field(repr=False)
@@ -31,7 +31,7 @@ class Padding(Pattern):
     def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
         listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else lengths
         listed = list(listed) if isinstance(listed, Iterable) else [listed]
-        numbers = tuple(whole_number("Padding", "lengths", length) for length in listed)
+        numbers = tuple(check_integer("Padding", "lengths", length) for length in listed)
         if not numbers or min(numbers) < 0 or side not in ("left", "right"):
             raise PatternError(
                 "Padding needs one length for each batch row and a side.",
@@ -51,10 +51,10 @@ class Padding(Pattern):
         return len(self.counts)
 
     @property
-    def _needs_keys(self) -> bool:
+    def _needs_key_length(self) -> bool:
         return self.side == "left"
 
-    def _check(self, lengths: Lengths) -> None:
+    def _check_lengths(self, lengths: Lengths) -> None:
         if max(self.counts) > lengths.keys:
             raise PatternError(
                 "A padded row is longer than the sequence.",
@@ -64,42 +64,44 @@ class Padding(Pattern):
                 instead="lengths of at most the number of keys",
             )
 
-    def _ends(self, keys: int) -> tuple[Array, Array]:
+    def _find_real_keys(self, keys: int) -> tuple[Array, Array]:
         """The first real key of each row, and the first one after it that is not."""
         count = np.asarray(self.counts, dtype=np.int64)
         return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        find_bounds = _find_bounds if torch.compiler.is_compiling() else _bounds  # a tracer warns of caches
+        find_bounds = (
+            _find_bounds if torch.compiler.is_compiling() else _find_bounds_cached
+        )  # Dynamo warns about caches
         start, stop = find_bounds(self, lengths.keys, j.device)
-        # Adding `0 * i` spreads the answer over the queries, which have no say in it.
+        # Adding `0 * i` broadcasts to the queries, on which the result does not depend.
         return (j + 0 * i >= start[row]) & (j < stop[row])
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        start, stop = self._ends(lengths.keys)
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        start, stop = self._find_real_keys(lengths.keys)
         some = (key.last >= start[row]) & (key.first < stop[row])
-        return verdict(some, (key.first >= start[row]) & (key.last < stop[row]))
+        return coverage(some, (key.first >= start[row]) & (key.last < stop[row]))
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
-        start, stop = self._ends(lengths.keys)
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array]:
+        start, stop = self._find_real_keys(lengths.keys)
         return start[:, None], stop[:, None]
 
     @property
-    def _is_stable(self) -> bool:
+    def _is_prefix_stable(self) -> bool:
         return True
 
     @property
-    def _fits_padded_rows(self) -> bool:
+    def _supports_left_padding(self) -> bool:
         return True
 
     @property
     def is_key_padding(self) -> bool:
         return True
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         return lengths.queries * sum(self.counts)
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns.pair_counts import Form
 
         yield Form(queries * sum(self.counts))
@@ -112,15 +114,15 @@ def _find_bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Ten
 
 
 @lru_cache_small(maxsize=16)
-def _bounds(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # what is remembered outlives the caller's mode
+def _find_bounds_cached(padding: Padding, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # a cached tensor outlives the caller's mode
         return _find_bounds(padding, keys, device)
 
 
 class Segments(Pattern):
     """Tokens see tokens of their own segment: `ids[b, i] == ids[b, j]`.
 
-    Several documents packed into one row stay strangers to each other. `ids` is `(batch, keys)`, or `(keys,)` for one
+    Documents packed into one row do not attend to each other. `ids` is `(batch, keys)`, or `(keys,)` for one
     row; with fewer queries than keys a query reads its id at its absolute position. A negative id belongs to no
     segment.
     """
@@ -134,7 +136,7 @@ class Segments(Pattern):
             table = table[None]
         if table.ndim != 2 or table.dtype.kind not in "iu" or not len(table):
             raise PatternError(
-                "Segments needs a whole number for each token.",
+                "Segments needs an integer for each token.",
                 asked=f"ids of shape {table.shape} and type {table.dtype}",
                 because="ids[batch, token] names the segment of a token",
                 instead="Segments([[0, 0, 1, 1, 1]]) for a batch of one row with two segments",
@@ -161,10 +163,10 @@ class Segments(Pattern):
         return self.ids.shape[1]
 
     @property
-    def _fits_padded_rows(self) -> bool:
+    def _supports_left_padding(self) -> bool:
         return True
 
-    def _check(self, lengths: Lengths) -> None:
+    def _check_lengths(self, lengths: Lengths) -> None:
         if self.ids.shape[1] != lengths.keys:
             raise PatternError(
                 "Segments does not fit the sequence.",
@@ -175,25 +177,25 @@ class Segments(Pattern):
             )
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        ids = _segment_ids(self, j.device)
+        ids = _segment_ids_on(self, j.device)
         top = max(ids.shape[1] - 1, 0)
         if not ids.shape[1]:
             return (i == j) & (i != j)
         mine = torch.where(i >= 0, ids[row, i.clamp(0, top)], -1)
         return (mine == ids[row, j.clamp(0, top)]) & (mine >= 0)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         if not lengths.keys:
-            return verdict(np.zeros_like(query.first, dtype=bool), np.zeros_like(query.first, dtype=bool))
-        extremes = _extremes(self)
+            return coverage(np.zeros_like(query.first, dtype=bool), np.zeros_like(query.first, dtype=bool))
+        extremes = _make_id_extremes(self)
         query_low, query_high = extremes.over(row, np.maximum(query.first, 0), np.maximum(query.last, 0))
         key_low, key_high = extremes.over(row, key.first, key.last)
         real = (query_high >= 0) & (key_high >= 0) & (query.last >= 0)
         some = real & (query_low <= key_high) & (key_low <= query_high)
         one = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
-        return verdict(some, one & (query_low >= 0) & (query.first >= 0))
+        return coverage(some, one & (query_low >= 0) & (query.first >= 0))
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         total = 0
         for ids in self.ids:
             kinds, counts = np.unique(ids, return_counts=True)
@@ -203,7 +205,7 @@ class Segments(Pattern):
         return total
 
 
-class _Extremes:
+class _IdExtremes:
     """Smallest and largest id of any range, from tables of ranges of 1, 2, 4, ... tokens."""
 
     def __init__(self, ids: Array) -> None:
@@ -226,11 +228,11 @@ class _Extremes:
 
 
 @lru_cache_small(maxsize=2)
-def _extremes(segments: Segments) -> _Extremes:
-    return _Extremes(segments.ids)
+def _make_id_extremes(segments: Segments) -> _IdExtremes:
+    return _IdExtremes(segments.ids)
 
 
 @lru_cache_small(maxsize=2)
-def _segment_ids(segments: Segments, device: torch.device) -> Tensor:
+def _segment_ids_on(segments: Segments, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.from_numpy(segments.ids.copy()).to(device)

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from regard.caching import lru_cache_small
 from regard.errors import PatternError
-from regard.patterns.arguments import LONGEST, LONGEST_AXIS, at_least, at_most, whole_number
+from regard.patterns.arguments import LONGEST, LONGEST_AXIS, check_at_most, check_integer, set_integer
 from regard.patterns.base import Pattern
 from regard.patterns.box import (
     ALL,
     Array,
-    Box,
     Grid,
     Lengths,
-    interval_verdict,
-    residue_verdict,
-    same_class_verdict,
-    verdict,
+    TokenBox,
+    class_coverage,
+    coverage,
+    interval_coverage,
+    residue_coverage,
 )
-from regard.patterns.order import NATURAL, Cut, Order, Residue
+from regard.patterns.token_order import NATURAL_ORDER, BlockOrder, ResidueOrder, TokenOrder
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,10 +38,10 @@ class Full(Pattern):
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=i.device).expand(torch.broadcast_shapes(i.shape, j.shape))
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         return np.full(query.first.shape, ALL)
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array]:
         keys = np.asarray(lengths.keys)
         return 0 * keys, keys
 
@@ -53,10 +53,10 @@ class Full(Pattern):
     def _running_sum_reads(self) -> int:
         return 0
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         return lengths.queries * lengths.keys
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns.pair_counts import Form
 
         yield Form(queries * keys)
@@ -73,11 +73,11 @@ class Causal(Pattern):
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return j <= i
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
-        return verdict(key.first <= query.last, key.last <= query.first)
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        return coverage(key.first <= query.last, key.last <= query.first)
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
-        return np.zeros((), dtype=np.int64), _positions(lengths) + 1
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array]:
+        return np.zeros((), dtype=np.int64), _query_positions(lengths) + 1
 
     @property
     def is_causal(self) -> bool:
@@ -90,24 +90,24 @@ class Causal(Pattern):
     def _running_sum_reads(self) -> int:
         return 0
 
-    def _pairs(self, lengths: Lengths) -> int:
-        return _triangle(lengths.keys) - _triangle(lengths.offset)
+    def _count_pairs(self, lengths: Lengths) -> int:
+        return _triangular_number(lengths.keys) - _triangular_number(lengths.offset)
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.causal(queries, keys)
 
-    def _intersection(self, other: Pattern) -> Pattern | None:
-        return Window(other.left, 0, other.step) if isinstance(other, Window) else super()._intersection(other)
+    def _intersect(self, other: Pattern) -> Pattern | None:
+        return Window(other.left, 0, other.step) if isinstance(other, Window) else super()._intersect(other)
 
 
-def _positions(lengths: Lengths) -> Array:
+def _query_positions(lengths: Lengths) -> Array:
     """The absolute positions of the queries."""
     return np.arange(lengths.offset, lengths.keys)
 
 
-def _triangle(count: int) -> int:
+def _triangular_number(count: int) -> int:
     return count * (count + 1) // 2 if count > 0 else 0
 
 
@@ -127,23 +127,25 @@ class Window(Pattern):
     step: int = 1
 
     def __post_init__(self) -> None:
-        at_least(self, "left", self.left, 0)
-        at_least(self, "right", self.right, 0)
-        at_least(self, "step", self.step, 1)
-        at_most("Window", "step * max(left, right)", self.step * max(self.left, self.right), LONGEST)
+        set_integer(self, "left", self.left, 0)
+        set_integer(self, "right", self.right, 0)
+        set_integer(self, "step", self.step, 1)
+        check_at_most("Window", "step * max(left, right)", self.step * max(self.left, self.right), LONGEST)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         near = (j >= i - self.left * self.step) & (j <= i + self.right * self.step)
         return near if self.step == 1 else near & ((i - j) % self.step == 0)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         before, after = self.left * self.step, self.right * self.step
-        near = interval_verdict(query.first - before, query.last - before, query.first + after, query.last + after, key)
+        near = interval_coverage(
+            query.first - before, query.last - before, query.first + after, query.last + after, key
+        )
         if self.step == 1:
             return near
-        return np.minimum(near, Strided(self.step)._relation(query, key, row, lengths))
+        return np.minimum(near, Strided(self.step)._box_coverage(query, key, row, lengths))
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         # Sum over the window's offsets of the number of queries that have a key there.
         queries, keys, step = *lengths, self.step
         left, right = min(self.left, max(keys - 1, 0) // step), min(self.right, max(queries - 1, 0) // step)
@@ -151,11 +153,11 @@ class Window(Pattern):
         last = np.minimum(keys - 1, keys - 1 - shift)
         return int(np.maximum(0, last - np.maximum(lengths.offset, -shift) + 1).sum())
 
-    def _order(self) -> Order:
-        return NATURAL if self.step == 1 else Residue(self.step)
+    def _find_dense_order(self) -> TokenOrder:
+        return NATURAL_ORDER if self.step == 1 else ResidueOrder(self.step)
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array] | None:
-        position = _positions(lengths)
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array] | None:
+        position = _query_positions(lengths)
         return None if self.step > 1 else (position - self.left, position + self.right + 1)
 
     @property
@@ -185,15 +187,15 @@ class Window(Pattern):
     def _running_sum_reads(self) -> int | None:
         return 2 if self.step == 1 else None
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.window(self.left, self.right, self.step, queries, keys)
 
-    def _intersection(self, other: Pattern) -> Pattern | None:
+    def _intersect(self, other: Pattern) -> Pattern | None:
         if isinstance(other, Window) and self.step == other.step:
             return Window(min(self.left, other.left), min(self.right, other.right), self.step)
-        return super()._intersection(other)
+        return super()._intersect(other)
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,24 +209,24 @@ class Strided(Pattern):
     step: int
 
     def __post_init__(self) -> None:
-        at_least(self, "step", self.step, 1)
+        set_integer(self, "step", self.step, 1)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return (i - j) % self.step == 0
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         single = (query.first == query.last) & (key.first == key.last)
-        return residue_verdict(query.first, query.step, key.first, key.step, self.step, single)
+        return residue_coverage(query.first, query.step, key.first, key.step, self.step, single)
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         classes, held = np.unique(np.arange(lengths.keys) % self.step, return_counts=True)
         query = np.arange(lengths.offset, lengths.keys) % self.step
         place = np.searchsorted(classes, query)
         here = np.append(classes, -1)[place] == query
         return int((np.append(held, 0)[place] * here).sum())
 
-    def _order(self) -> Order:
-        return NATURAL if self.step == 1 else Residue(self.step)
+    def _find_dense_order(self) -> TokenOrder:
+        return NATURAL_ORDER if self.step == 1 else ResidueOrder(self.step)
 
     @property
     def _is_scattered(self) -> bool:
@@ -237,7 +239,7 @@ class Strided(Pattern):
     def _running_sum_reads(self) -> int:
         return 0
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.strided(self.step, queries, keys, lengths)
@@ -254,26 +256,26 @@ class First(Pattern):
     count: int
 
     def __post_init__(self) -> None:
-        at_least(self, "count", self.count, 0)
+        set_integer(self, "count", self.count, 0)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return (i < self.count) | (j < self.count)
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         some = (query.first < self.count) | (key.first < self.count)
-        return verdict(some, (query.last < self.count) | (key.last < self.count))
+        return coverage(some, (query.last < self.count) | (key.last < self.count))
 
-    def _global(self, position: Array) -> Array:
+    def _is_global(self, position: Array) -> Array:
         return position < self.count
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         others = max(0, lengths.queries - max(0, min(self.count - lengths.offset, lengths.queries)))
         return lengths.queries * lengths.keys - others * max(0, lengths.keys - self.count)
 
-    def _interval(self, lengths: Lengths) -> tuple[Array, Array]:
-        return np.zeros((), dtype=np.int64), np.where(_positions(lengths) < self.count, lengths.keys, self.count)
+    def _find_key_intervals(self, lengths: Lengths) -> tuple[Array, Array]:
+        return np.zeros((), dtype=np.int64), np.where(_query_positions(lengths) < self.count, lengths.keys, self.count)
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.first(self.count, queries, keys)
@@ -291,7 +293,7 @@ class Selected(Pattern):
 
     def __init__(self, indices: Iterable[int]) -> None:
         listed = list(indices) if isinstance(indices, Iterable) else [indices]
-        chosen = tuple(sorted({whole_number("Selected", "indices", index) for index in listed}))
+        chosen = tuple(sorted({check_integer("Selected", "indices", index) for index in listed}))
         if chosen and chosen[0] < 0:
             raise PatternError(
                 "Selected names tokens that do not exist.",
@@ -300,32 +302,34 @@ class Selected(Pattern):
                 instead="the positions themselves",
             )
         if chosen:
-            at_most("Selected", "max(indices)", chosen[-1], LONGEST_AXIS)  # a table has an entry for each up to it
+            check_at_most(
+                "Selected", "max(indices)", chosen[-1], LONGEST_AXIS
+            )  # a table has an entry for each up to it
         object.__setattr__(self, "indices", chosen)
 
     def __repr__(self) -> str:
         return f"Selected({list(self.indices)})"
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        chosen = _membership(self.indices, i.device)
+        chosen = _make_membership_table(self.indices, i.device)
         top = len(chosen) - 1
         return chosen[(i + 1).clamp(0, top)] | chosen[(j + 1).clamp(0, top)]
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         indices = np.asarray(self.indices, dtype=np.int64)
 
-        def count(box: Box) -> Array:
+        def count(box: TokenBox) -> Array:
             return np.searchsorted(indices, box.last, "right") - np.searchsorted(indices, box.first, "left")
 
         in_query, in_key = count(query), count(key)
         some = (in_query > 0) | (in_key > 0)
         every = (in_query == query.last - query.first + 1) | (in_key == key.last - key.first + 1)
-        return verdict(some, every)
+        return coverage(some, every)
 
-    def _global(self, position: Array) -> Array:
+    def _is_global(self, position: Array) -> Array:
         return np.isin(position, self.indices)
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         among_queries = sum(lengths.offset <= index < lengths.keys for index in self.indices)
         among_keys = sum(0 <= index < lengths.keys for index in self.indices)
         others = (lengths.queries - among_queries) * (lengths.keys - among_keys)
@@ -335,14 +339,14 @@ class Selected(Pattern):
     def _is_scattered(self) -> bool:
         return True
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.selected(self.indices, queries, keys, lengths)
 
 
 @lru_cache_small(maxsize=8)
-def _membership(indices: tuple[int, ...], device: torch.device) -> Tensor:
+def _make_membership_table(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """A lookup table whose entry `p + 1` says whether position `p` was chosen; both ends are `False`."""
     table = np.zeros((indices[-1] if indices else 0) + 3, dtype=bool)
     table[np.asarray(indices, dtype=np.int64) + 1] = True
@@ -361,24 +365,24 @@ class Blocks(Pattern):
     size: int
 
     def __post_init__(self) -> None:
-        at_least(self, "size", self.size, 1)
+        set_integer(self, "size", self.size, 1)
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         return i // self.size == j // self.size
 
-    def _relation(self, query: Box, key: Box, row: Array, lengths: Lengths) -> Array:
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
         edges = (query.first, query.last, key.first, key.last)
-        return same_class_verdict(*(edge // self.size for edge in edges))
+        return class_coverage(*(edge // self.size for edge in edges))
 
-    def _pairs(self, lengths: Lengths) -> int:
+    def _count_pairs(self, lengths: Lengths) -> int:
         blocks = -(-lengths.keys // self.size)
         keys = np.minimum((np.arange(blocks) + 1) * self.size, lengths.keys) - np.arange(blocks) * self.size
         low = np.maximum(np.arange(blocks) * self.size, max(lengths.offset, 0))
         queries = np.maximum(np.minimum((np.arange(blocks) + 1) * self.size, lengths.keys) - low, 0)
         return int(keys @ queries)
 
-    def _order(self) -> Order:
-        return Cut(self.size)
+    def _find_dense_order(self) -> TokenOrder:
+        return BlockOrder(self.size)
 
     @property
     def reach(self) -> int:
@@ -392,7 +396,7 @@ class Blocks(Pattern):
     def _running_sum_reads(self) -> int:
         return 0
 
-    def _pair_forms(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
+    def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts
 
         return pair_counts.blocks(self.size, queries, keys, lengths)

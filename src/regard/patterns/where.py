@@ -1,4 +1,4 @@
-"""The escape hatch: a pattern from any predicate."""
+"""A pattern from any predicate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.patterns.base import Pattern
 from regard.patterns.box import Lengths
 
 
-def _fits(shape: torch.Size, wanted: torch.Size) -> bool:
+def _is_broadcastable(shape: torch.Size, wanted: torch.Size) -> bool:
     try:
         return torch.broadcast_shapes(shape, wanted) == wanted
     except RuntimeError:
@@ -23,11 +23,11 @@ def _fits(shape: torch.Size, wanted: torch.Size) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Where(Pattern):
-    """Pairs for which `predicate(i, j)` is true; it gets index tensors that broadcast and answers elementwise.
+    """Pairs for which `predicate(i, j)` is true; it takes broadcasting index tensors and returns booleans.
 
-    Nothing is known about a predicate, so planning has to look at every pair once (in tiles, never the whole square).
+    A predicate is opaque, so planning evaluates every pair once (in tiles, never the whole matrix).
     Two `Where` are equal when their predicates are the same object: define the predicate once, outside the loop, so
-    that its plan is found again.
+    that its plan is cached.
 
         >>> Where(lambda i, j: (i + j) % 3 == 0).pairs(6)
         12
@@ -48,20 +48,24 @@ class Where(Pattern):
         return f"Where({getattr(self.predicate, '__qualname__', self.predicate)})"
 
     @property
-    def _needs_keys(self) -> bool:
+    def _needs_key_length(self) -> bool:
         return False
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        answer = self.predicate(i, j)
-        answer = torch.as_tensor(answer, device=i.device) if isinstance(answer, bool | np.ndarray) else answer
+        allowed = self.predicate(i, j)
+        allowed = torch.as_tensor(allowed, device=i.device) if isinstance(allowed, bool | np.ndarray) else allowed
         shape = torch.broadcast_shapes(i.shape, j.shape)
-        if not isinstance(answer, Tensor) or answer.dtype != torch.bool or not _fits(answer.shape, shape):
-            found = f"{answer.dtype} of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else repr(answer)
+        if (
+            not isinstance(allowed, Tensor)
+            or allowed.dtype != torch.bool
+            or not _is_broadcastable(allowed.shape, shape)
+        ):
+            found = f"{allowed.dtype} of shape {tuple(allowed.shape)}" if isinstance(allowed, Tensor) else repr(allowed)
             raise PatternError(
-                "A predicate did not answer elementwise.",
+                "A predicate did not return a boolean for each pair.",
                 asked=f"predicate(i, j) for indices that broadcast to {tuple(shape)}",
                 found=found,
                 because="every pair needs its own True or False",
                 instead="comparisons of the index tensors, joined by & | ~",
             )
-        return answer
+        return allowed

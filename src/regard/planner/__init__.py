@@ -1,4 +1,4 @@
-"""Plans: which tiles of queries meet which runs of keys, found without ever looking at the square."""
+"""Plans: the runs of keys that each tile of queries needs, found without evaluating the whole mask."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from torch import Tensor
 
 from regard.caching import lazy_property, lru_cache_bytes
 from regard.errors import PatternError
-from regard.patterns.arguments import whole_number
+from regard.patterns.arguments import check_integer
 from regard.patterns.base import Pattern
 from regard.patterns.box import Lengths
-from regard.patterns.order import NATURAL
+from regard.patterns.token_order import NATURAL_ORDER
 from regard.planner.build import build
 from regard.planner.dense import build_from_square, evaluate, is_small
-from regard.planner.part import Part
+from regard.planner.part import PlanPart
 
 BLOCK = 128
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pattern laid out for two lengths: the one thing that kernels, costs and pictures all read."""
+    """The block-sparse layout of a pattern for two lengths, read by kernels, the cost model and pictures."""
 
     pattern: Pattern
     lengths: Lengths
     block: int
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
 
     @lazy_property
     def pairs(self) -> int:
-        """The exact number of allowed pairs, summed over batch rows the pattern tells apart."""
-        closed_form = self.pattern._pairs(self.lengths)
+        """The exact number of allowed pairs, summed over batch rows the pattern distinguishes."""
+        closed_form = self.pattern._count_pairs(self.lengths)
         if closed_form is not None:
             return closed_form
-        return sum(part.pairs() * self._times(part) for part in self.parts)
+        return sum(part.count_pairs() * self._count_batch_rows(part) for part in self.parts)
 
     @property
     def area(self) -> int:
-        """The number of pairs inside the plan's tiles: what a tiled computation pays for."""
-        return sum(part.area * self._times(part) for part in self.parts)
+        """The number of pairs inside the plan's tiles: what a tiled computation executes."""
+        return sum(part.area * self._count_batch_rows(part) for part in self.parts)
 
-    def _times(self, part: Part) -> int:
-        """How many batch rows a part stands for: one that tells none apart serves them all."""
+    def _count_batch_rows(self, part: PlanPart) -> int:
+        """How many batch rows a part applies to."""
         return self.pattern.rows or 1 if part.pattern.rows is None else 1
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         return sum(part.tiles for part in self.parts)
 
     def matrix(self) -> Tensor:
-        """The pattern rebuilt from the plan: `(row, query, key)`, a count that is 0 or 1 in a sound plan."""
+        """The pattern rebuilt from the plan: `(row, query, key)`, a count that is 0 or 1 in a valid plan."""
         rows = self.pattern.rows or 1
         seen = torch.zeros(rows, *self.lengths, dtype=torch.int64)
         for part in self.parts:
@@ -74,7 +74,7 @@ class Plan:
         runs = sum(part.runs for part in self.parts)
         whole = sum(int(part.run_whole.sum()) for part in self.parts)
         queries, keys = self.lengths
-        orders = dict.fromkeys(part.order.name for part in self.parts if part.order != NATURAL)
+        orders = dict.fromkeys(part.order.name for part in self.parts if part.order != NATURAL_ORDER)
         lines = [
             f"{queries:,} queries x {keys:,} keys, {self.pairs:,} pairs allowed",
             f"{self.tiles:,} tiles of up to {self.block} queries, {runs:,} runs of keys ({whole:,} whole)",
@@ -83,7 +83,7 @@ class Plan:
             else "nothing to do",
         ]
         if orders:
-            parts = "one part" if len(self.parts) == 1 else f"{len(self.parts)} parts merged by their sums"
+            parts = "one part" if len(self.parts) == 1 else f"{len(self.parts)} parts merged by their log-sum-exp"
             lines.append(f"{parts}, tokens sorted by " + " and ".join(orders))
         return "\n".join(lines)
 
@@ -99,18 +99,18 @@ def plan(pattern: Pattern, queries: int, keys: int | None = None, *, block: int 
         >>> plan(Window(128, 128), 4096).pairs
         1036160
     """
-    if not isinstance(pattern, Pattern) or whole_number("A plan", "block", block) < 1:
+    if not isinstance(pattern, Pattern) or check_integer("A plan", "block", block) < 1:
         raise PatternError(
             "There is nothing to plan.",
             asked=f"plan({pattern!r}, ..., block={block})",
             because="a plan needs a pattern and tiles of at least one query",
             instead="plan(Causal(), 1024)",
         )
-    return make_plans(pattern._by_head, pattern.lengths(queries, keys), (block,), sort=sort)[0]
+    return make_plans(pattern._with_folded_heads, pattern.lengths(queries, keys), (block,), sort=sort)[0]
 
 
 def make_plans(pattern: Pattern, lengths: Lengths, blocks: Sequence[int], *, sort: bool = True) -> list[Plan]:
-    """Plans with tiles of at most so many queries, not cached."""
+    """One plan for each tile height in `blocks`, not cached."""
     if lengths.queries and lengths.keys and is_small(pattern, lengths):
         square = evaluate(pattern, lengths)
         parts = [(build_from_square(pattern, lengths, square, block),) for block in blocks]
@@ -119,4 +119,4 @@ def make_plans(pattern: Pattern, lengths: Lengths, blocks: Sequence[int], *, sor
     return [Plan(pattern, lengths, block, made) for block, made in zip(blocks, parts, strict=True)]
 
 
-__all__ = ["BLOCK", "Part", "Plan", "make_plans", "plan"]
+__all__ = ["BLOCK", "Plan", "PlanPart", "make_plans", "plan"]

@@ -1,8 +1,8 @@
-"""Building a plan: a search that only ever looks at boxes, so its cost is that of the answer.
+"""Building a plan by a search over boxes, whose cost is proportional to the size of the plan.
 
 For every tile of queries the search starts from all keys. Where a pattern allows *none* of the pairs the keys are
-dropped, where it allows *all* of them they become a whole run, and otherwise the keys are halved and asked again,
-down to `LEAF` keys, which become a ragged run. All tiles descend together, one numpy call per level.
+dropped, where it allows *all* of them they become a whole run, and otherwise the keys are halved and searched again,
+down to `LEAF` keys, which become a ragged run. All tiles are searched together, one numpy call per level.
 """
 
 from __future__ import annotations
@@ -11,54 +11,54 @@ import numpy as np
 import torch
 
 from regard.patterns.base import Pattern
-from regard.patterns.box import ALL, NONE, SOME, Array, Box, Lengths
+from regard.patterns.box import ALL, NONE, SOME, Array, Lengths, TokenBox
 from regard.patterns.compose import Not, Or
-from regard.patterns.order import NATURAL, Order
-from regard.planner.part import Part
+from regard.patterns.token_order import NATURAL_ORDER, TokenOrder
+from regard.planner.part import PlanPart
 
 LEAF = 16
 
 
-def build(pattern: Pattern, lengths: Lengths, block: int, sort: bool) -> tuple[Part, ...]:
+def build(pattern: Pattern, lengths: Lengths, block: int, sort: bool) -> tuple[PlanPart, ...]:
     """The parts of a plan: disjoint sets of pairs, each in the order that makes it densest."""
     if not lengths.queries or not lengths.keys:
         return ()
-    wanted: dict[Order, Pattern] = {}
-    for alternative in pattern._alternatives() if sort else ():
-        order = alternative._order()
+    wanted: dict[TokenOrder, Pattern] = {}
+    for alternative in pattern._split_union() if sort else ():
+        order = alternative._find_dense_order()
         wanted[order] = Or(wanted[order], alternative) if order in wanted else alternative
-    # An open order only moves queries, which is sound for every pattern: let it carry the natural part too.
-    open_orders = [order for order in wanted if not order.closed and order != NATURAL]
-    if open_orders and NATURAL in wanted:
-        wanted[open_orders[0]] = Or(wanted[open_orders[0]], wanted.pop(NATURAL))
+    # An open order only moves queries, which is valid for every pattern: it takes the natural part too.
+    open_orders = [order for order in wanted if not order.closed and order != NATURAL_ORDER]
+    if open_orders and NATURAL_ORDER in wanted:
+        wanted[open_orders[0]] = Or(wanted[open_orders[0]], wanted.pop(NATURAL_ORDER))
     if len(wanted) <= 1:
-        return (_part(pattern, next(iter(wanted), NATURAL), lengths, block, sort),)
-    parts: list[Part] = []
+        return (_build_part(pattern, next(iter(wanted), NATURAL_ORDER), lengths, block, sort),)
+    parts: list[PlanPart] = []
     earlier: Pattern | None = None
     for order, alternative in wanted.items():
         rest = alternative if earlier is None else alternative & Not(earlier)
-        parts.append(_part(rest, order, lengths, block, sort))
+        parts.append(_build_part(rest, order, lengths, block, sort))
         earlier = alternative if earlier is None else earlier | alternative
     return tuple(parts)
 
 
-def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bool) -> Part:
-    order = order.fit(block)
+def _build_part(pattern: Pattern, order: TokenOrder, lengths: Lengths, block: int, sort: bool) -> PlanPart:
+    order = order.fit_to_tile(block)
     query_position = np.arange(lengths.offset, lengths.keys)
-    query_class = order.classes(query_position)
+    query_class = order.find_classes(query_position)
     if sort and not order.closed:
-        query_class = 2 * query_class + pattern._global(query_position)
+        query_class = 2 * query_class + pattern._is_global(query_position)
     query_sort = np.argsort(query_class, kind="stable")
     query_position, query_class = query_position[query_sort], query_class[query_sort]
-    start, stop = _cut(query_class, block)
+    start, stop = _cut_tiles(query_class, block)
     if order.closed:
         seeing = query_class[start] >= 0
         start, stop = start[seeing], stop[seeing]
-    query_box = order.boxes(query_position, start, stop - 1)
+    query_box = order.make_boxes(query_position, start, stop - 1)
 
     if order.closed:
         key_position = np.arange(lengths.keys)
-        key_class = order.classes(key_position)
+        key_class = order.find_classes(key_position)
         key_sort = np.argsort(key_class, kind="stable")
         key_position, key_class = key_position[key_sort], key_class[key_sort]
         low = np.searchsorted(key_class, query_class[start], "left")
@@ -68,8 +68,8 @@ def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bo
         key_sort = key_position
         low, high = np.zeros_like(start), np.full_like(start, lengths.keys)
 
-    key_order = order if order.closed else NATURAL
-    search = _Search(pattern, query_box, key_order, key_position, lengths, order)
+    key_order = order if order.closed else NATURAL_ORDER
+    search = _KeySearch(pattern, query_box, key_order, key_position, lengths, order)
     rows = pattern.rows or 1
     tiles = start.size
     if rows > 1:
@@ -77,10 +77,12 @@ def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bo
         low, high = np.tile(low, rows), np.tile(high, rows)
     row = np.repeat(np.arange(rows), tiles)
     tile_query = np.tile(np.arange(tiles), rows)
-    owner, run_start, run_stop, whole = search.run(row, tile_query, low, high)
-    owner, run_start, run_stop, whole = search.look(owner, run_start, run_stop, whole, start, stop, query_sort)
+    owner, run_start, run_stop, whole = search.find_runs(row, tile_query, low, high)
+    owner, run_start, run_stop, whole = search.resolve_opaque(
+        owner, run_start, run_stop, whole, start, stop, query_sort
+    )
     pointer = np.searchsorted(owner, np.arange(row.size + 1))
-    return Part(
+    return PlanPart(
         pattern=pattern,
         order=order,
         lengths=lengths,
@@ -96,7 +98,7 @@ def _part(pattern: Pattern, order: Order, lengths: Lengths, block: int, sort: bo
     )
 
 
-def _cut(kind: Array, block: int) -> tuple[Array, Array]:
+def _cut_tiles(kind: Array, block: int) -> tuple[Array, Array]:
     """Tiles of at most `block` neighbours that never mix classes; the tiles of a class are equally full."""
     edges = np.flatnonzero(np.diff(kind)) + 1
     first = np.concatenate([[0], edges])
@@ -108,39 +110,39 @@ def _cut(kind: Array, block: int) -> tuple[Array, Array]:
     return start, np.minimum(start + block, last[owner])
 
 
-class _Search:
-    """The descent of every tile through the keys."""
+class _KeySearch:
+    """The search of every tile through the keys."""
 
     def __init__(
         self,
         pattern: Pattern,
-        query_box: Box,
-        key_order: Order,
+        query_box: TokenBox,
+        key_order: TokenOrder,
         key_position: Array,
         lengths: Lengths,
-        order: Order,
+        order: TokenOrder,
     ) -> None:
         self.pattern, self.query_box, self.key_order = pattern, query_box, key_order
         self.key_position, self.lengths = key_position, lengths
         self.grid = None if order.closed else order.grid
 
-    def ask(self, row: Array, tile: Array, start: Array, stop: Array) -> Array:
-        key = self.key_order.boxes(self.key_position, start, stop - 1)
-        return self.pattern._relation(self.query_box.take(tile), key, row, self.lengths)
+    def find_coverage(self, row: Array, tile: Array, start: Array, stop: Array) -> Array:
+        key = self.key_order.make_boxes(self.key_position, start, stop - 1)
+        return self.pattern._box_coverage(self.query_box.take(tile), key, row, self.lengths)
 
-    def run(self, row: Array, tile: Array, start: Array, stop: Array) -> tuple[Array, Array, Array, Array]:
+    def find_runs(self, row: Array, tile: Array, start: Array, stop: Array) -> tuple[Array, Array, Array, Array]:
         """Owner tile, start, stop and wholeness of every run, sorted by owner and start."""
         owner = np.arange(row.size)
         found: list[tuple[Array, Array, Array, Array]] = []
         keep = stop > start
         owner, start, stop = owner[keep], start[keep], stop[keep]
         while owner.size:
-            answer = self.ask(row[owner], tile[owner], start, stop)
-            done = (answer == ALL) | ((answer == SOME) & (stop - start <= LEAF))
-            found.append((owner[done], start[done], stop[done], answer[done] == ALL))
-            go_on = (answer != NONE) & ~done
-            owner, start, stop = owner[go_on], start[go_on], stop[go_on]
-            middle = self._middle(start, stop)
+            coverage = self.find_coverage(row[owner], tile[owner], start, stop)
+            done = (coverage == ALL) | ((coverage == SOME) & (stop - start <= LEAF))
+            found.append((owner[done], start[done], stop[done], coverage[done] == ALL))
+            unresolved = (coverage != NONE) & ~done
+            owner, start, stop = owner[unresolved], start[unresolved], stop[unresolved]
+            middle = self._find_split(start, stop)
             owner = np.concatenate([owner, owner])
             start, stop = np.concatenate([start, middle]), np.concatenate([middle, stop])
         if not found:
@@ -150,18 +152,18 @@ class _Search:
         by_place = np.lexsort((start, owner))
         owner, start, stop, whole = owner[by_place], start[by_place], stop[by_place], whole[by_place]
         owner, start, stop, whole = join_runs(owner, start, stop, whole)
-        return self._trim(row, tile, owner, start, stop, whole)
+        return self._trim_ragged_runs(row, tile, owner, start, stop, whole)
 
-    def _middle(self, start: Array, stop: Array) -> Array:
+    def _find_split(self, start: Array, stop: Array) -> Array:
         middle = (start + stop) // 2
         if self.grid is None:
             return middle
-        # On a grid a run that crosses rows is cut between rows: only inside one row do columns tell anything.
+        # On a grid a run that spans rows is cut between rows: columns are a range only inside one row.
         top, bottom = self.grid.row(start), self.grid.row(stop - 1)
         between = self.grid.start + (top + bottom + 1) // 2 * self.grid.columns
         return np.where((top != bottom) & (between > start) & (between < stop), between, middle)
 
-    def _trim(self, row, tile, owner, start, stop, whole) -> tuple[Array, Array, Array, Array]:
+    def _trim_ragged_runs(self, row, tile, owner, start, stop, whole) -> tuple[Array, Array, Array, Array]:
         """Drop keys at both ends of ragged runs that no query of the tile may see."""
         reach = np.arange(LEAF)
         ragged = np.flatnonzero(~whole)
@@ -169,8 +171,8 @@ class _Search:
             at = start[ragged, None] + reach if side == "start" else stop[ragged, None] - 1 - reach
             real = (at >= start[ragged, None]) & (at < stop[ragged, None])
             place = np.where(real, at, np.minimum(start, stop - 1)[ragged, None]).reshape(-1)
-            who = np.repeat(owner[ragged], LEAF)
-            seen = self.ask(row[who], tile[who], place, place + 1).reshape(-1, LEAF) != NONE
+            tiles = np.repeat(owner[ragged], LEAF)
+            seen = self.find_coverage(row[tiles], tile[tiles], place, place + 1).reshape(-1, LEAF) != NONE
             kept = (seen & real).any(1)
             lost = np.where(kept, (seen & real).argmax(1), np.minimum(LEAF, (stop - start)[ragged]))
             if side == "start":
@@ -180,9 +182,9 @@ class _Search:
         alive = stop > start
         return owner[alive], start[alive], stop[alive], whole[alive]
 
-    def look(self, owner, start, stop, whole, query_start, query_stop, query_sort) -> tuple:
-        """For a pattern that answers nothing about boxes: look at the pairs, drop empty runs, find whole ones."""
-        if not self.pattern._opaque or not owner.size:
+    def resolve_opaque(self, owner, start, stop, whole, query_start, query_stop, query_sort) -> tuple:
+        """For an opaque pattern: evaluate the pairs, drop empty runs, find whole ones."""
+        if not self.pattern._is_opaque or not owner.size:
             return owner, start, stop, whole
         pieces = []
         for number in range(owner.size):

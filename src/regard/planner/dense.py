@@ -1,7 +1,7 @@
-"""Plans of small attentions, read off the square itself.
+"""Plans of small attentions, from the whole mask.
 
-Asking a pattern about boxes takes the same milliseconds for sixteen tokens as for a thousand. Below `MOST_PAIRS` pairs
-it is cheaper to evaluate the pattern once at every pair; the tiles and runs found that way are exact.
+A search over boxes takes the same milliseconds for sixteen tokens as for a thousand. Below `MOST_PAIRS` pairs it is
+cheaper to evaluate the pattern at every pair; the tiles and runs found that way are exact.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch
 
 from regard.patterns.base import Pattern
 from regard.patterns.box import Array, Lengths
-from regard.patterns.order import NATURAL, Cut
+from regard.patterns.token_order import NATURAL_ORDER, BlockOrder
 from regard.planner.build import LEAF, join_runs
-from regard.planner.part import Part
+from regard.planner.part import PlanPart
 
 MOST_PAIRS = 1 << 14
 
 
 def is_small(pattern: Pattern, lengths: Lengths) -> bool:
-    """Whether the square is small, and sorting the tokens would not make it denser."""
+    """Whether the mask is small, and sorting the tokens would not make it denser."""
     if (pattern.rows or 1) * lengths.queries * lengths.keys > MOST_PAIRS:
         return False
-    orders = [alternative._order() for alternative in pattern._alternatives()]
-    return all(isinstance(order, Cut) or order == NATURAL for order in orders)
+    orders = [alternative._find_dense_order() for alternative in pattern._split_union()]
+    return all(isinstance(order, BlockOrder) or order == NATURAL_ORDER for order in orders)
 
 
 def evaluate(pattern: Pattern, lengths: Lengths) -> Array:
@@ -35,7 +35,7 @@ def evaluate(pattern: Pattern, lengths: Lengths) -> Array:
     return pattern._allows(i, j, row, lengths).expand(rows, *lengths).numpy()
 
 
-def build_from_square(pattern: Pattern, lengths: Lengths, square: Array, block: int) -> Part:
+def build_from_square(pattern: Pattern, lengths: Lengths, square: Array, block: int) -> PlanPart:
     """Tiles of at most `block` neighbouring queries, and for each the runs of keys that any of them sees."""
     rows, queries, keys = square.shape
     first = np.arange(0, queries, block)
@@ -52,9 +52,9 @@ def build_from_square(pattern: Pattern, lengths: Lengths, square: Array, block: 
     follows = (owner[1:] == owner[:-1]) & (start[1:] == stop[:-1])
     whole &= (stop - start >= LEAF) | ~(np.append(follows, False) | np.append(False, follows))
     owner, start, stop, whole = join_runs(owner, start, stop, whole)
-    return Part(
+    return PlanPart(
         pattern=pattern,
-        order=NATURAL,
+        order=NATURAL_ORDER,
         lengths=lengths,
         query_index=np.arange(queries),
         key_index=np.arange(keys),

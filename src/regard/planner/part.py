@@ -11,13 +11,13 @@ from torch import Tensor
 
 from regard.patterns.base import Pattern
 from regard.patterns.box import Array, Lengths
-from regard.patterns.order import Order
+from regard.patterns.token_order import TokenOrder
 
 PAIRS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PlanPart:
     """Some of a pattern's pairs, laid out as tiles after sorting queries and keys.
 
     Attributes:
@@ -25,16 +25,16 @@ class Part:
         order: how queries and keys were sorted.
         query_index: sorted place -> query number (a row of the query tensor, not an absolute position).
         key_index: sorted place -> key number.
-        row: batch row of each tile (0 when the pattern tells no rows apart).
+        row: batch row of each tile (0 when the pattern is the same for all rows).
         query_start, query_stop: sorted places of each tile's queries.
         run_pointer: the runs of tile `t` are `run_pointer[t]` to `run_pointer[t + 1]`.
         run_start, run_stop: sorted places of each run's keys.
-        run_whole: whether every query of the tile sees every key of the run; otherwise `mask` says who sees what.
+        run_whole: whether every query of the tile sees every key of the run; otherwise `mask` has the pairs.
         square: the pattern at every pair, `(row, query, key)`, where the attention is small.
     """
 
     pattern: Pattern
-    order: Order
+    order: TokenOrder
     lengths: Lengths
     query_index: Array
     key_index: Array
@@ -61,7 +61,7 @@ class Part:
         return self.run_start.size
 
     def batch_rows(self, tile: int, rows: int) -> range:
-        """The batch rows, of `rows`, that a tile serves: its own, or all where the part tells none apart."""
+        """The batch rows, of `rows`, that a tile applies to: its own, or all where the part is the same for all."""
         row = int(self.row[tile])
         return range(row, row + 1) if self.pattern.rows else range(rows)
 
@@ -77,7 +77,7 @@ class Part:
         return np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
 
     def mask(self, query: Array, key: Array, row: Array | int) -> Tensor:
-        """Who sees whom: `(..., query, key)` for query numbers `(..., query)` and key numbers `(..., key)`."""
+        """The mask `(..., query, key)` for query numbers `(..., query)` and key numbers `(..., key)`."""
         if self.square is not None:
             batch = np.asarray(row)[..., None, None]
             return torch.from_numpy(self.square[batch, query[..., :, None], key[..., None, :]])
@@ -97,17 +97,17 @@ class Part:
         per_tile = np.add.reduceat(np.append(per_run, 0), self.run_pointer[:-1]) * (np.diff(self.run_pointer) > 0)
         return int((per_tile * (self.query_stop - self.query_start)).sum()) if self.tiles else 0
 
-    def pairs(self) -> int:
-        """Allowed pairs: whole runs by their size, ragged ones by looking at them."""
+    def count_pairs(self) -> int:
+        """Allowed pairs: whole runs by their size, ragged ones by evaluating them."""
         if self.square is not None:
             return int(self.square.sum())
         width = self.run_stop - self.run_start
         owner = np.repeat(np.arange(self.tiles), np.diff(self.run_pointer))
         height = (self.query_stop - self.query_start)[owner]
         total = int((width * height)[self.run_whole].sum())
-        return total + sum(int(seen.sum()) for seen in self._ragged_masks(owner, height, width))
+        return total + sum(int(seen.sum()) for seen in self._evaluate_ragged_masks(owner, height, width))
 
-    def _ragged_masks(self, owner: Array, height: Array, width: Array) -> Iterator[Tensor]:
+    def _evaluate_ragged_masks(self, owner: Array, height: Array, width: Array) -> Iterator[Tensor]:
         ragged = np.flatnonzero(~self.run_whole)
         shapes, which = np.unique(np.stack([height[ragged], width[ragged]]), axis=1, return_inverse=True)
         for number, (tall, wide) in enumerate(shapes.T):

@@ -13,7 +13,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class DistinctMasks:
-    """Every distinct mask once, numbered as they come: most tiles of a pattern have the same one.
+    """Deduplicates masks, numbered in order of appearance: most tiles of a pattern share one.
 
     >>> import numpy as np
     >>> distinct = DistinctMasks()

@@ -1,4 +1,4 @@
-"""Line charts without a library: costs on two logarithmic axes as SVG, and shares over steps as a figure of a page."""
+"""Line charts as SVG: values over two logarithmic axes, and shares over steps as a figure of a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.render.markup import Markup, element, join
 from regard.render.page import figure
 from regard.render.svg import Box, Point, document, estimate_width, format_points, place_label, spread_labels
 
-# The plot within the drawing; names stand on its right.
+# The plot area; the names of the lines are on its right.
 LEFT, TOP, WIDTH, HEIGHT = 84.0, 56.0, 520.0, 330.0
 RIGHT, BOTTOM = LEFT + WIDTH, TOP + HEIGHT
 FONT, SMALL, TITLE = 13, 12, 16
@@ -39,7 +39,7 @@ class Series(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A ring on a point, with a label beside it and a longer text that appears when one points at it."""
+    """A ring on a point, with a label beside it and a tooltip."""
 
     x: float
     y: float
@@ -52,10 +52,10 @@ class LogChart:
     """Lines over two logarithmic axes: powers of two along x, powers of ten along y.
 
     Attributes:
-        x_range: where the x axis begins and ends.
+        x_range: the ends of the x axis.
         format_power: the label of a power of ten on the y axis.
         notes: lines below the plot.
-        description: the drawing in words, for screen readers.
+        description: alternative text for screen readers.
     """
 
     title: str
@@ -70,23 +70,23 @@ class LogChart:
     @cached_property
     def svg(self) -> Markup:
         """The drawing, an SVG document that follows the reader's color scheme."""
-        lines = [[self._place(*point) for point in series.points] for series in self.series]
-        width, height = self._size()
+        lines = [[self._to_pixels(*point) for point in series.points] for series in self.series]
+        width, height = self._measure_size()
         parts = [
             element("title", self.title, id="regard-title"),
             element("desc", self.description, id="regard-desc"),
-            element("style", Markup(_style(len(self.series)))),
+            element("style", Markup(_make_style(len(self.series)))),
             element("rect", class_="paper", width=f"{width:.0f}", height=f"{height:.0f}"),
             element("text", self.title, class_="title", x=f"{LEFT:.0f}", y="30"),
-            *self._axes(),
-            *(_curve("polyline", index, points=format_points(line)) for index, line in enumerate(lines)),
-            *self._names(lines),
-            *self._rings(lines),
-            *(_text(note, LEFT, BOTTOM + 72 + LINE * row, size=SMALL) for row, note in enumerate(self.notes)),
+            *self._draw_axes(),
+            *(_draw_curve("polyline", index, points=format_points(line)) for index, line in enumerate(lines)),
+            *self._draw_names(lines),
+            *self._draw_marks(lines),
+            *(_draw_text(note, LEFT, BOTTOM + 72 + LINE * row, size=SMALL) for row, note in enumerate(self.notes)),
         ]
         return document(parts, round(width), round(height), role="img", aria_labelledby="regard-title regard-desc")
 
-    def _size(self) -> tuple[float, float]:
+    def _measure_size(self) -> tuple[float, float]:
         widths = [RIGHT + 48 + max((estimate_width(series.name, FONT) for series in self.series), default=0.0)]
         widths += [LEFT + 20 + estimate_width(note, SMALL) for note in self.notes]
         widths.append(LEFT + 20 + estimate_width(self.title, TITLE))
@@ -103,7 +103,7 @@ class LogChart:
         low, high = low - margin, high + margin
         return (low if math.ceil(low) <= math.floor(high) else float(math.floor(high))), high
 
-    def _place(self, x: float, y: float) -> Point:
+    def _to_pixels(self, x: float, y: float) -> Point:
         first, last = (math.log2(end) for end in self.x_range)
         low, high = self._y_range
         return (
@@ -111,24 +111,24 @@ class LogChart:
             TOP + HEIGHT * (high - math.log10(y)) / (high - low),
         )
 
-    def _axes(self) -> list[Markup]:
+    def _draw_axes(self) -> list[Markup]:
         parts = []
         for value in x_ticks(*self.x_range):
-            x, _ = self._place(value, 1.0)
+            x, _ = self._to_pixels(value, 1.0)
             parts.append(element("path", class_="grid", d=f"M{x:.1f} {TOP:.1f}V{BOTTOM:.1f}"))
-            parts.append(_text(f"{value:,}", x, BOTTOM + 20, anchor="middle", size=SMALL))
+            parts.append(_draw_text(f"{value:,}", x, BOTTOM + 20, anchor="middle", size=SMALL))
         for power in _y_ticks(*self._y_range):
-            _, y = self._place(1.0, 10.0**power)
+            _, y = self._to_pixels(1.0, 10.0**power)
             parts.append(element("path", class_="grid", d=f"M{LEFT:.1f} {y:.1f}H{RIGHT:.1f}"))
-            parts.append(_text(self.format_power(power), LEFT - 8, y + 4, anchor="end", size=SMALL))
+            parts.append(_draw_text(self.format_power(power), LEFT - 8, y + 4, anchor="end", size=SMALL))
         edge = f"M{LEFT:.1f} {TOP:.1f}V{BOTTOM:.1f}H{RIGHT:.1f}"
         parts.append(element("path", class_="edge", fill="none", d=edge))
-        parts.append(_text(self.x_label, LEFT + WIDTH / 2, BOTTOM + 42, anchor="middle"))
+        parts.append(_draw_text(self.x_label, LEFT + WIDTH / 2, BOTTOM + 42, anchor="middle"))
         return parts
 
     # Names of the lines, and labels of the marks
 
-    def _names(self, lines: Sequence[Sequence[Point]]) -> list[Markup]:
+    def _draw_names(self, lines: Sequence[Sequence[Point]]) -> list[Markup]:
         """Each name beside the end of its line, moved up or down until no two touch."""
         ends = sorted((line[-1][1], index) for index, line in enumerate(lines))
         places = spread_labels([y for y, _ in ends], LINE, TOP + 8, BOTTOM - 4)
@@ -137,38 +137,40 @@ class LogChart:
             if lines[index][-1][0] > RIGHT - 1:
                 lead = f"M{RIGHT + 3:.1f} {y:.1f}L{RIGHT + 12:.1f} {place:.1f}"
                 parts.append(element("path", class_="lead", fill="none", d=lead))
-            parts.append(_curve("path", index, d=f"M{RIGHT + 13:.1f} {place:.1f}h18"))
-            parts.append(_text(self.series[index].name, RIGHT + 36, place + 4.5, kind="strong"))
+            parts.append(_draw_curve("path", index, d=f"M{RIGHT + 13:.1f} {place:.1f}h18"))
+            parts.append(_draw_text(self.series[index].name, RIGHT + 36, place + 4.5, kind="strong"))
         return parts
 
-    def _rings(self, lines: Sequence[Sequence[Point]]) -> list[Markup]:
+    def _draw_marks(self, lines: Sequence[Sequence[Point]]) -> list[Markup]:
         """A ring on each mark and its label beside it, where there is room."""
         rings, leads, labels = [], [], []
-        dots = [self._place(mark.x, mark.y) for mark in self.marks]
+        dots = [self._to_pixels(mark.x, mark.y) for mark in self.marks]
         around = [Box(x - DOT - 2, y - DOT - 2, x + DOT + 2, y + DOT + 2) for x, y in dots]
         taken: list[Box] = []
         known: set[tuple[str, int]] = set()
         for mark, (x, y) in zip(self.marks, dots, strict=True):
             title = element("title", mark.tooltip)
             rings.append(element("circle", title, class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r=DOT))
-            if (mark.label, round(y)) in known:  # three lines through one point have one label
+            if (mark.label, round(y)) in known:  # several lines through one point share a label
                 continue
             known.add((mark.label, round(y)))
             wide, high = estimate_width(mark.label, FONT) * 1.06, FONT + 5.0
             inside = Box(LEFT + 2, TOP - 4, RIGHT, BOTTOM)
             found = place_label(x, y, wide, high, inside, [*taken, *around], lines)
-            # Without room it lies on its own ring, which shows at least where it belongs.
+            # Without room the label covers its own ring.
             box, far = found or (Box(x - wide / 2, y - high - DOT, x + wide / 2, y - DOT), False)
             taken.append(box)
             if far:
                 near = (min(max(x, box.left), box.right), min(max(y, box.top), box.bottom))
                 leads.append(element("path", class_="lead", d=f"M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}"))
-            labels.append(_text(mark.label, (box.left + box.right) / 2, box.bottom - 4, anchor="middle", kind="mark"))
+            labels.append(
+                _draw_text(mark.label, (box.left + box.right) / 2, box.bottom - 4, anchor="middle", kind="mark")
+            )
         return [*leads, *rings, *labels]
 
 
 def x_ticks(low: int, high: int) -> list[int]:
-    """Powers of two; every second, third, ... of them where they would stand too close."""
+    """Powers of two; every second, third, ... of them where the labels would overlap."""
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     widest = estimate_width(f"{2**last:,}", SMALL) + 12
     apart = WIDTH / max(math.log2(high / low), 1e-9)
@@ -183,18 +185,18 @@ def _y_ticks(low: float, high: float) -> list[int]:
     return [power for power in range(first, last + 1) if (power - first) % step == 0]
 
 
-def _curve(tag: str, index: int, **attributes: Any) -> Markup:
+def _draw_curve(tag: str, index: int, **attributes: Any) -> Markup:
     dash = DASHES[index % len(DASHES)] or None
     return element(tag, class_=f"curve c{index}", **attributes, stroke_dasharray=dash)
 
 
-def _text(words: str, x: float, y: float, *, anchor: str = "", size: int = 0, kind: str = "") -> Markup:
+def _draw_text(words: str, x: float, y: float, *, anchor: str = "", size: int = 0, kind: str = "") -> Markup:
     style = f"font-size:{size}px" if size else None
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}"}
     return element("text", words, **place, class_=kind or None, text_anchor=anchor or None, style=style)
 
 
-def _style(count: int) -> str:
+def _make_style(count: int) -> str:
     light = "".join(f".c{i}{{stroke:{CURVES[i % len(CURVES)]}}}" for i in range(count))
     dark = "".join(f".c{i}{{stroke:{CURVES_DARK[i % len(CURVES_DARK)]}}}" for i in range(count))
     return STYLE % (FONT, light, dark)
@@ -205,7 +207,7 @@ def share_chart(
 ) -> Markup:
     """Shares over steps as a figure of a page; `ends` name the first and the last step.
 
-    `low` and `high` are the shares at the bottom and the top. Text lies beside the drawing, not in it, so that it
+    `low` and `high` are the shares at the bottom and the top. Text is outside the SVG, so that it
     keeps its size on any screen.
     """
     marks = [low + (high - low) * step / 4 for step in range(5)]

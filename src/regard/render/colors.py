@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-# The CSS variables of every page, on light and on dark paper.
+# The CSS variables of every page, in light and dark mode.
 LIGHT = {
     "paper": "#fcfcfa",
     "ink": "#1d1f23",
@@ -36,17 +36,17 @@ DARK = {
     "wash": "#22262b",
     "dot": "#15171a",
 }
-# For figures of matplotlib, which are drawn on white.
+# For matplotlib figures, which have a white background.
 INK, FAINT, LINE = "#1d1f23", "#6a6f78", "#dddcd6"
 ACCENT = LIGHT["ask"]  # the query
 WEIGHT = (0.0, 0.36, 0.72)  # attention weights, as red, green and blue
 MASK_HIDDEN, MASK_VISIBLE = "#efeae0", "#1f4e79"  # pairs of a pattern
 
 # One for each head, after Tol's "muted" scheme, which stays distinct under every kind of color vision; some are darker
-# here to stand out from white. The second row is for dark paper. A head has its number beside it as well.
+# here for contrast with white. The second row is for dark mode. Heads are numbered as well.
 HEADS = ("#332288", "#2b8fc4", "#2a9584", "#117733", "#85851f", "#b8860b", "#c8505f", "#882255", "#aa4499")
 HEADS_DARK = ("#a79bff", "#88ccee", "#5cd0bc", "#66c47a", "#cbcb5a", "#e8cf73", "#f5919e", "#e07aa8", "#dd94d4")
-# One for each curve, after Okabe and Ito, and the same for dark paper. Dashes tell curves apart without color.
+# One for each curve, after Okabe and Ito, and the same for dark mode. Dashes distinguish curves without color.
 CURVES = ("#0072b2", "#d55e00", "#00805c", "#a8508a", "#8a6a00", "#2a8fc7", "#5a5a5a")
 CURVES_DARK = ("#5db3ea", "#ff8a3d", "#35c99c", "#eba3cc", "#f0c04a", "#9bd4f5", "#bdbdbd")
 DASHES = ("", "9 4", "2 3", "12 3 2 3", "5 3", "1 4", "14 4")
@@ -62,7 +62,7 @@ def head_color(head: int, dark: bool = False) -> str:
 
 
 def css_variables() -> str:
-    """The palette as CSS: `--ink`, `--paper`, ... and `--h0` to `--h8` for heads, each for light and dark paper."""
+    """The palette as CSS: `--ink`, `--paper`, ... and `--h0` to `--h8` for heads, each for light and dark mode."""
 
     def variables(palette: Mapping[str, str], heads: Sequence[str]) -> str:
         named = [*palette.items(), *((f"h{index}", color) for index, color in enumerate(heads))]
@@ -83,7 +83,7 @@ def diverging(values: Tensor, largest: float) -> Tensor:
     """
     share = (values / largest if largest > 0 else torch.zeros_like(values)).clamp(-1, 1).unsqueeze(-1)
     ends = [torch.tensor(end, dtype=share.dtype, device=share.device) for end in (NEGATIVE, POSITIVE)]
-    # A little more color for small values, which are taken for white otherwise.
+    # A little more color for small values, which would look white otherwise.
     strength = share.abs() ** 0.8
     return 1 - strength * (1 - torch.where(share < 0, ends[0], ends[1]))
 

@@ -1,4 +1,4 @@
-"""Writing what was rendered: the suffix says how, and the folder is made."""
+"""Output files: the suffix selects the format, and the folder is created."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def check_suffix(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> Pat
     """The path, if its suffix is one of these."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(
-            "A picture is written to a file.",
+            "The path is not a file name.",
             asked=f"path={path!r}"[:80],
-            because=f"{type(path).__name__} names no file",
+            because=f"{type(path).__name__} is neither a string nor a path",
             instead=f'path="picture{suffixes[0]}"',
         )
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise InputError(
-            f"A picture cannot be written as {path.suffix or 'a file without an ending'}.",
+            f"A picture cannot be written as {path.suffix or 'a file without a suffix'}.",
             asked=str(path),
             because=f"it is written as {', '.join(suffixes)}",
             instead=" or ".join(str(path.with_suffix(suffix)) for suffix in suffixes),
@@ -29,7 +29,7 @@ def check_suffix(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> Pat
 
 
 def write_file(path: str | os.PathLike[str], data: str | bytes) -> Path:
-    """Write a file, text as UTF-8, and make its folder."""
+    """Write a file, text as UTF-8, and create its folder."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def write_file(path: str | os.PathLike[str], data: str | bytes) -> Path:
         raise InputError(
             f"{path} cannot be written.",
             found=f"{type(failure).__name__}: {failure}",
-            because="the system refuses",
-            instead="a file in a folder that may be written to",
+            because="the operating system refuses",
+            instead="a file in a writable folder",
         ) from failure
     return path

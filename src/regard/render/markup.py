@@ -55,6 +55,6 @@ def element(tag: str, *content: Any, **attributes: Any) -> Markup:
 
 
 def script_data(value: Any) -> Markup:
-    """Plain values for a script of the page, so written that no text among them can end the element."""
+    """JSON data for a script of the page, escaped so that no text can close the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup(f'<script type="application/json">{text}</script>')

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no server, no font, no address; light and dark, wide and narrow."""
+"""Self-contained HTML pages without network access, for light and dark mode and any width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.render.markup import Markup, element, escape, join
 
 
 class Widget(Markup):
-    """An element that needs a style sheet or a script of its own; the page that holds it carries them, once."""
+    """An element with a style sheet or a script of its own; a page includes each of them once."""
 
     style: str
     script: str
@@ -26,7 +26,7 @@ class Widget(Markup):
 
     @property
     def standalone(self) -> Markup:
-        """The element with all that it needs, for a notebook."""
+        """The element with its styles and script, for a notebook."""
         script = f"<script>{self.script}</script>" if self.script else ""
         return Markup(f"<style>{stylesheet()}{self.style}</style>{self}{script}")
 
@@ -37,7 +37,7 @@ def stylesheet() -> str:
 
 
 def read_asset(package: str, name: str) -> str:
-    """A style sheet or a script that lies in a package."""
+    """A style sheet or a script of a package."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -71,7 +71,7 @@ class Page:
             self.header.append(element("p", lead, class_="lead"))
         self.sections: list[Markup] = []
         self.footer = Markup()
-        # Each once, in the order in which they are needed.
+        # Each once, in the order of use.
         self.styles: dict[str, None] = {}
         self.scripts: dict[str, None] = {}
 
@@ -80,18 +80,18 @@ class Page:
         self.styles[style] = None
 
     def open_with(self, *parts: str) -> None:
-        """Parts below the headline."""
-        self.header += self._collect(parts)
+        """Add parts below the headline."""
+        self.header += self._collect_parts(parts)
 
     def add(self, heading: str, *parts: str, anchor: str = "", kind: str = "") -> None:
-        """A section; `anchor` is the name that links lead to, made of the heading if none is given."""
+        """A section; `anchor` is its id, made from the heading by default."""
         anchor = anchor or re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
-        body = join([element("h2", heading), *self._collect(parts)], "\n")
+        body = join([element("h2", heading), *self._collect_parts(parts)], "\n")
         self.sections.append(element("section", Markup(f"\n{body}\n"), id=anchor or None, class_=kind or None))
 
     def close_with(self, *parts: str) -> None:
-        """Parts at the foot."""
-        self.footer = join(self._collect(parts), "\n")
+        """Set the parts of the footer."""
+        self.footer = join(self._collect_parts(parts), "\n")
 
     @property
     def html(self) -> str:
@@ -101,10 +101,10 @@ class Page:
         return render_page(self.title, join(body, "\n"), styles=self.styles, scripts=self.scripts)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page; the folder is made."""
+        """Write the page, and create its folder."""
         return write_file(check_suffix(path, (".html",)), self.html)
 
-    def _collect(self, parts: Sequence[str]) -> list[Markup]:
+    def _collect_parts(self, parts: Sequence[str]) -> list[Markup]:
         for part in parts:
             if isinstance(part, Widget):
                 self.styles |= {part.style: None} if part.style else {}
@@ -120,7 +120,7 @@ def paragraph(*texts: Any, kind: str = "") -> Markup:
 
 
 def code(text: str) -> Markup:
-    """A few words of code within a sentence."""
+    """Inline code."""
     return element("code", text)
 
 
@@ -135,6 +135,6 @@ def figure(body: str, caption: str, kind: str = "") -> Markup:
 
 
 def tiles(facts: Sequence[tuple[str, str]]) -> Markup:
-    """Large numbers, each with what it means."""
+    """Large numbers, each with its meaning."""
     items = [element("li", element("b", number), element("span", meaning)) for number, meaning in facts]
     return element("ul", *items, class_="tiles")

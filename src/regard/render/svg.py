@@ -1,4 +1,4 @@
-"""SVG drawings without a library: the document, the width of text, and labels that do not cover one another."""
+"""SVG documents, estimated text widths, and placement of labels without overlap."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from regard.render.markup import Markup, element, join
 
 NAMESPACE = "http://www.w3.org/2000/svg"
-# The width of a letter as a share of the font size, at most: fonts differ, and nothing here can measure them.
+# An upper bound of the width of a character as a share of the font size; fonts differ.
 LETTER_WIDTH = 0.58
 Point = tuple[float, float]
 
 
 def document(parts: Iterable[Any], width: float, height: float, **attributes: Any) -> Markup:
-    """A drawing that is a file of its own, of so many pixels, with one part on each line."""
+    """An SVG document of this size in pixels, with one part on each line."""
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     return element("svg", Markup(f"\n{join(parts, chr(10))}\n"), xmlns=NAMESPACE, **size, **attributes)
 

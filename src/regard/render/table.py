@@ -1,7 +1,4 @@
-"""One table value: columns, rows, alignment, and what gives way where there is no room.
-
-A `Table` is shown in color by a terminal (`to_rich`), as plain text, as Markdown and as HTML.
-"""
+"""A table that renders to a terminal (rich), plain text, Markdown and HTML, with overflow rules for its columns."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 GAP = 2  # columns of a terminal between two columns of a table
-LEAST = {"cut": 16, "cut-start": 16, "wrap": 24}  # the narrowest that a column becomes; a narrower terminal wraps
-LONGEST_HEADER = 12  # letters; where there is no room, longer names of columns take several lines
-# The kinds of cells, and how a terminal shows them; in HTML they are classes.
+LEAST = {"cut": 16, "cut-start": 16, "wrap": 24}  # minimum widths of columns; a narrower terminal wraps
+LONGEST_HEADER = 12  # characters; longer names of columns are broken into lines if the table is too wide
+# The kinds of cells and their styles in a terminal; in HTML they are classes.
 STYLES = {
     "": "",
     "strong": "bold",
@@ -51,11 +48,11 @@ class Bar(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column's name, its side, and what becomes of texts that have no room.
+    """The name of a column, its alignment, and its overflow rule.
 
     Attributes:
-        overflow: `""` keeps them whole, `"wrap"` breaks them into lines, `"cut"` leaves out their end and
-            `"cut-start"` their beginning.
+        overflow: for texts that do not fit: `""` keeps them, `"wrap"` breaks them into lines, `"cut"` removes their end
+            and `"cut-start"` their beginning.
     """
 
     name: str = ""
@@ -95,19 +92,19 @@ class Table:
                 asked=f"{len(self.columns)} columns: {', '.join(column.name for column in self.columns)}",
                 found=f"rows of {sorted({len(row) for row in self.rows})} cells",
                 because="every row has a cell for each column",
-                instead="an empty text where there is nothing",
+                instead="an empty text for an empty cell",
             )
 
     @property
     def width(self) -> int:
-        """Columns of a terminal that the table takes if nothing gives way."""
+        """The width in characters without overflow rules."""
         return sum(self._natural_widths()) + GAP * (len(self.columns) - 1)
 
     def fit(self, width: int) -> Table:
-        """The same table with its texts wrapped and cut where they have no room.
+        """The table with texts wrapped and cut to this width.
 
-        What room there is beside the columns that do not give way is shared evenly among those that do; one that
-        needs less than its share leaves the rest to the others.
+        Columns without an overflow rule keep their width. The others share the rest evenly; one that needs less leaves
+        the remainder to the others.
         """
         table = self._break_headers() if self.width > width else self
         natural = table._natural_widths()
@@ -122,19 +119,19 @@ class Table:
         def fitted(index: int, cell: str | Cell | Bar) -> str | Cell | Bar:
             if index not in widths:
                 return cell
-            text = shorten(_text(cell), widths[index], table.columns[index].overflow)
+            text = shorten(_get_text(cell), widths[index], table.columns[index].overflow)
             return text if isinstance(cell, str) else cell._replace(text=text)
 
         rows = [tuple(fitted(index, cell) for index, cell in enumerate(row)) for row in table.rows]
         return replace(table, rows=rows)
 
     def to_rich(self, width: int = WIDTH) -> RichTable:
-        """For a terminal of this width: bold names, a rule below them, cells in their styles."""
+        """A rich table for a terminal of this width."""
         from rich.box import Box as Border
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        # A rule below the names and nothing else, in letters that every terminal and log file has.
+        # A rule below the header and nothing else, in ASCII.
         border = Border("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
         shown = RichTable(box=border, pad_edge=False, padding=(0, 0, 0, 1), show_edge=False, header_style="bold")
         table = self.fit(width)
@@ -143,29 +140,29 @@ class Table:
         for index, row in enumerate(table.rows):
             if index and index in self.sections:
                 shown.add_row()
-            shown.add_row(*(Text(_text(cell), style=STYLES[_kind(cell)]) for cell in row))
+            shown.add_row(*(Text(_get_text(cell), style=STYLES[_get_kind(cell)]) for cell in row))
         return shown
 
     def to_text(self, width: int = WIDTH) -> str:
-        """Plain text of at most so many columns, as far as nothing but overflowing columns must give way."""
+        """Plain text of this width, as far as the overflow rules allow."""
         return plain_text(self.to_rich(width))
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_markdown(self) -> str:
-        """A table of GitHub's Markdown."""
+        """A table in GitHub's Markdown."""
 
         def line(texts: Sequence[str]) -> str:
             escaped = (escape(text).replace("|", "\\|").replace("\n", " ") for text in texts)
             return f"| {' | '.join(escaped)} |"
 
         rule = "|".join("---:" if column.align == "right" else "---" for column in self.columns)
-        rows = [line([_text(cell) for cell in row]) for row in self.rows]
+        rows = [line([_get_text(cell) for cell in row]) for row in self.rows]
         return "\n".join([line([column.name for column in self.columns]), f"|{rule}|", *rows])
 
     def to_html(self) -> Markup:
-        """A table of a page, whose first column names its rows; on a narrow screen each row is a list of its own."""
+        """An HTML table whose first column names the rows; on a narrow screen each row becomes a list."""
         sides = ["number" if column.align == "right" else None for column in self.columns]
         head = join(
             element("th", column.name, scope="col", class_=side)
@@ -173,16 +170,16 @@ class Table:
         )
         lines = []
         for first, *rest in self.rows:
-            cells = [element("th", _link(first, escape(_text(first))), scope="row")]
+            cells = [element("th", _add_link(first, escape(_get_text(first))), scope="row")]
             for cell, column, side in zip(rest, self.columns[1:], sides[1:], strict=True):
-                kind = " ".join(filter(None, (_kind(cell), side))) or None
-                cells.append(element("td", _content(cell), class_=kind, data_label=column.name))
+                kind = " ".join(filter(None, (_get_kind(cell), side))) or None
+                cells.append(element("td", _render_cell(cell), class_=kind, data_label=column.name))
             lines.append(element("tr", *cells))
         body = f"\n<thead>{element('tr', head)}</thead>\n<tbody>\n{join(lines, chr(10))}\n</tbody>\n"
         return element("div", element("table", Markup(body), class_="stacked"), class_="scroll")
 
     def _natural_widths(self) -> list[int]:
-        columns = zip_longest(*([_text(cell) for cell in row] for row in self.rows))
+        columns = zip_longest(*([_get_text(cell) for cell in row] for row in self.rows))
         texts = list(columns) if self.rows else [()] * len(self.columns)
         return [
             max(len(line) for text in (column.name, *below) for line in text.split("\n"))
@@ -190,7 +187,7 @@ class Table:
         ]
 
     def _break_headers(self) -> Table:
-        """Names of columns take several lines before anything is cut."""
+        """The table with long names of columns broken into lines."""
         columns = [
             column._replace(name=column.name.replace(" ", "\n") if len(column.name) > LONGEST_HEADER else column.name)
             for column in self.columns
@@ -210,12 +207,12 @@ def shorten(text: str, width: int, overflow: str = "cut") -> str:
     if overflow == "cut-start":
         return f"... {text[-max(width - 4, 1) :]}"
     if overflow == "wrap":
-        return _wrap(text, width)
+        return _wrap_words(text, width)
     return f"{text[: max(width - 4, 1)].rstrip(' *+-(')} ..."
 
 
-def _wrap(text: str, width: int) -> str:
-    """The text in lines. Nothing is left out, and no number or index is split: `output[0, 3]` stays whole."""
+def _wrap_words(text: str, width: int) -> str:
+    """The text in lines of at most this width; an index such as `output[0, 3]` is not split."""
     lines: list[str] = []
     for piece in re.findall(r"(?:[^\s\[]*\[[^\]]*\]|\S)+", text):
         if lines and len(lines[-1]) + 1 + len(piece) <= width:
@@ -225,20 +222,20 @@ def _wrap(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _text(cell: Any) -> str:
+def _get_text(cell: Any) -> str:
     return cell.text if isinstance(cell, Cell | Bar) else cell
 
 
-def _kind(cell: Any) -> str:
+def _get_kind(cell: Any) -> str:
     return cell.kind if isinstance(cell, Cell | Bar) else ""
 
 
-def _content(cell: Any) -> Markup:
+def _render_cell(cell: Any) -> Markup:
     if isinstance(cell, Bar):
         wide = f"width:{100 * min(max(cell.share, 0.0), 1.0):.2f}%"
         return element("span", "", class_="bar", role="img", aria_label=cell.text, style=wide)
-    return _link(cell, element("span", _text(cell)))
+    return _add_link(cell, element("span", _get_text(cell)))
 
 
-def _link(cell: Any, content: Markup) -> Markup:
+def _add_link(cell: Any, content: Markup) -> Markup:
     return element("a", content, href=cell.link) if isinstance(cell, Cell | Bar) and cell.link else content

@@ -1,24 +1,26 @@
-"""What rich renders: in color to a terminal, as plain text anywhere else. rich is imported when something prints."""
+"""Output by rich: in color to a terminal, as plain text elsewhere. rich is imported on first use."""
 
 from __future__ import annotations
 
 import io
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+    from rich.progress import Progress
     from rich.text import Text
 
-WIDTH = 100  # columns where there is no terminal
-# Tables fit their width by themselves. Where that cannot be, a terminal wraps a line, but no digit is left out.
+WIDTH = 100  # columns if the output is not a terminal
+# Tables are fitted before they get here; a line that is still too long is wrapped by the terminal, never cropped.
 UNLIMITED = 10_000
 
 
 def plain_text(shown: RenderableType) -> str:
-    """What rich would show, as text without color and without trailing spaces, whatever the terminal."""
+    """The output of rich as text without color and trailing spaces, independent of the terminal."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -28,7 +30,7 @@ def plain_text(shown: RenderableType) -> str:
 
 
 def print_fitted(make: Callable[[int], RenderableType]) -> None:
-    """Print what `make` returns for a width: in color to a terminal, as plain text of 100 columns anywhere else."""
+    """Print what `make` returns for a width: in color to a terminal, as plain text of 100 columns elsewhere."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -39,16 +41,16 @@ def print_fitted(make: Callable[[int], RenderableType]) -> None:
 
 
 def output_width() -> int:
-    """The width of the terminal that `print` writes to, and 100 where it writes to none."""
+    """The width of the terminal that `print` writes to; 100 if it is not a terminal."""
     from rich.console import Console
 
     return Console().width if sys.stdout.isatty() else WIDTH
 
 
 def one_line(*pieces: tuple[str, str]) -> Text:
-    """Pieces of text with their styles as one line: a terminal may wrap it, but what is copied from it is whole.
+    """Styled pieces of text as one line, which rich does not break.
 
-    Text, never markup of rich: names of modules may have brackets.
+    Plain text, not rich markup: names of modules may have brackets.
     """
     from rich.text import Text
 
@@ -56,12 +58,12 @@ def one_line(*pieces: tuple[str, str]) -> Text:
 
 
 def remarks(notes: Iterable[str], width: int) -> list[Text]:
-    """Notes below a table, dim, each wrapped by itself."""
+    """Notes below a table, dimmed, each wrapped separately."""
     return [one_line((line, "dim")) for note in notes for line in textwrap.wrap(note, max(width, 40))]
 
 
 def stack(*blocks: RenderableType | list[Any]) -> Group:
-    """Blocks with an empty line between them; a block is something that rich shows, or several without a gap."""
+    """Blocks with an empty line between them; a block is a renderable, or a list of them without gaps."""
     from rich.console import Group
     from rich.text import Text
 
@@ -70,3 +72,21 @@ def stack(*blocks: RenderableType | list[Any]) -> Group:
         parts = block if isinstance(block, list) else [block]
         rows += [Text(), *parts] if rows and parts else parts
     return Group(*rows)
+
+
+@contextmanager
+def progress_on_stderr(before: str, after: str, *, remaining: bool = False) -> Iterator[Progress | None]:
+    """A progress bar on stderr between two texts, removed at the end; None if stderr is not a terminal.
+
+    before, after: formats of rich, such as `"{task.fields[loss]}"`.
+    remaining: whether the estimated remaining time is shown.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    columns = (before, BarColumn(), after, *([TimeRemainingColumn()] if remaining else []))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield progress

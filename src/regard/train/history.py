@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import CheckpointError
 from regard.layers.profiles import HeadProfile, head_profiles
-from regard.models.files import atomic, tensors
+from regard.models.io import atomic, tensors
 from regard.models.spatial import ContentPosition, SpatialHeads
 from regard.train.run import Epoch
 
@@ -38,25 +38,25 @@ SLASH = "/"
 
 
 @torch.no_grad()
-def look(model: nn.Module, images: Tensor | None = None) -> dict[str, HeadProfile]:
+def measure_head_profiles(model: nn.Module, images: Tensor | None = None) -> dict[str, HeadProfile]:
     """The `HeadProfile` of every layer; for content-based heads, measured on `images`."""
     found = head_profiles(model)
-    watched = {
+    observed = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, SpatialHeads) and isinstance(module.position, ContentPosition)
     }
-    if not watched or images is None:
+    if not observed or images is None:
         return found
 
-    def watch(name: str):
+    def make_hook(name: str):
         def hook(module: Any, inputs: tuple[Tensor, ...]) -> None:
             values = module.value.weight.unflatten(1, (module.heads, module.dim)).transpose(0, 1)
             found[name] = HeadProfile.observed(module.weights(inputs[0]), module.grid, values)
 
         return hook
 
-    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in watched.items()]
+    hooks = [module.register_forward_pre_hook(make_hook(name)) for name, module in observed.items()]
     try:
         model(images)
     finally:
@@ -65,7 +65,7 @@ def look(model: nn.Module, images: Tensor | None = None) -> dict[str, HeadProfil
     return found
 
 
-def describe(profile: HeadProfile) -> dict[str, Any]:
+def summarize_heads(profile: HeadProfile) -> dict[str, Any]:
     """Statistics of a layer's heads: centre, width, contours, and whether each is degenerate."""
     columns: dict[str, list[Any]] = {
         "mean": profile.mean.tolist(),
@@ -94,7 +94,7 @@ def describe(profile: HeadProfile) -> dict[str, Any]:
 # Files
 
 
-def line_of(epoch: Epoch) -> dict[str, Any]:
+def epoch_to_json(epoch: Epoch) -> dict[str, Any]:
     """An epoch as a line of `history.jsonl`."""
     return {
         "epoch": epoch.number,
@@ -102,7 +102,7 @@ def line_of(epoch: Epoch) -> dict[str, Any]:
         "accuracy": epoch.accuracy,
         "seconds": epoch.seconds,
         "rate": epoch.rate,
-        "layers": {name: describe(profile) for name, profile in epoch.head_profiles.items()},
+        "layers": {name: summarize_heads(profile) for name, profile in epoch.head_profiles.items()},
     }
 
 
@@ -136,10 +136,10 @@ def _layer_order(item: tuple[str, Any]) -> list[tuple[bool, int, str]]:
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in item[0].split(".")]
 
 
-def append(folder: Path, epoch: Epoch) -> None:
+def append_epoch(folder: Path, epoch: Epoch) -> None:
     """Append an epoch's line and sync it to disk."""
     with (folder / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line_of(epoch)) + "\n")
+        file.write(json.dumps(epoch_to_json(epoch)) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -155,7 +155,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
         if not row:
             continue
         try:
-            lines.append(_checked(json.loads(row)))
+            lines.append(_check_line(json.loads(row)))
         except (ValueError, KeyError) as failure:
             if number == len(rows) - 1:  # the last line has no newline
                 break
@@ -163,13 +163,13 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
                 f"Line {number + 1} of {HISTORY} cannot be read.",
                 asked=str(path),
                 found=f"{type(failure).__name__}: {failure}",
-                because="every line is an epoch as a JSON object, and only the last may be torn by a crash",
-                instead="the file as the run left it, or begin the run anew in another folder",
+                because="every line is an epoch as a JSON object, and only the last may be incomplete after a crash",
+                instead="the unmodified file of the run, or a new run in another folder",
             ) from failure
     return lines
 
 
-def _checked(line: Any) -> dict[str, Any]:
+def _check_line(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError(f"a {type(line).__name__}")
     for name, kinds in FIELDS.items():
@@ -184,11 +184,11 @@ def read_epochs(folder: Path, last: int) -> list[Epoch]:
     numbers = [line["epoch"] for line in lines]
     if numbers != list(range(last + 1)):
         raise CheckpointError(
-            f"{HISTORY} does not tell of every epoch once.",
-            asked=f"epochs 0 to {last}, which the checkpoint says are done",
-            found=f"epochs {', '.join(map(str, numbers)) or 'of no number'} in {folder / HISTORY}",
-            because="lines were lost or doubled after they were written",
-            instead="the file as the run left it, or begin the run anew in another folder",
+            f"{HISTORY} does not have every epoch exactly once.",
+            asked=f"epochs 0 to {last}, which are complete according to the checkpoint",
+            found=f"epochs {', '.join(map(str, numbers)) or 'none'} in {folder / HISTORY}",
+            because="lines were lost or duplicated after they were written",
+            instead="the unmodified file of the run, or a new run in another folder",
         )
     for line in lines:
         path = heads_file(folder, line["epoch"])
@@ -198,7 +198,7 @@ def read_epochs(folder: Path, last: int) -> list[Epoch]:
     return epochs
 
 
-def cut(folder: Path, last: int) -> None:
+def truncate_history(folder: Path, last: int) -> None:
     """Delete lines and head files after epoch `last`, which a crash left without a checkpoint."""
     kept = [line for line in read_lines(folder) if line["epoch"] <= last]
 

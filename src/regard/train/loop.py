@@ -16,19 +16,19 @@ from regard.errors import CheckpointError, InputError
 from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
-from regard.train.board import Board
 from regard.train.data import load
-from regard.train.data.images import Images, Part
-from regard.train.optimizing import make_optimizer, rate_at
-from regard.train.progress import Tell, bar, patient
+from regard.train.data.images import Images, ImageSplit
+from regard.train.optimizer import learning_rate_at, make_optimizer
+from regard.train.progress import ReportStep, defer_interrupt, progress_bar
 from regard.train.recipe import Recipe, SpatialRecipe
 from regard.train.run import Epoch, Run
+from regard.train.tensorboard import TensorBoardLog
 
 # Batch size of the evaluation, and number of images on which content-based heads are measured.
-TESTED, WATCHED = 250, 64
+EVAL_BATCH, PROFILED_IMAGES = 250, 64
 MODEL = "model"
 # Separates the seeds of initialisation, order and dropout.
-ORDER, CHANCE = 1_000_003, 2_000_003
+ORDER_SEED, DROPOUT_SEED = 1_000_003, 2_000_003
 
 
 class Interrupted(KeyboardInterrupt):
@@ -63,13 +63,13 @@ def train(
         >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].head_profiles)
         ([0, 1], ['blocks.0.attention'])
     """
-    images = _images(recipe, data)
+    images = _load_images(recipe, data)
     if recipe.batch > len(images.train):
         raise InputError(
-            "The batch is larger than the data.",
+            "The batch is larger than the training set.",
             asked=f"batch={recipe.batch}",
-            found=f"{len(images.train)} images to learn from",
-            because="an epoch is made of whole batches",
+            found=f"{len(images.train)} training images",
+            because="an epoch consists of whole batches",
             instead=f"batch={len(images.train)} or less",
         )
     if folder is None:
@@ -83,28 +83,28 @@ def train(
                 f"There is a run in {place}.",
                 asked="resume=False",
                 because="its files would be overwritten",
-                instead="resume=True, which goes on with it, or another folder",
+                instead="resume=True to continue it, or another folder",
             )
-        checkpoint.claim(place, recipe, images.digest, None if start is None else digest_of(start))
-        with checkpoint.alone(place), torch.random.fork_rng(devices=[]):
+        checkpoint.claim_folder(place, recipe, images.digest, None if start is None else hash_state_dict(start))
+        with checkpoint.lock_folder(place), torch.random.fork_rng(devices=[]):
             return Training(recipe, images, place, start).run(progress)
     except OSError as failure:
         raise CheckpointError(
-            f"The run cannot be kept in {place}.",
+            f"The run cannot be saved in {place}.",
             asked=f"a run in {place}",
             found=f"{type(failure).__name__}: {failure}",
-            because="the system does not let it be written there",
-            instead="another folder, or make room there: the same call goes on from the last epoch that was kept",
+            because="the operating system refuses to write there",
+            instead="another folder, or free some space: the same call resumes from the last saved epoch",
         ) from failure
 
 
-def _images(recipe: Recipe, data: Images | None) -> Images:
+def _load_images(recipe: Recipe, data: Images | None) -> Images:
     """The training and test images: the recipe's data set or the given one, with a validation split if `held`."""
     images = load(recipe.data) if data is None else data
     return images.held() if recipe.held and not images.is_held else images
 
 
-def digest_of(model: Pretrained) -> str:
+def hash_state_dict(model: Pretrained) -> str:
     """A sha256 of the model's state."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -121,20 +121,20 @@ class Training:
         torch.manual_seed(recipe.seed)
         self.model: Pretrained = recipe.model(images)
         if start is not None:
-            self._begin_with(start)
+            self._load_initial_model(start)
         self.optimizer = make_optimizer(recipe, self.model)
         self.steps = len(images.train) // recipe.batch
-        self.position = checkpoint.Position()
+        self.position = checkpoint.ResumePoint()
         self.epochs: list[Epoch] = []
         self._resume()
 
-    def _begin_with(self, start: Pretrained) -> None:
+    def _load_initial_model(self, start: Pretrained) -> None:
         if start.config != self.model.config:
             raise InputError(
-                "Training cannot begin with this model.",
+                "`start` does not fit the recipe.",
                 asked=repr(start.config),
                 found=repr(self.model.config),
-                because="the recipe builds another",
+                because="the recipe builds a model with another configuration",
                 instead="the recipe with the sizes of the model",
             )
         self.model.load_state_dict(start.state_dict())
@@ -144,29 +144,35 @@ class Training:
         if self.folder is None:
             return
         if found is None:  # files that were written before the first checkpoint
-            history.cut(self.folder, -1)
+            history.truncate_history(self.folder, -1)
             return
         self.position, state = found
         checkpoint.restore(self.folder, self.model, self.optimizer, self.position, state)
         self.epochs = history.read_epochs(self.folder, self.position.epoch)
-        history.cut(self.folder, self.position.epoch)
+        history.truncate_history(self.folder, self.position.epoch)
 
     def run(self, progress: bool) -> Run:
         total = self.steps * self.recipe.epochs
         done = self.position.epoch * self.steps + self.position.step
-        shown = bar(self.recipe.epochs, self.steps, done, self.recipe.batch, progress and done < total)
-        with Board(self.folder, self.position.epoch) as board, shown as tell, patient() as stopped:
+        shown = progress_bar(self.recipe.epochs, self.steps, done, self.recipe.batch, progress and done < total)
+        with (
+            TensorBoardLog(self.folder, self.position.epoch) as log,
+            shown as report_step,
+            defer_interrupt() as stopped,
+        ):
             if not self.epochs:
-                self._note(Epoch(0, math.nan, self.test(), 0.0, 0.0, self.look()), board)
+                self._record_epoch(Epoch(0, math.nan, self.evaluate(), 0.0, 0.0, self.measure_heads()), log)
             while self.position.epoch < self.recipe.epochs:
-                if not self._epoch(tell, stopped):
-                    raise self._interrupted()
+                if not self._run_epoch(report_step, stopped):
+                    raise self._interrupt_error()
                 position = self.position
-                self.position = checkpoint.Position(position.epoch + 1)
-                rate = self._rate(self.position.epoch * self.steps - 1)
+                self.position = checkpoint.ResumePoint(position.epoch + 1)
+                rate = self._learning_rate(self.position.epoch * self.steps - 1)
                 loss = position.loss / position.images
-                self._note(Epoch(self.position.epoch, loss, self.test(), position.seconds, rate, self.look()), board)
-                tell(self.position.epoch * self.steps, loss, self.epochs[-1].accuracy)
+                self._record_epoch(
+                    Epoch(self.position.epoch, loss, self.evaluate(), position.seconds, rate, self.measure_heads()), log
+                )
+                report_step(self.position.epoch * self.steps, loss, self.epochs[-1].accuracy)
         self.model.eval()
         if self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
             self.model.save_pretrained(self.folder / MODEL)
@@ -174,36 +180,36 @@ class Training:
 
     # Training
 
-    def _epoch(self, tell: Tell, stopped) -> bool:
+    def _run_epoch(self, report_step: ReportStep, stopped) -> bool:
         """Run the rest of an epoch; False if it was interrupted before its end.
 
         Order and augmentation of the images follow from the seed and the epoch number. So does dropout, whose state
         within an epoch is that of torch's generator.
         """
         recipe, train, position = self.recipe, self.images.train, self.position
-        generator = torch.Generator().manual_seed(recipe.seed * ORDER + position.epoch)
+        generator = torch.Generator().manual_seed(recipe.seed * ORDER_SEED + position.epoch)
         order = torch.randperm(len(train), generator=generator)
         drawn = recipe.augmentation.draw(len(train), generator)
         if not position.step:
-            torch.manual_seed(recipe.seed * CHANCE + position.epoch)
+            torch.manual_seed(recipe.seed * DROPOUT_SEED + position.epoch)
         self.model.train()
         while position.step < self.steps:
             began = time.perf_counter()
             chosen = order[position.step * recipe.batch : (position.step + 1) * recipe.batch]
-            loss = self._step(train, chosen, drawn[chosen], position.epoch * self.steps + position.step)
+            loss = self._run_step(train, chosen, drawn[chosen], position.epoch * self.steps + position.step)
             position.step += 1
             position.loss += loss * len(chosen)
             position.images += len(chosen)
             position.seconds += time.perf_counter() - began
-            tell(position.epoch * self.steps + position.step, loss, None)
+            report_step(position.epoch * self.steps + position.step, loss, None)
             if stopped() and position.step < self.steps:
                 return False
         return True
 
-    def _step(self, train: Part, chosen: Tensor, drawn: Tensor, number: int) -> float:
+    def _run_step(self, train: ImageSplit, chosen: Tensor, drawn: Tensor, number: int) -> float:
         recipe = self.recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(number) * group.get("share", 1.0)
+            group["lr"] = self._learning_rate(number) * group.get("share", 1.0)
         images = recipe.augmentation.apply(train.pixels[chosen].float() / train.white, drawn)
         logits = self.model(self.images.normalise(images))
         loss = functional.cross_entropy(logits, train.labels[chosen], label_smoothing=recipe.smoothing)
@@ -213,52 +219,52 @@ class Training:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         if not math.isfinite(loss.item()):
             raise InputError(
-                "The training has come apart.",
-                found=f"a loss of {loss.item()} in step {number + 1}",
-                because="numbers grew until they were none",
-                instead=f"a smaller rate than {recipe.rate}, a longer warmup, or clip=1.0",
+                f"The loss is {loss.item()} at step {number + 1}.",
+                asked=f"rate={recipe.rate}, clip={recipe.clip}",
+                because="the training diverged",
+                instead=f"a learning rate below rate={recipe.rate}, a longer warmup, or clip=1.0",
             )
         self.optimizer.step()
         return loss.item()
 
-    def _rate(self, number: int) -> float:
-        return rate_at(self.recipe, number, self.steps * self.recipe.epochs)
+    def _learning_rate(self, number: int) -> float:
+        return learning_rate_at(self.recipe, number, self.steps * self.recipe.epochs)
 
     # Evaluation
 
-    def test(self) -> float:
+    def evaluate(self) -> float:
         """The accuracy on the test images."""
         return accuracy(self.model, self.images)
 
-    def look(self) -> dict[str, HeadProfile]:
+    def measure_heads(self) -> dict[str, HeadProfile]:
         self.model.eval()
-        watched = self.images.normalise(self.images.test.pixels[:WATCHED].float() / self.images.test.white)
-        seen = history.look(self.model, watched)
+        observed = self.images.normalise(self.images.test.pixels[:PROFILED_IMAGES].float() / self.images.test.white)
+        seen = history.measure_head_profiles(self.model, observed)
         if isinstance(self.recipe, SpatialRecipe) and not self.recipe.keep_values:
             seen = {
                 name: HeadProfile(profile.scores, profile.centre, profile.precision) for name, profile in seen.items()
             }
         return seen
 
-    def _note(self, epoch: Epoch, board: Board) -> None:
+    def _record_epoch(self, epoch: Epoch, log: TensorBoardLog) -> None:
         """Record an epoch: heads, then its line, then the checkpoint, which commits it."""
         self.epochs.append(epoch)
-        board.note(epoch)
+        log.write_epoch(epoch)
         if self.folder is not None:
             history.write_heads(self.folder, epoch.number, epoch.head_profiles)
-            history.append(self.folder, epoch)
+            history.append_epoch(self.folder, epoch)
             self._save()
 
     def _save(self) -> None:
         if self.folder is not None:
             checkpoint.save(self.folder, self.model, self.optimizer, self.position)
 
-    def _interrupted(self) -> Interrupted:
+    def _interrupt_error(self) -> Interrupted:
         self._save()
         where = f"epoch {self.position.epoch + 1} of {self.recipe.epochs}, step {self.position.step} of {self.steps}"
         if self.folder is None:
-            return Interrupted(f"stopped in {where}; without a folder nothing is kept")
-        return Interrupted(f"stopped in {where}; kept in {self.folder}, from where train(recipe, folder) goes on")
+            return Interrupted(f"interrupted in {where}; without a folder nothing is saved")
+        return Interrupted(f"interrupted in {where}; saved in {self.folder}, from where train(recipe, folder) resumes")
 
 
 @torch.no_grad()
@@ -266,8 +272,8 @@ def accuracy(model: Pretrained, data: Images) -> float:
     """The accuracy of a model on the test images, 0 to 1; leaves the model in eval mode."""
     model.eval()
     test, right = data.test, 0
-    for start in range(0, len(test), TESTED):
-        pixels, labels = test.pixels[start : start + TESTED], test.labels[start : start + TESTED]
+    for start in range(0, len(test), EVAL_BATCH):
+        pixels, labels = test.pixels[start : start + EVAL_BATCH], test.labels[start : start + EVAL_BATCH]
         logits = model(data.normalise(pixels.float() / test.white))
         right += int((logits.argmax(-1) == labels).sum())
     return right / len(test)
@@ -280,15 +286,15 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
     data: the images, if the recipe does not name a known data set.
     """
     place = Path(folder).expanduser()
-    recipe, digest = checkpoint.read_claim(place)
-    position, state = _begun(place)
-    images = _images(recipe, data)
+    recipe, digest = checkpoint.read_claimed_recipe(place)
+    position, state = _read_checkpoint(place)
+    images = _load_images(recipe, data)
     if images.digest != digest:
         raise CheckpointError(
             "These are not the images of this run.",
             asked=repr(images),
             found=f"sha256 {images.digest[:16]}..., not {digest[:16]}...",
-            because="the run was trained and tested on others",
+            because="the run was trained and evaluated on others",
             instead="read_run(folder, data=...) with the images that train was given",
         )
     with torch.random.fork_rng(devices=[]):
@@ -300,17 +306,17 @@ def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
 def read_history(folder: str | os.PathLike[str]) -> list[Epoch]:
     """Load the epochs of a run, finished or not, from its folder; the images are not needed."""
     place = Path(folder).expanduser()
-    checkpoint.read_claim(place)
-    return history.read_epochs(place, _begun(place)[0].epoch)
+    checkpoint.read_claimed_recipe(place)
+    return history.read_epochs(place, _read_checkpoint(place)[0].epoch)
 
 
-def _begun(place: Path) -> tuple[checkpoint.Position, dict[str, Tensor]]:
+def _read_checkpoint(place: Path) -> tuple[checkpoint.ResumePoint, dict[str, Tensor]]:
     found = checkpoint.read(place)
     if found is None:
         raise CheckpointError(
-            f"The run in {place} has not begun.",
+            f"The run in {place} has no checkpoint.",
             asked=str(place),
-            found="a recipe and no checkpoint",
+            found="a recipe only",
             because="there is nothing to read before the first checkpoint",
             instead="train(recipe, folder)",
         )

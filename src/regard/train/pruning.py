@@ -86,10 +86,10 @@ def prune(model: SpatialTransformer, drop: Mapping[str, Sequence[int]]) -> Spati
                 because="only heads that are there can be dropped, and a layer keeps at least one",
                 instead="degenerate_heads(model)",
             )
-    if strangers := [name for name in drop if name not in layers]:
+    if unknown := [name for name in drop if name not in layers]:
         raise InputError(
-            f"There is no layer {strangers[0]!r}.",
-            asked=", ".join(strangers),
+            f"There is no layer {unknown[0]!r}.",
+            asked=", ".join(unknown),
             found=", ".join(layers),
             because="heads are dropped layer by layer",
             instead="degenerate_heads(model)",
@@ -140,9 +140,9 @@ def prune_run(
     """
     if not isinstance(run.recipe, SpatialRecipe) or not isinstance(run.model, SpatialTransformer):
         raise InputError(
-            "Only heads that look by position are degenerate.",
+            "Only positional heads can be degenerate.",
             asked=repr(run),
-            because="a ViT's heads look elsewhere for every image",
+            because="the attention of a ViT depends on the image",
             instead="a run of a SpatialRecipe",
         )
     unwanted = degenerate_heads(run.model) if drop is None else {name: tuple(some) for name, some in drop.items()}

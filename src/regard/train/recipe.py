@@ -12,15 +12,15 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models.config import Config
 from regard.models.pretrained import Pretrained
-from regard.models.reading import check_sizes
 from regard.models.spatial import SpatialConfig, SpatialTransformer
+from regard.models.validation import check_sizes
 from regard.models.vit import ViT, ViTConfig
 from regard.train.data.augment import Augmentation
 from regard.train.data.images import Images
 
 # Fields in [0, 1), and fields that are at least 0.
 SHARES = ("momentum", "warmup", "smoothing", "stretch")
-AMOUNTS = ("rate", "look_rate", "weight_decay", "shift", "turn", "initial")
+AMOUNTS = ("rate", "position_rate", "weight_decay", "shift", "turn", "initial")
 LARGEST_SEED = 2**32 - 1
 # Changes for larger data sets to the defaults, which are for the digits.
 FOR_DATA: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ def check_seed(seed: int) -> None:
         raise ConfigError(
             f"A recipe cannot have seed={seed}.",
             asked=f"seed={seed}",
-            because=f"seeds are whole numbers of at most {LARGEST_SEED:,}, either way",
+            because=f"a seed is an integer between -{LARGEST_SEED:,} and {LARGEST_SEED:,}",
             instead=f"seed={seed % (LARGEST_SEED + 1)}",
         )
 
@@ -84,15 +84,15 @@ class Recipe(Config):
                 raise ConfigError(
                     f"A recipe cannot have {field.name}={value}.",
                     asked=f"{type(self).__name__}({field.name}={value})",
-                    because=f"it is no less than 0{'' if math.isinf(most) else ' and less than 1'}",
+                    because=f"it must be at least 0{'' if math.isinf(most) else ' and less than 1'}",
                     instead=f"{field.name}={field.default}",
                 )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(
                 f"A recipe cannot have clip={self.clip}.",
                 asked=f"{type(self).__name__}(clip={self.clip})",
-                because="gradients of norm zero teach nothing",
-                instead="clip=1.0, or None to leave them as they are",
+                because="a norm of 0 removes the gradient",
+                instead="clip=1.0, or None for no clipping",
             )
 
     @property
@@ -108,10 +108,10 @@ class Recipe(Config):
         """The recipe of a `to_json`; raises for another kind."""
         if value.get("kind") != cls.kind:
             raise ConfigError(
-                f"This is no {cls.__name__}.",
+                f"This is not a {cls.__name__}.",
                 asked=f"kind={value.get('kind')!r}",
                 because=f"a {cls.__name__} has kind={cls.kind!r}",
-                instead="regard.train.read_recipe, which knows all kinds",
+                instead="regard.train.read_recipe, which reads every kind",
             )
         return cls.from_dict({name: field for name, field in value.items() if name != "kind"})
 
@@ -138,7 +138,7 @@ class SpatialRecipe(Recipe):
     position: "quadratic", "gaussian", "learned" or "content".
     patch, dim, layers, heads, hidden_dim: patch size, width, layers, heads (a tuple for each layer), feed-forward size.
     dropout, attention_dropout, norm_eps: of the model.
-    look_rate: factor of the learning rate of head positions (centres, spreads, tables).
+    position_rate: factor of the learning rate of head positions (centres, spreads, tables).
     keep_values: whether the value matrices of the heads are saved every epoch, beside the head positions.
 
         >>> from regard.train import SpatialRecipe
@@ -157,7 +157,7 @@ class SpatialRecipe(Recipe):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     norm_eps: float = 1e-5
-    look_rate: float = 1.0
+    position_rate: float = 1.0
     keep_values: bool = True
 
     def __post_init__(self) -> None:
@@ -231,7 +231,7 @@ class ViTRecipe(Recipe):
             raise ConfigError(
                 f"A recipe cannot have initial={self.initial}.",
                 asked=f"{type(self).__name__}(initial={self.initial})",
-                because="numbers that are all zero learn nothing",
+                because="with zero weights these layers get no gradient",
                 instead="initial=0.07",
             )
         self.config((self.patch, self.patch), 1, 1)
@@ -262,7 +262,7 @@ def read_recipe(value: dict[str, Any]) -> Recipe:
         raise ConfigError(
             f"There is no recipe of the kind {kind!r}.",
             asked=f"kind={kind!r}",
-            because=f"known are {', '.join(KINDS)}",
-            instead="a file that a run has written",
+            because=f"the kinds are {', '.join(KINDS)}",
+            instead="a recipe.json that a run has written",
         )
     return KINDS[kind].from_json(value)

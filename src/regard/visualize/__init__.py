@@ -1,7 +1,7 @@
-"""Pictures of attention: what heads look at, on images and texts, while they learn, and as kernels.
+"""Pictures of attention: maps on images and texts, positions of heads during training, effective kernels.
 
-`show` draws everything; the other names draw one thing each. Pictures need matplotlib: `pip install "regard[show]"`.
-`Page` puts what is found into one page that needs nothing else, `explorer` and `player` let its reader play with it.
+`show` draws everything; the other functions draw one kind of picture each. They need matplotlib: `pip install
+"regard[show]"`. `Page` is a self-contained HTML page; `make_explorer` and `make_player` return figures for it.
 """
 
 from regard.render.page import Page

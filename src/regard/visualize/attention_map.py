@@ -1,10 +1,10 @@
-"""What the heads of each layer look at while a model runs: rows of weights are made when they are asked for."""
+"""Attention maps of a model on one input; rows of weights are computed on demand."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,34 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.huggingface_attention import is_huggingface
-from regard.adapters.module_modes import eval_mode
 from regard.errors import InputError
+from regard.layers.modes import eval_mode
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.profiles import HeadProfile
 from regard.layers.spatial import SpatialAttention
 from regard.layers.tables import TableAttention
 from regard.patterns import Padding
-from regard.visualize.failures import explaining_failures
-from regard.visualize.inputs import read_inputs
+from regard.visualize.inputs import Inputs, explaining_failures, read_inputs
 from regard.visualize.labels import layer_titles
 
-# Queries whose rows are made at once, where many are asked for.
-AT_ONCE = 256
+QUERIES_AT_ONCE = 256  # rows computed at once where many are needed
 MOST_PIXELS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """What the heads of one layer look at, for one text or image.
+    """The attention weights of one layer on one text or image.
 
-    Only the rows that are asked for are made: of `n` queries and `m` keys, `rows([3])` takes memory for `m` weights of
-    each head, never for `n m`.
+    Only requested rows are computed: with `n` queries and `m` keys, `rows([3])` takes memory for `m` weights of each
+    head, never for `n m`.
 
     Attributes:
         name: of the module.
-        queries, keys: how many there are.
-        rows: from places of queries to their weights, `(head, place, key)`.
-        title: of the layer in a picture, with the index that chooses it.
+        queries, keys: query length and key length.
+        rows: function from query positions to their weights, `(head, position, key)`.
+        title: of the layer in a picture, with the index that selects it.
     """
 
     name: str
@@ -49,17 +47,17 @@ class AttentionMap:
     title: str = "layer 0"
 
     def pooled(self, cell: int) -> Tensor:
-        """The largest weight in each tile of `cell` by `cell` pairs, `(head, tile, tile)`, a few rows at a time."""
-        step = max(cell, AT_ONCE // cell * cell)
+        """Max pooling over tiles of `cell` by `cell` pairs, `(head, tile, tile)`, a few rows at a time."""
+        step = max(cell, QUERIES_AT_ONCE // cell * cell)
         parts = []
         for start in range(0, self.queries, step):
             rows = self.rows(range(start, min(start + step, self.queries)))
-            parts += [_largest(rows[:, first : first + cell].amax(1), cell) for first in range(0, rows.shape[1], cell)]
+            parts += [_max_pool(rows[:, first : first + cell].amax(1), cell) for first in range(0, rows.shape[1], cell)]
         return torch.stack(parts, 1)
 
 
-def attention_maps(model: nn.Module, *inputs: Any, **words: Any) -> list[AttentionMap]:
-    """What every attention of a model sees while it reads one input, in the order in which they run.
+def attention_maps(model: nn.Module, *inputs: Any, **keywords: Any) -> list[AttentionMap]:
+    """The attention map of every attention layer of a model on one input, in the order in which they run.
 
         >>> from regard.models import GPT, GPTConfig
         >>> from regard.visualize.attention_map import attention_maps
@@ -69,43 +67,58 @@ def attention_maps(model: nn.Module, *inputs: Any, **words: Any) -> list[Attenti
         ('blocks.0.attention', 1.0, 4)
 
     Inputs are those of `show`: one tensor, array or list with or without a batch, or a dict of the model's keywords; or
-    the model's own arguments. The model runs once, in eval mode: hooks see what reaches each attention. Modules of
-    Regard, of torch (`nn.MultiheadAttention`) and of timm are known by what they are; Hugging Face's are asked in their
-    own way (`regard.visualize.third_party`).
+    the model's own arguments. The model runs once, in eval mode, with forward hooks on the attention modules of
+    Regard, torch (`nn.MultiheadAttention`) and timm; Hugging Face models return their weights themselves
+    (`regard.visualize.third_party`).
     """
-    from regard.visualize import third_party
-
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"{type(model).__name__} is no model.",
+            f"{type(model).__name__} is not a module.",
             asked=f"attention_maps({type(model).__name__}, ...)",
-            because="attentions are found in the modules of a torch.nn.Module, and watched while it runs",
+            because="attention layers are found among the submodules of a torch.nn.Module",
             instead="attention_maps(model, tokens)",
         )
-    inputs, words = read_inputs(model, inputs, words)
-    with explaining_failures(model, inputs, words):
-        if is_huggingface(model):
-            found = third_party.read_hugging_face(model, inputs, words)
-        else:
-            found = _run_hooked(model, inputs, words)
+    return read_attention(model, inputs, keywords)[1]
+
+
+def read_attention(
+    model: nn.Module, positional: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Inputs, list[AttentionMap]]:
+    """The inputs as the model takes them, and its attention maps."""
+    inputs, found = _run_model(model, read_inputs(model, positional, keywords))
     if not found:
         raise InputError(
-            f"Nothing in {type(model).__name__} is known to attend.",
+            f"No attention layer was found in {type(model).__name__}.",
             asked=f"show({type(model).__name__}, ...)",
             found=", ".join(sorted({type(module).__name__ for module in model.modules()})[:12]),
-            because="weights are made again from the queries and keys of attentions that are known: those of Regard,\n"
+            because="weights are recomputed from the queries and keys of known attention layers: those of Regard,\n"
             "torch.nn.MultiheadAttention, timm's Attention and Hugging Face's",
             instead="the layer by itself, or HeadProfile.observed(weights, grid) if you have the weights",
         )
     titles = layer_titles([attention.name for attention in found])
-    return [
+    return inputs, [
         replace(attention, name=name, title=title)
         for attention, name, title in zip(found, _unique_names(found), titles, strict=True)
     ]
 
 
+def _run_model(model: nn.Module, readings: list[Inputs]) -> tuple[Inputs, list[AttentionMap]]:
+    """The first reading of the arguments on which the model runs; without one, our own refusal is raised first."""
+    from regard.visualize import third_party
+
+    run = third_party.read_hugging_face if is_huggingface(model) else _run_hooked
+    failures = []
+    for inputs in readings:
+        try:
+            with explaining_failures(model, inputs):
+                return inputs, run(model, *inputs)
+        except InputError as failure:
+            failures.append(failure)
+    raise next((failure for failure in failures if failure.__cause__ is None), failures[0])
+
+
 def _unique_names(found: list[AttentionMap]) -> list[str]:
-    """The names of the layers; a module that runs several times (layers that share weights) has its run beside it."""
+    """The names of the layers; a module that runs several times (shared weights) has the number of the run."""
     names: list[str] = []
     for attention in found:
         runs = sum(name == attention.name or name.startswith(f"{attention.name} (run ") for name in names)
@@ -113,60 +126,60 @@ def _unique_names(found: list[AttentionMap]) -> list[str]:
     return names
 
 
-def _run_hooked(model: nn.Module, inputs: tuple, words: dict) -> list[AttentionMap]:
+def _run_hooked(model: nn.Module, inputs: tuple, keywords: dict) -> list[AttentionMap]:
     found: list[AttentionMap] = []
     hooks = []
     for name, module in model.named_modules():
         reader = _find_reader(module)
-        if reader is not None and not _inside(name, [other for other, _ in hooks]):
-            hooks.append((name, module.register_forward_pre_hook(_hook(name, reader, found), with_kwargs=True)))
+        if reader is not None and not _is_inside(name, [other for other, _ in hooks]):
+            hooks.append((name, module.register_forward_pre_hook(_make_hook(name, reader, found), with_kwargs=True)))
     try:
         with eval_mode(model), torch.no_grad():
-            model(*inputs, **words)
+            model(*inputs, **keywords)
     finally:
         for _, hook in hooks:
             hook.remove()
     return found
 
 
-def _inside(name: str, others: list[str]) -> bool:
-    """Whether one of the modules that are watched already holds this one."""
+def _is_inside(name: str, others: list[str]) -> bool:
+    """Whether a module is a submodule of one of the others."""
     return any(name.startswith(f"{other}.") or other == "" for other in others)
 
 
-def _hook(name: str, reader: Callable[..., AttentionMap], found: list[AttentionMap]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple, words: dict) -> None:
-        found.append(reader(name, module, inputs, words))
+def _make_hook(name: str, reader: Callable[..., AttentionMap], found: list[AttentionMap]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple, keywords: dict) -> None:
+        found.append(reader(name, module, inputs, keywords))
 
     return hook
 
 
 def _find_reader(module: nn.Module) -> Callable[..., AttentionMap] | None:
-    """Who reads a module of this kind; None for modules that do not attend."""
+    """The function that reads the attention of a module; None for other modules."""
     from regard.visualize import third_party
 
     if isinstance(module, MultiHeadAttention):
-        return _multihead
+        return _read_multihead
     if isinstance(module, SpatialAttention):
-        return _converted
+        return _read_converted
     if isinstance(module, TableAttention):
-        return _table
+        return _refuse_table
     if callable(getattr(module, "head_profile", None)):
-        return _by_position
+        return _read_positional
     return third_party.find_reader(module)
 
 
-# Ours
+# Layers of Regard
 
 
-def _multihead(name: str, layer: MultiHeadAttention, inputs: tuple, words: dict) -> AttentionMap:
-    given = inspect.signature(layer.forward).bind(*inputs, **words).arguments
+def _read_multihead(name: str, layer: MultiHeadAttention, inputs: tuple, keywords: dict) -> AttentionMap:
+    given = inspect.signature(layer.forward).bind(*inputs, **keywords).arguments
     x, context, pattern = given["x"], given.get("context"), given.get("pattern")
     if given.get("cache") is not None or given.get("values") is not None:
         raise InputError(
-            "A step of decoding cannot be shown.",
-            asked=f"{name} with a cache, or with values of their own",
-            because="the keys are not those of what goes in",
+            "A decode step cannot be shown.",
+            asked=f"{name} with a cache, or with values",
+            because="its keys are not those of the input",
             instead="the whole text at once: show(model, tokens)",
         )
     if given.get("lengths") is not None:
@@ -184,13 +197,13 @@ def _multihead(name: str, layer: MultiHeadAttention, inputs: tuple, words: dict)
     return AttentionMap(name, x.shape[-2], (x if context is None else context).shape[-2], rows)
 
 
-def _by_position(name: str, layer: nn.Module, inputs: tuple, words: dict) -> AttentionMap:
-    """A layer whose heads look by position; where they look by content as well, it has its own weights."""
+def _read_positional(name: str, layer: nn.Module, inputs: tuple, keywords: dict) -> AttentionMap:
+    """A layer with positional heads; where they depend on content too, its own `weights`."""
     answer: Any = layer
     try:
         profile = answer.head_profile()
     except InputError:
-        x = inputs[0] if inputs else next(iter(words.values()))
+        x = inputs[0] if inputs else next(iter(keywords.values()))
         check_single(x)
         with torch.no_grad():
             square = answer.weights(x)[0]  # (head, query, key)
@@ -203,17 +216,17 @@ def _by_position(name: str, layer: nn.Module, inputs: tuple, words: dict) -> Att
     return AttentionMap(name, count, count, rows)
 
 
-def _converted(name: str, layer: SpatialAttention, inputs: tuple, words: dict) -> AttentionMap:
-    """A convolution that became attention, channels first; what lies beyond the edges is no place of the image."""
+def _read_converted(name: str, layer: SpatialAttention, inputs: tuple, keywords: dict) -> AttentionMap:
+    """A converted convolution, channels first; padding is not part of the map."""
     image = inputs[0]
     size = tuple(image.shape[-layer.axes :])
     check_single(image if image.ndim == layer.axes + 2 else image[None])
     count = math.prod(size)
     if count > MOST_PIXELS:
         raise InputError(
-            "The image is too large to be looked at by a converted convolution.",
+            "The image is too large for a converted convolution.",
             asked=f"{name} on {' x '.join(map(str, size))} pixels",
-            because=f"its weights are made for all pairs at once, of up to {MOST_PIXELS} pixels",
+            because=f"its weights are computed for all pairs at once, of up to {MOST_PIXELS} pixels",
             instead="a smaller image; or show(layer), which needs none",
         )
     with torch.no_grad():
@@ -221,17 +234,17 @@ def _converted(name: str, layer: SpatialAttention, inputs: tuple, words: dict) -
     return AttentionMap(name, square.shape[1], count, lambda queries: square[:, list(queries)])
 
 
-def _table(name: str, layer: TableAttention, inputs: tuple, words: dict) -> AttentionMap:
+def _refuse_table(name: str, layer: TableAttention, inputs: tuple, keywords: dict) -> AttentionMap:
     raise InputError(
-        f"{type(layer).__name__} cannot be watched on an image.",
+        f"{type(layer).__name__} has no attention map on an image.",
         asked=f"{name or 'the layer'} on an image",
-        because="it adds up its tables before it meets the image, and has no weights of its own at the edges",
+        because="it sums its tables before they meet the image, without weights of its own at the borders",
         instead="show(layer), which needs no image",
     )
 
 
-def grid_weights(profile: HeadProfile, place: tuple[int, int]) -> Tensor:
-    """What the query at a place of the grid sees of the grid, `(head, row, column)`: the part of the endless image.
+def grid_weights(profile: HeadProfile, position: tuple[int, int]) -> Tensor:
+    """Attention weights over the grid of the query at a position, `(head, row, column)`: a softmax inside the borders.
 
     >>> from regard.layers.profiles import head_profile
     >>> from regard.visualize.attention_map import grid_weights
@@ -239,24 +252,24 @@ def grid_weights(profile: HeadProfile, place: tuple[int, int]) -> Tensor:
     [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
     rows, columns = profile.grid
-    row, column = place
+    row, column = position
     scores = profile.scores[:, rows - 1 - row : 2 * rows - 1 - row, columns - 1 - column : 2 * columns - 1 - column]
     flat = scores.flatten(1)
-    blind = flat.amax(-1, keepdim=True) == -torch.inf
-    return flat.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0).view_as(scores)
+    unseen = flat.amax(-1, keepdim=True) == -torch.inf
+    return flat.masked_fill(unseen, 0).softmax(-1).masked_fill(unseen, 0).view_as(scores)
 
 
 def check_single(x: Tensor) -> None:
-    """Refuse a batch: a picture shows one."""
+    """Raise for a batch of several."""
     if x.ndim > 2 and x.shape[0] != 1:
         raise InputError(
             "One text or image is shown at a time.",
             asked=f"a batch {tuple(x.shape)}",
-            because="every one of them is looked at differently",
+            because="a picture shows one attention map",
             instead="images[:1], or a loop over them",
         )
 
 
-def _largest(rows: Tensor, cell: int) -> Tensor:
+def _max_pool(rows: Tensor, cell: int) -> Tensor:
     """The largest of each `cell` columns, `(head, tile)`."""
     return torch.stack([piece.amax(-1) for piece in rows.split(cell, -1)], -1)

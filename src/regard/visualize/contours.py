@@ -1,4 +1,4 @@
-"""The lines around where a head looks: half of its weight lies inside one, nine tenths inside the other."""
+"""Contours of a head's attention: the outlines of half and of nine tenths of its weight."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from regard.layers.profiles import HeadProfile
 
 MASSES = (0.5, 0.9)
-# A normal distribution on a grid is like one on the plane while it is at least this wide, in pixels, along each axis;
-# and a centre of mass so near the parameter says that the image's end does not cut it off.
+# An ellipse is drawn for a Gaussian at least this wide, in pixels, along each axis (else the grid is too coarse), and
+# with its centre of mass at most this far from its centre (else the border of the image truncates it).
 NARROWEST, NEAREST = 0.5, 0.25
-STRONGEST, SMALL = 0.24, 5.0  # opacity of shapes up to so many pixels; larger ones are paler
+STRONGEST, SMALL = 0.24, 5.0  # opacity of shapes up to this many pixels; larger ones are paler
 
 Point = tuple[float, float]  # (row, column)
 
@@ -31,11 +31,11 @@ class Ellipse:
     angle: float
 
     def points(self, count: int = 96) -> list[Point]:
-        """Its outline, the same way round as those of pixels."""
+        """Its outline, with the orientation of pixel outlines."""
         turns = (-2 * math.pi * step / count for step in range(count))
-        return [self._at(self.long * math.cos(turn), self.short * math.sin(turn)) for turn in turns]
+        return [self._rotate(self.long * math.cos(turn), self.short * math.sin(turn)) for turn in turns]
 
-    def _at(self, along: float, across: float) -> Point:
+    def _rotate(self, along: float, across: float) -> Point:
         cos, sin = math.cos(self.angle), math.sin(self.angle)
         return self.row + along * cos - across * sin, self.column + along * sin + across * cos
 
@@ -50,12 +50,12 @@ class Contour:
 
     @property
     def area(self) -> float:
-        """In pixels of the grid, holes taken away."""
-        return sum(_area(loop) for loop in self.loops)
+        """In pixels of the grid, without holes."""
+        return sum(_signed_area(loop) for loop in self.loops)
 
     @property
     def opacity(self) -> float:
-        """How strongly it is filled: a head that sees half of the image must not hide one that sees a pixel."""
+        """Of the filling: a wide head must not hide a narrow one."""
         return STRONGEST * min(1.0, math.sqrt(SMALL / self.area)) if self.area > 0 else 0.0
 
 
@@ -67,8 +67,8 @@ def contours(profile: HeadProfile, masses: Iterable[float] = MASSES) -> list[lis
         (delta - centre)^T Sigma^-1 (delta - centre) = -2 ln(1 - m)
 
     so a head that has a `precision` is outlined by it, while it is wide enough for the grid and not cut off by it.
-    Any other head (tables, hard heads, heads that look beyond the image) is outlined pixel by pixel: around the
-    fewest pixels that hold the share.
+    Any other head (tables, hard heads, heads that point beyond the image) is outlined pixel by pixel: around the
+    smallest set of pixels with this share.
 
         >>> from regard.layers.profiles import head_profile
         >>> from regard.visualize.contours import contours
@@ -77,21 +77,23 @@ def contours(profile: HeadProfile, masses: Iterable[float] = MASSES) -> list[lis
         (1.0, -2.0, 1.177)
     """
     masses = tuple(masses)
-    smooth = _smooth(profile)
+    is_elliptic = _find_elliptic(profile)
     found = []
     for head in range(profile.heads):
-        if smooth[head]:
+        if is_elliptic[head]:
             assert profile.centre is not None
             assert profile.precision is not None
-            ellipses = (_ellipse(profile.centre[head], profile.precision[head], mass) for mass in masses)
+            ellipses = (_make_ellipse(profile.centre[head], profile.precision[head], mass) for mass in masses)
             found.append([Contour(mass, e, (tuple(e.points()),)) for mass, e in zip(masses, ellipses, strict=True)])
         else:
-            found.append([Contour(mass, None, _edges(profile.inside(mass)[head], profile.grid)) for mass in masses])
+            found.append(
+                [Contour(mass, None, _trace_outlines(profile.inside(mass)[head], profile.grid)) for mass in masses]
+            )
     return found
 
 
-def _smooth(profile: HeadProfile) -> list[bool]:
-    """Which heads an ellipse describes."""
+def _find_elliptic(profile: HeadProfile) -> list[bool]:
+    """Whether an ellipse describes each head."""
     if profile.centre is None or profile.precision is None:
         return [False] * profile.heads
     largest = torch.linalg.eigvalsh(profile.precision.double())[:, -1]
@@ -100,7 +102,7 @@ def _smooth(profile: HeadProfile) -> list[bool]:
     return fine.tolist()
 
 
-def _ellipse(centre: Tensor, precision: Tensor, mass: float) -> Ellipse:
+def _make_ellipse(centre: Tensor, precision: Tensor, mass: float) -> Ellipse:
     values, vectors = torch.linalg.eigh(precision.double())  # ascending: the first is the long axis
     radius = math.sqrt(-2 * math.log1p(-mass))
     long, short = (radius / math.sqrt(float(value)) for value in values)
@@ -109,14 +111,14 @@ def _ellipse(centre: Tensor, precision: Tensor, mass: float) -> Ellipse:
     return Ellipse(row, column, long, short, math.atan2(float(along[1]), float(along[0])))
 
 
-def _area(loop: tuple[Point, ...]) -> float:
+def _signed_area(loop: tuple[Point, ...]) -> float:
     """By the shoelace formula; a hole, which runs the other way round, is negative."""
     following = (*loop[1:], loop[0])
     return sum(after[0] * here[1] - here[0] * after[1] for here, after in zip(loop, following, strict=True)) / 2
 
 
-def _edges(inside: Tensor, grid: tuple[int, int]) -> tuple[tuple[Point, ...], ...]:
-    """The closed lines around the pixels that are inside, corners only."""
+def _trace_outlines(inside: Tensor, grid: tuple[int, int]) -> tuple[tuple[Point, ...], ...]:
+    """The closed outlines of a set of pixels, corners only."""
     rows, columns = grid
     cells = {(row - rows + 1, column - columns + 1) for row, column in inside.nonzero().tolist()}
     # Each edge of a cell, with the cell on its right; one that two cells share disappears.
@@ -130,29 +132,29 @@ def _edges(inside: Tensor, grid: tuple[int, int]) -> tuple[tuple[Point, ...], ..
     loops = []
     while following:
         first = min(following)
-        loop, here = [first], _next(following, first, None)
+        loop, here = [first], _take_next(following, first, None)
         before = first
         while here != first:
             loop.append(here)
-            before, here = here, _next(following, here, before)
-        loops.append(tuple((row - 0.5, column - 0.5) for row, column in _corners(loop)))
+            before, here = here, _take_next(following, here, before)
+        loops.append(tuple((row - 0.5, column - 0.5) for row, column in _keep_corners(loop)))
     return tuple(loops)
 
 
-def _next(following: dict, here: tuple[int, int], before: tuple[int, int] | None) -> tuple[int, int]:
-    """Where the line goes on; where two cells touch at a corner it turns right, so that it stays with its own cell."""
-    ways = following[here]
-    if len(ways) > 1 and before is not None:
+def _take_next(following: dict, here: tuple[int, int], before: tuple[int, int] | None) -> tuple[int, int]:
+    """The next corner; where two cells touch at a corner the outline turns right, to stay with its own cell."""
+    options = following[here]
+    if len(options) > 1 and before is not None:
         came = (here[0] - before[0], here[1] - before[1])
-        ways.sort(key=lambda way: (way[0] - here[0], way[1] - here[1]) != (came[1], -came[0]))
-    way = ways.pop(0)
-    if not ways:
+        options.sort(key=lambda corner: (corner[0] - here[0], corner[1] - here[1]) != (came[1], -came[0]))
+    corner = options.pop(0)
+    if not options:
         del following[here]
-    return way
+    return corner
 
 
-def _corners(loop: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The points at which a loop turns."""
+def _keep_corners(loop: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The points of a loop at which it turns."""
     kept = []
     for index, here in enumerate(loop):
         before, after = loop[index - 1], loop[(index + 1) % len(loop)]

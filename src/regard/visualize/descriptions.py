@@ -1,8 +1,6 @@
-"""Pictures of descriptions: which pairs a pattern allows, and what a bias says about distances."""
+"""Pictures of patterns and biases: the allowed pairs, and the scores by distance."""
 
 from __future__ import annotations
-
-from numbers import Integral
 
 import torch
 
@@ -12,6 +10,7 @@ from regard.patterns import Pattern
 from regard.render.colors import ACCENT, LINE, MASK_HIDDEN, MASK_VISIBLE, head_color
 from regard.render.svg import spread_labels
 from regard.visualize.picture import Picture, hide_axes, make_panels, style
+from regard.visualize.selection import select_indices
 
 MOST_TOKENS = 1024
 
@@ -22,17 +21,11 @@ def draw_mask(pattern: Pattern, tokens: int, query: int | None = None) -> Pictur
         raise InputError(
             "The pattern is too long to be drawn pair by pair.",
             asked=f"show({pattern!r}, {tokens})",
-            because=f"beyond {MOST_TOKENS} tokens a pair is smaller than a dot",
-            instead=f"show({pattern!r}, 64); plan(pattern, {tokens}) for what is computed",
+            because=f"with more than {MOST_TOKENS} tokens a pair is smaller than a pixel",
+            instead=f"show({pattern!r}, 64); plan(pattern, {tokens}) for the tiles that are computed",
         )
-    if query is not None and (not isinstance(query, Integral) or not 0 <= query < tokens):
-        raise InputError(
-            "There is no such token.",
-            asked=f"query={query!r}",
-            found=f"{tokens} tokens",
-            because="tokens are counted from 0",
-            instead=f"query={tokens - 1}, the last",
-        )
+    if query is not None:
+        select_indices("query", [query], tokens, "tokens")
     found = pattern.matrix(tokens)
     found = (found if found.ndim == 2 else found[0]).cpu()
     with style():
@@ -52,20 +45,20 @@ def draw_mask(pattern: Pattern, tokens: int, query: int | None = None) -> Pictur
         if query is not None:
             panel.axhspan(query - 0.5, query + 0.5, fill=False, edgecolor=ACCENT, linewidth=1.4)
     pairs = pattern.pairs(tokens)
-    caption = f"{pattern!r} over {tokens} tokens: rows are queries, columns are keys, {pairs:,} pairs may meet."
+    caption = f"{pattern!r} over {tokens} tokens: rows are queries, columns are keys, {pairs:,} pairs are allowed."
     return Picture(figure, caption, {"mask": found, "pairs": pairs})
 
 
 def draw_bias(bias: Bias, tokens: int) -> Picture:
-    """What a bias along a line adds to the score of a pair, by the distance from query to key, a line for each head."""
+    """The scores of a one-dimensional bias by the distance from query to key, a line for each head."""
     if bias.needs_content:
         raise InputError(
-            f"{type(bias).__name__} looks by content.",
+            f"{type(bias).__name__} attends by content.",
             asked=f"show({type(bias).__name__}, {tokens})",
-            because="its scores depend on the queries and keys themselves",
+            because="its scores depend on the queries and keys",
             instead="show(layer, tokens) of a layer that has it",
         )
-    # A query at one end sees all distances to one side, a query at the other end those to the other.
+    # The last query has all distances to one side, the first those to the other.
     places = torch.arange(tokens)
     with torch.no_grad():
         before = bias.scores(torch.tensor(tokens - 1), places)
@@ -81,7 +74,7 @@ def draw_bias(bias: Bias, tokens: int) -> Picture:
         panel.grid(color=LINE, linewidth=0.6)
         panel.set(xlabel="key minus query", ylabel="bias")
         low, high = panel.get_ylim()
-        ends = spread_labels(scores[:, -1].tolist(), (high - low) / 22)  # a label is so high
+        ends = spread_labels(scores[:, -1].tolist(), (high - low) / 22)  # the height of a label
         for head, place in enumerate(ends):
             style_of = {"color": head_color(head), "fontsize": 7, "va": "center"}
             panel.annotate(f"head {head}", (float(distance[-1]), place), (3, 0), textcoords="offset points", **style_of)

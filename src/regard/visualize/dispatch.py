@@ -1,9 +1,8 @@
-"""`show`: one word for every picture."""
+"""`show`: one function for every picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from regard.biases import Bias
 from regard.errors import InputError
 from regard.layers.profiles import HeadProfile, head_profile, head_profiles
 from regard.patterns import Pattern
-from regard.visualize.attention_map import AttentionMap, attention_maps, check_single, grid_weights
+from regard.visualize.attention_map import AttentionMap, check_single, grid_weights, read_attention
 from regard.visualize.descriptions import draw_bias, draw_mask
 from regard.visualize.heads import draw_head_paths, draw_heads
 from regard.visualize.image_maps import draw_image_maps
-from regard.visualize.inputs import read_inputs
 from regard.visualize.labels import read_words
 from regard.visualize.picture import Picture
+from regard.visualize.selection import is_index, read_indices, select_indices
 from regard.visualize.token_grid import TokenGrid, find_token_grid
 from regard.visualize.token_maps import draw_matrices, draw_top_keys
 
@@ -37,7 +36,7 @@ def show(
     words: Any = None,
     path: str | Path | None = None,
 ) -> Picture:
-    """What heads look at.
+    """Plot attention: maps of a model on an input, positional heads, patterns and biases.
 
         >>> from regard.models import ViT, ViTConfig
         >>> model = ViT(ViTConfig(image=(8, 12), patch=4, classes=5, dim=8, layers=2, heads=2))
@@ -50,25 +49,25 @@ def show(
     ============================================  ====================================================================
     target and input                              picture
     ============================================  ====================================================================
-    model or layer, image                         weights of one pixel over the image, for each layer and head
-    model or layer, tokens                        weights of all pairs, or with `query` what one token looks at most
-    model, layer, bias, HeadProfile by position   centres and contours of the heads around the query
-    list of head profiles by layer, oldest first  the same, with the ways that the heads took
-    pattern or bias, number of tokens             the pairs that may meet; the scores by distance
+    model or layer, image                         attention weights of one pixel over the image, by layer and head
+    model or layer, tokens                        weights of all pairs, or with `query` the largest of one token
+    positional model, layer, bias, HeadProfile    centres and contours of the heads around the query
+    list of head profiles by layer, oldest first  the same, with the trajectories of the heads
+    pattern or bias, number of tokens             the allowed pairs; the scores by distance
     ============================================  ====================================================================
 
-    Models of Regard, torch, timm and Hugging Face are read. Only rows that are drawn are computed; what is left out of
-    a picture is said in its caption.
+    Models of Regard, torch, timm and Hugging Face are supported. Only the rows that are drawn are computed; the caption
+    says what a picture leaves out.
 
     Args:
         input: an image `(channel, row, column)`, tokens `(token,)` or `(token, channel)`, a grid `(row, column,
             channel)` for a layer on a grid, each also as a batch of one; a dict for models that take keywords.
-        query: who looks: `(row, column)` of a pixel, or the number of a token.
-        layer, head: which, counted from 0, as their labels are; a number or several.
-        words: the tokens in words, one for each, to label them; or the tokenizer, which reads their ids.
+        query: `(row, column)` of a pixel, the number of a token, or "all" for the matrix of all pairs.
+        layer, head: which to draw, counted from 0; a number or several.
+        words: a label for each token, or the tokenizer.
         path: a file to write: .svg, .pdf, .png or .html.
     """
-    picture = _draw_target(target, input, query, _several(layer), _several(head), words)
+    picture = _draw_target(target, input, query, read_indices(layer), read_indices(head), words)
     if path is not None:
         picture.save(path)
     return picture
@@ -76,25 +75,25 @@ def show(
 
 def _draw_target(target: Any, input: Any, query: Any, layers: Any, heads: Any, words: Any) -> Picture:
     if input is None and not isinstance(target, Pattern):
-        _refuse_unread(query, heads)
+        _refuse_unused(query, heads)
     if words is not None and (input is None or not isinstance(target, nn.Module) or isinstance(target, Bias)):
         raise _no_words()
     if layers is not None and isinstance(target, Pattern | HeadProfile | Bias):
         raise InputError(
-            "There is no layer to choose.",
+            "There is no layer to select.",
             asked=f"layer={layers}",
             found=f"one {type(target).__name__}",
-            because="layers are those of a model",
+            because="only a model has layers",
             instead=f"show({type(target).__name__}(...)) without layer",
         )
     if isinstance(target, Pattern):
-        return draw_mask(target, _length(target, input), query)
+        return draw_mask(target, _read_length(target, input), query)
     if isinstance(target, Sequence) and target and all(isinstance(epoch, Mapping) for epoch in target):
         return draw_head_paths(target, layers)
     if isinstance(target, Mapping) and target and all(isinstance(each, HeadProfile) for each in target.values()):
         return draw_heads(target, layers)
     if isinstance(target, Bias) and getattr(target, "grid", None) is None:
-        return draw_bias(target, _length(target, input))
+        return draw_bias(target, _read_length(target, input))
     if isinstance(target, HeadProfile | Bias):
         found = target if isinstance(target, HeadProfile) else head_profile(target)
         return draw_heads(found) if input is None else _draw_profile_map(found, input, query, heads)
@@ -102,67 +101,67 @@ def _draw_target(target: Any, input: Any, query: Any, layers: Any, heads: Any, w
         raise InputError(
             f"{type(target).__name__} cannot be shown.",
             asked=f"show({type(target).__name__}, ...)",
-            because="a picture is made of a module, a HeadProfile, head profiles by layer, a bias or a pattern",
+            because="it is not a module, a HeadProfile, head profiles by layer, a bias or a pattern",
             instead="show(model, image), show(model, tokens), show(head_profiles(model)), show(Causal(), 24)",
         )
     if input is None:
         found = head_profiles(target)
         if not found:
             raise InputError(
-                f"{type(target).__name__} looks by content.",
+                f"{type(target).__name__} attends by content.",
                 asked=f"show({type(target).__name__}) without an input",
-                because="where its heads look depends on what they see",
+                because="its attention depends on the input",
                 instead="show(model, image) or show(model, tokens)",
             )
         return draw_heads(found, layers)
     return _draw_attention(target, input, query, layers, heads, words)
 
 
-def _refuse_unread(query: Any, heads: Any) -> None:
-    """Heads by position are drawn all together, from the query in the middle: a choice would not be heard."""
+def _refuse_unused(query: Any, heads: Any) -> None:
+    """Raise for arguments without effect: positional heads are drawn together, around the query."""
     for name, value in (("query", query), ("head", heads)):
         if value is not None:
             raise InputError(
-                f"Without an input there is no {name} to choose.",
+                f"Without an input there is no {name} to select.",
                 asked=f"{name}={value!r}",
-                because="all heads of a layer are drawn in one picture, around whoever asks",
+                because="all heads of a layer are drawn in one panel, around the query",
                 instead="show(model, image, query=..., head=...), or layer=... alone",
             )
 
 
 def _draw_attention(model: nn.Module, input: Any, query: Any, layers: Any, heads: Any, words: Any) -> Picture:
-    """Run the model on the input, and draw what its heads looked at."""
-    inputs, keywords = read_inputs(model, (input,), {})
-    first = next((value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)), None)
-    if inputs and first is not None and first.ndim == 4 and first.is_floating_point():
-        check_single(first)
-    found = attention_maps(model, *inputs, **keywords)
-    found = _layers(found, layers)
-    if first is not None and first.is_floating_point() and first.ndim == 4 and not _pairs(query):
-        if _on_grid(model):
-            places, image = TokenGrid((first.shape[1], first.shape[2])), first[0].permute(2, 0, 1)
+    """Run the model on the input, and draw its attention maps."""
+    inputs, maps = read_attention(model, (input,), {})
+    first = inputs.first_tensor
+    batch = first if first is not None and first.ndim == 4 and first.is_floating_point() else None  # of images
+    if batch is not None and inputs.positional:
+        check_single(batch)
+    maps = [maps[index] for index in select_indices("layer", layers, len(maps), "attention layers")]
+    if batch is not None and not _is_all(query):
+        if _takes_grid(model):
+            tokens, image = TokenGrid((batch.shape[1], batch.shape[2])), batch[0].permute(2, 0, 1)
         else:
-            image = first[0]
-            places = find_token_grid(model, found[0].keys, (image.shape[1], image.shape[2]))
+            image = batch[0]
+            tokens = find_token_grid(model, maps[0].keys, (image.shape[1], image.shape[2]))
         if words is not None:
             raise _no_words()
-        fitting = [attention for attention in found if attention.keys == places.first + places.grid[0] * places.grid[1]]
-        return draw_image_maps(fitting, image, places, query, heads, len(found) - len(fitting))
-    labels = read_words(words, _read_ids(first), [attention.keys for attention in found])
-    if query is None or _pairs(query):
-        return draw_matrices(found, heads, labels)
-    if not isinstance(query, Integral) or isinstance(query, bool):
+        fitting = [attention for attention in maps if attention.keys == tokens.first + tokens.grid[0] * tokens.grid[1]]
+        return draw_image_maps(fitting, image, tokens, query, heads, len(maps) - len(fitting))
+    labels = read_words(words, _read_ids(first), [attention.keys for attention in maps])
+    if query is None or _is_all(query):
+        return draw_matrices(maps, heads, labels)
+    if not is_index(query):
         raise InputError(
             "A token has a number.",
             asked=f"query={query!r}",
-            because="the tokens of a text lie in a line",
+            because="the query of a text is the index of a token",
             instead="query=0 for the first",
         )
-    return draw_top_keys(found, int(query), heads, labels)
+    return draw_top_keys(maps, int(query), heads, labels)
 
 
 def _read_ids(input: Any) -> list[int] | None:
-    """The token ids of an input, if it is a list of them."""
+    """The token ids of an input, if it has integers."""
     if not isinstance(input, Tensor) or input.dtype.is_floating_point or input.dtype == torch.bool:
         return None
     return input[0].tolist() if input.ndim == 2 else input.tolist() if input.ndim == 1 else None
@@ -172,13 +171,13 @@ def _no_words() -> InputError:
     return InputError(
         "There are no tokens to label.",
         asked="words=...",
-        because="words stand beside the tokens of a text that a model reads",
+        because="words label the tokens of a text",
         instead="show(model, tokens, words=words)",
     )
 
 
-def _pairs(query: Any) -> bool:
-    """`query="all"` asks for the matrix of all pairs, of an image too."""
+def _is_all(query: Any) -> bool:
+    """Whether the matrix of all pairs is drawn, of an image too."""
     return isinstance(query, str) and query == "all"
 
 
@@ -193,52 +192,22 @@ def _draw_profile_map(found: HeadProfile, image: Any, query: Any, heads: Any) ->
     return draw_image_maps([AttentionMap("", count, count, rows)], image, TokenGrid(found.grid), query, heads)
 
 
-def _on_grid(model: nn.Module) -> bool:
-    """Whether a layer reads a grid of tokens, channels last."""
+def _takes_grid(model: nn.Module) -> bool:
+    """Whether a layer takes a grid of tokens, channels last."""
     from regard.layers.grid import GridAttention
     from regard.models.spatial import SpatialHeads
 
     return isinstance(model, GridAttention | SpatialHeads)
 
 
-def _several(index: Any) -> list[int] | None:
-    if index is None:
-        return None
-    several = index if isinstance(index, Sequence) and not isinstance(index, str | bytes) else [index]
-    if not several or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in several):
-        raise InputError(
-            "Layers and heads have numbers.",
-            asked=repr(index)[:80],
-            because="they are counted from 0, and at least one is drawn",
-            instead="layer=0, head=[0, 2], or None for all",
-        )
-    return [int(each) for each in several]
-
-
-def _layers(found: list[AttentionMap], layers: list[int] | None) -> list[AttentionMap]:
-    return found if layers is None else [found[_inside(index, len(found))] for index in layers]
-
-
-def _inside(index: int, count: int) -> int:
-    if not 0 <= index < count:
-        raise InputError(
-            "There is no such layer.",
-            asked=f"layer={index}",
-            found=f"{count} layers that attend",
-            because="layers are counted from 0",
-            instead=f"layer=0 to layer={count - 1}",
-        )
-    return index
-
-
-def _length(target: Any, input: Any) -> int:
+def _read_length(target: Any, input: Any) -> int:
     if input is None and (grid := getattr(target, "grid", None)) is not None:
         return grid[0] * grid[1]
-    if not isinstance(input, Integral) or isinstance(input, bool) or input < 1:
+    if not is_index(input) or input < 1:
         raise InputError(
-            "It is not said how many tokens there are.",
+            "It is not clear how many tokens there are.",
             asked=f"show({target!r}, {input!r})",
-            because="a pattern or a bias along a line has no length of its own",
+            because="a one-dimensional pattern or bias has no length of its own",
             instead=f"show({target!r}, 24)",
         )
     return int(input)

@@ -1,4 +1,4 @@
-"""Point at a pixel and see what the heads see from there: a figure of a page, with every weight inside it."""
+"""The explorer of a page: select a pixel of an image, and see the attention of each head from there."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ExplorerModel:
 
     Attributes:
         name: on its button.
-        model: any that `regard.visualize.attention_maps` can read.
-        inputs: what the model reads for each image, `(image, channel, row, column)`.
+        model: any that `regard.visualize.attention_maps` supports.
+        inputs: the input of the model for each image, `(image, channel, row, column)`.
         says: a sentence for each image: the prediction.
     """
 
@@ -40,21 +40,21 @@ class ExplorerModel:
 
 
 def make_explorer(models: Sequence[ExplorerModel], images: Tensor, names: Sequence[str], caption: str) -> Widget:
-    """A figure of a page: images `(image, channel, row, column)` to choose from, and what each pixel looks at.
+    """A figure of a page: images `(image, channel, row, column)` to choose from, and the attention of each pixel.
 
-    Weights are rounded to 255 steps of each row's largest. The weights of models with
-    positional attention are the same for every image, and are kept once.
+    Weights are quantised to 255 steps of the largest of each row. Models with positional attention have the same
+    weights for every image, which are stored once.
     """
     _check_arguments(models, images, names)
     size = [images.shape[2], images.shape[3]]
-    pictures = [_inked(image) for image in images]
+    pictures = [_to_ink(image) for image in images]
     entries = [_read_weights(shown, (size[0], size[1])) for shown in models]
     total = sum(entry.pop("bytes") for entry in entries)
     if total > MOST_BYTES:
         raise InputError(
-            "The page would be too heavy.",
+            "The page would be too large.",
             asked=f"{total:,} weights",
-            because=f"they all lie inside the page, and beyond {MOST_BYTES:,} it opens slowly",
+            because=f"all of them are stored in the page, and the limit is {MOST_BYTES:,}",
             instead="fewer images, or a smaller model",
         )
     data = {
@@ -83,7 +83,7 @@ def make_explorer(models: Sequence[ExplorerModel], images: Tensor, names: Sequen
 <div class="row"><div class="row" data-layers role="tablist" aria-label="layer"></div><button type="button" \
 data-whole aria-pressed="false" hidden>class token</button></div>
 <div class="stage">
-{_board(size, pictures[0])}
+{_draw_image(size, pictures[0])}
 <div class="views" data-views id="views" role="tabpanel" aria-label="heads"></div>
 </div>
 <p class="says" data-says aria-live="polite"></p>
@@ -98,7 +98,7 @@ data-whole aria-pressed="false" hidden>class token</button></div>
     )
 
 
-def _board(size: list[int], picture: str) -> Markup:
+def _draw_image(size: list[int], picture: str) -> Markup:
     """The image, with a frame around the query."""
     rows, columns = size
     return element(
@@ -110,30 +110,30 @@ def _board(size: list[int], picture: str) -> Markup:
         viewBox=f"0 0 {columns} {rows}",
         tabindex=0,
         role="application",
-        aria_label="The image. Arrow keys move the pixel that looks.",
+        aria_label="The image. Arrow keys move the query.",
     )
 
 
 def _check_arguments(models: Sequence[ExplorerModel], images: Tensor, names: Sequence[str]) -> None:
-    """Refuse what does not belong together: every image has a name, and every model reads and judges each of them."""
-    wrong = ""
+    """Raise unless every image has a name, and for every model an input and a sentence."""
+    problem = ""
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
-        wrong = f"images {tuple(getattr(images, 'shape', ()))}, not (image, channel, row, column)"
+        problem = f"images {tuple(getattr(images, 'shape', ()))}, not (image, channel, row, column)"
     elif not models or not all(isinstance(shown, ExplorerModel) for shown in models):
-        wrong = "no model" if not models else "a model that is no ExplorerModel"
+        problem = "no model" if not models else "a model that is not an ExplorerModel"
     elif len(names) != len(images):
-        wrong = f"{len(names)} names for {len(images)} images"
+        problem = f"{len(names)} names for {len(images)} images"
     else:
         counts = {shown.name: (len(shown.inputs), len(shown.says)) for shown in models}
         unequal = [name for name, count in counts.items() if count != (len(images), len(images))]
         if unequal:
             inputs, says = counts[unequal[0]]
-            wrong = f"{inputs} inputs and {says} sentences of {unequal[0]!r} for {len(images)} images"
-    if wrong:
+            problem = f"{inputs} inputs and {says} sentences of {unequal[0]!r} for {len(images)} images"
+    if problem:
         raise InputError(
-            "The parts of the explorer do not belong together.",
+            "The arguments of the explorer do not match.",
             asked=f"make_explorer({len(models)} models, ...)",
-            found=wrong,
+            found=problem,
             because="every image has a name, and for every model an input and a sentence",
             instead="make_explorer([ExplorerModel(name, model, inputs, says)], images, names, caption)",
         )
@@ -150,7 +150,7 @@ def _read_weights(shown: ExplorerModel, size: tuple[int, int]) -> dict[str, Any]
                 f"The layers of {shown.name!r} do not share one grid.",
                 asked=f"explorer with {type(shown.model).__name__}",
                 found=", ".join(sorted({f"{attention.queries} x {attention.keys} pairs" for attention in found})),
-                because="the page has one grid of places for all layers of a model",
+                because="the page has one grid for all layers of a model",
                 instead="show(model, image, layer=...) for each grid",
             )
         squares.append(torch.stack([attention.rows(range(attention.queries)) for attention in found]).float())
@@ -158,27 +158,27 @@ def _read_weights(shown: ExplorerModel, size: tuple[int, int]) -> dict[str, Any]
     kept = torch.stack(squares[:1] if shared else squares)  # (image, layer, head, query, key)
     largest = kept.amax(-1)
     share = kept / largest.clamp(min=1e-30).unsqueeze(-1)
-    places = find_token_grid(shown.model, found[0].keys, size)
+    tokens = find_token_grid(shown.model, found[0].keys, size)
     return {
         "name": shown.name,
         "layers": [in_one_line(attention.title) for attention in found],
         "heads": kept.shape[2],
-        "grid": list(places.grid),
-        "first": places.first,
+        "grid": list(tokens.grid),
+        "first": tokens.first,
         "shared": shared,
         "says": list(shown.says),
-        "weights": _bytes(share),
-        "largest": _bytes(largest),
+        "weights": _encode_bytes(share),
+        "largest": _encode_bytes(largest),
         "bytes": share.numel() + largest.numel(),
     }
 
 
-def _bytes(values: Tensor) -> str:
+def _encode_bytes(values: Tensor) -> str:
     data = (255 * values.clamp(0, 1)).round().to(torch.uint8).flatten()
     return base64.b64encode(data.numpy().tobytes()).decode("ascii")
 
 
-def _inked(image: Tensor) -> str:
-    """An image as black ink of that darkness on nothing, so that the page's paper shows through."""
+def _to_ink(image: Tensor) -> str:
+    """An image as black with an alpha channel, so that the page's background shows through."""
     dark = to_grayscale(image)
     return data_uri(torch.cat((torch.zeros(*dark.shape, 3), dark[..., None]), -1))

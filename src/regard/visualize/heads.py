@@ -1,4 +1,4 @@
-"""Where the heads of each layer look, around the query: now, and on the way there."""
+"""Positional heads of each layer, drawn around the query, with their trajectories through training."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from regard.render.colors import ACCENT, FAINT, LINE, head_color
 from regard.visualize.contours import Contour, contours
 from regard.visualize.labels import layer_titles
 from regard.visualize.picture import Picture, make_panels, style
+from regard.visualize.selection import select_indices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANEL = 2.5  # inches
 MOST_COLUMNS = 3
-SEEN = (
-    "Where the heads look, seen from the query (the square in the middle): a dot is the centre of mass of a head's "
+CAPTION = (
+    "Attention positions relative to the query (the square in the middle): a dot is the centre of mass of a head's "
     "weights, half of which lie in the filled shape and nine tenths within the line. Rows count downward; one square "
-    "is one place of the grid."
+    "is one token of the grid."
 )
 
 
@@ -45,18 +46,18 @@ def draw_head_paths(
     layers: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Picture:
-    """The same with the ways that the centres took: each head's trail, paler where it is older.
+    """The same with trajectories: the path of each head's centre through the epochs, paler where it is older.
 
     `epochs` are head profiles by the names of layers, oldest first, as `head_profiles(model)` returns them after each
     epoch. The figure is the paper's (Cordonnier, Loukas and Jaggi 2020, figures 3 and 4), with contours and
-    without smoothing. `layers` are those that are drawn, counted from 0; `labels` are the epochs in words. Written as
-    `.html`, several epochs are a page with a slider, as `animate_heads` makes it.
+    without smoothing. `layers` are those to draw, counted from 0; `labels` name the epochs. Saved as
+    `.html`, several epochs become a page with a slider, as from `animate_heads`.
     """
-    course, titles = select_layers(read_trajectories(epochs), layers)
-    names = list(course)
+    trajectories, titles = select_layers(read_trajectories(epochs), layers)
+    names = list(trajectories)
     columns = min(MOST_COLUMNS, len(names))
     rows = -(-len(names) // columns)
-    reach = extent(course)
+    reach = find_extent(trajectories)
     drawn = {}
     with style():
         high = PANEL * min(1.4, max(0.6, reach[0] / reach[1]))
@@ -65,25 +66,25 @@ def draw_head_paths(
             if place >= len(names):
                 panel.set_visible(False)
                 continue
-            drawn[names[place]] = _panel(panel, course[names[place]], reach)
+            drawn[names[place]] = _draw_layer(panel, trajectories[names[place]], reach)
             panel.set_ylabel("row" if place % columns == 0 else "")
             panel.set_xlabel("column" if place + columns >= len(names) else "")
             panel.set_title(titles[place] if len(names) > 1 or names[0] else "")
-    caption = SEEN
+    caption = CAPTION
     if len(epochs) > 1:
         caption += (
-            f" Trails show the way of each centre through {len(epochs)} states, older parts paler; a ring is the first."
+            f" Lines show the path of each centre through {len(epochs)} epochs, older parts paler; a ring is the first."
         )
-    shorter = {name: len(steps) for name, steps in course.items() if len(steps) < len(epochs)}
+    shorter = {name: len(steps) for name, steps in trajectories.items() if len(steps) < len(epochs)}
     if shorter:
-        caption += " Where the number of heads changed, the trail begins after the change."
+        caption += " Where the number of heads changed, the path begins after the change."
     picture = Picture(figure, caption, {"layers": drawn, "extent": reach})
     if len(epochs) > 1:
-        picture.page = lambda: _page(epochs, layers, labels)
+        picture.page = lambda: _render_animation(epochs, layers, labels)
     return picture
 
 
-def _page(
+def _render_animation(
     epochs: Sequence[Mapping[str, HeadProfile]], layers: Sequence[int] | None, labels: Sequence[str] | None
 ) -> str:
     from regard.visualize.animation import animate_heads
@@ -98,40 +99,40 @@ def read_trajectories(epochs: Sequence[Mapping[str, HeadProfile]]) -> dict[str, 
         for epoch in epochs
     ):
         raise InputError(
-            "These are no heads on their way.",
+            "These are not head profiles by epoch.",
             asked=f"epochs of {type(epochs).__name__}",
-            because="epochs are a list, and each of them the head profiles of all layers by their names",
+            because="epochs are a list of dicts from the names of layers to head profiles",
             instead="draw_head_paths([head_profiles(model)]), or draw_heads(head_profiles(model)) for one epoch",
         )
     if not epochs or not epochs[-1]:
         raise InputError(
             "There are no heads to draw.",
             asked=f"{len(epochs)} epochs" if epochs else "no epochs",
-            found="no layer that looks by position" if epochs else "",
-            because="only heads that look by position look at a place that can be drawn without an image",
-            instead="head_profiles(model) of a SpatialTransformer; show(model, image) for what looks by content",
+            found="no layer with positional heads" if epochs else "",
+            because="only positional heads can be drawn without an input",
+            instead="head_profiles(model) of a SpatialTransformer; show(model, image) for attention by content",
         )
-    course = {}
+    trajectories = {}
     for name, last in epochs[-1].items():
         steps = [epoch[name] for epoch in epochs if name in epoch]
         if any(bool(profile.scores.isnan().any()) for profile in steps):
             raise InputError(
-                "Some heads look nowhere.",
+                "Some heads have no position.",
                 asked=f"the heads of {name or 'the layer'}",
-                found="scores that are no numbers (nan)",
-                because="the training came apart, or the model was damaged",
-                instead="a model from before that, or a smaller learning rate",
+                found="scores that are NaN",
+                because="the training diverged, or the file is damaged",
+                instead="an earlier epoch, or a smaller learning rate",
             )
         cut = max((index for index, profile in enumerate(steps) if profile.heads != last.heads), default=-1)
-        course[name] = steps[cut + 1 :]
-    return course
+        trajectories[name] = steps[cut + 1 :]
+    return trajectories
 
 
-def extent(course: Mapping[str, list[HeadProfile]]) -> tuple[float, float]:
-    """How far from the query the panels reach, in rows and in columns: two deviations beyond every centre."""
+def find_extent(trajectories: Mapping[str, list[HeadProfile]]) -> tuple[float, float]:
+    """The extent of the panels around the query, in rows and columns: two standard deviations beyond every centre."""
     reach = [2.5, 2.5]
     most = [0.0, 0.0]
-    for profile in (profile for steps in course.values() for profile in steps):
+    for profile in (profile for steps in trajectories.values() for profile in steps):
         spread = profile.covariance.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         far = (profile.mean.abs() + 2 * spread).amax(0).tolist()
         for axis in range(2):
@@ -141,30 +142,22 @@ def extent(course: Mapping[str, list[HeadProfile]]) -> tuple[float, float]:
 
 
 def select_layers(
-    course: Mapping[str, list[HeadProfile]], layers: Sequence[int] | None
+    trajectories: Mapping[str, list[HeadProfile]], layers: Sequence[int] | None
 ) -> tuple[dict[str, list[HeadProfile]], list[str]]:
-    """The layers that are drawn, and their titles, which have the indices that choose them."""
-    names, titles = list(course), layer_titles(list(course))
-    chosen = list(range(len(names))) if layers is None else list(dict.fromkeys(layers))
-    if any(not 0 <= index < len(names) for index in chosen) or not chosen:
-        raise InputError(
-            "There is no such layer.",
-            asked=f"layer={', '.join(map(str, layers or []))}",
-            found=f"{len(names)} layers that look by position",
-            because="layers are counted from 0",
-            instead=f"layer=0 to layer={len(names) - 1}" if len(names) > 1 else "layer=0",
-        )
-    return {names[index]: course[names[index]] for index in chosen}, [titles[index] for index in chosen]
+    """The selected layers, and their titles, which have the indices that select them."""
+    names, titles = list(trajectories), layer_titles(list(trajectories))
+    chosen = select_indices("layer", layers, len(names), "layers with positional heads")
+    return {names[index]: trajectories[names[index]] for index in chosen}, [titles[index] for index in chosen]
 
 
-def _panel(axes: Axes, steps: list[HeadProfile], reach: tuple[float, float]) -> dict[str, Any]:
-    """Draw a layer; what was drawn is returned."""
+def _draw_layer(axes: Axes, steps: list[HeadProfile], reach: tuple[float, float]) -> dict[str, Any]:
+    """Draw a layer, and return the numbers that were drawn."""
     draw_grid(axes, reach)
     means = torch.stack([profile.mean.cpu().double() for profile in steps])  # (epoch, head, 2)
     lines = contours(steps[-1])
     for head in range(len(lines)):
-        _trail(axes, means[:, head], head_color(head))
-    for head in by_size(lines):
+        _draw_path(axes, means[:, head], head_color(head))
+    for head in order_by_area(lines):
         draw_contours(axes, lines[head], head_color(head))
     for head in range(len(lines)):
         draw_dot(axes, means[-1, head], head)
@@ -172,24 +165,25 @@ def _panel(axes: Axes, steps: list[HeadProfile], reach: tuple[float, float]) -> 
 
 
 def draw_grid(axes: Axes, reach: tuple[float, float]) -> None:
-    """The pixels around the query, and the query."""
+    """Draw the grid around the query, and the query."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
+
     down, across = reach
     axes.set(xlim=(-across, across), ylim=(down, -down), aspect="equal")
     axes.set_xticks([tick + 0.5 for tick in range(-math.ceil(across), math.ceil(across))], minor=True)
     axes.set_yticks([tick + 0.5 for tick in range(-math.ceil(down), math.ceil(down))], minor=True)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(_whole_numbers())
+        axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.grid(which="minor", color=LINE, linewidth=0.6)
     axes.tick_params(which="both", length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    from matplotlib.patches import Rectangle
-
     axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, edgecolor=ACCENT, linewidth=1.6, zorder=3.5))
 
 
 def draw_contours(axes: Axes, lines: list[Contour], color: str) -> list[Any]:
-    """The first contour filled, the others as lines."""
+    """Draw the first contour filled, the others as lines."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -206,36 +200,30 @@ def draw_contours(axes: Axes, lines: list[Contour], color: str) -> list[Any]:
     return drawn
 
 
-def by_size(lines: list[list[Contour]]) -> list[int]:
+def order_by_area(lines: list[list[Contour]]) -> list[int]:
     """The heads from the widest to the narrowest: the order in which none is hidden."""
     return sorted(range(len(lines)), key=lambda head: -lines[head][0].area)
 
 
-def draw_dot(axes: Axes, place: Tensor, head: int) -> list[Any]:
-    """The centre of mass, with the number of the head."""
-    row, column = place.tolist()
+def draw_dot(axes: Axes, centre: Tensor, head: int) -> list[Any]:
+    """Draw the centre of mass, with the number of the head."""
+    row, column = centre.tolist()
     color = head_color(head)
     dots = axes.plot([column], [row], "o", color=color, markersize=8.5, markeredgecolor="white", zorder=5)
     font: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 5.8, "weight": "bold", "zorder": 6}
     return [*dots, axes.annotate(str(head), (column, row), color="white", **font)]
 
 
-def _trail(axes: Axes, way: Tensor, color: str) -> None:
-    if len(way) < 2:
+def _draw_path(axes: Axes, path: Tensor, color: str) -> None:
+    if len(path) < 2:
         return
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 
-    points = way.flip(-1).tolist()  # column across, row down
+    points = path.flip(-1).tolist()  # column across, row down
     pieces = list(itertools.pairwise(points))
     shades = [to_rgba(color, 0.12 + 0.78 * (step + 1) / len(pieces)) for step in range(len(pieces))]
     axes.add_collection(LineCollection(pieces, colors=shades, linewidths=1.5, capstyle="round", zorder=4))
     axes.plot(
         *zip(points[0], strict=True), "o", color=FAINT, fillstyle="none", markersize=3, markeredgewidth=0.7, zorder=4
     )
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=5, integer=True)

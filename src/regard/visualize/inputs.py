@@ -1,27 +1,48 @@
-"""What a model is shown: a tensor, an array or a list with or without a batch, or a dict of keywords."""
+"""Inputs of models: a tensor, an array or a list with or without a batch axis, or a dict of keyword arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import InputError
+from regard.errors import InputError, RegardError
 from regard.layers.multihead import MultiHeadAttention
 
+# Layers for which three axes are (batch, token, channel), not an image or a grid of tokens.
+TOKEN_LAYERS = (MultiHeadAttention, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
-def read_inputs(model: nn.Module, inputs: tuple[Any, ...], words: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments with which a model is called: one input is read, several are those of the model itself.
 
-    A single dict is the keywords of the call; a single tensor, array or list gets the axis of the batch if it has none.
+class Inputs(NamedTuple):
+    """The arguments with which a model is called."""
+
+    positional: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def first_tensor(self) -> Tensor | None:
+        values = (*self.positional, *self.keywords.values())
+        return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def read_inputs(model: nn.Module, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Inputs]:
+    """The ways to read the arguments, in the order in which they are tried.
+
+    One tensor, array or list gets a batch axis if it has none; one dict is keywords; several arguments are as given.
+    Three axes are an image or a grid of tokens without a batch axis, or (batch, token, channel).
     """
-    if len(inputs) != 1:
-        return inputs, dict(words)
-    if isinstance(inputs[0], Mapping):
-        return (), {str(name): value for name, value in inputs[0].items()} | dict(words)
-    return (_add_batch(model, _read_tensor(inputs[0])),), dict(words)
+    if len(positional) != 1:
+        return [Inputs(positional, dict(keywords))]
+    if isinstance(positional[0], Mapping):
+        return [Inputs((), {str(name): value for name, value in positional[0].items()} | dict(keywords))]
+    given = _read_tensor(positional[0])
+    readings = [given[None] if _lacks_batch(model, given) else given]
+    if given.is_floating_point() and given.ndim == 3 and readings[0] is not given:
+        readings.append(given)
+    return [Inputs((reading,), dict(keywords)) for reading in readings]
 
 
 def _read_tensor(input: Any) -> Tensor:
@@ -33,7 +54,7 @@ def _read_tensor(input: Any) -> Tensor:
             asked=f"a {type(input).__name__}",
             found=f"{type(failure).__name__}: {failure}",
             because="an input is a tensor, an array, or a dict of them",
-            instead="an image (channel, row, column), or tokens; `regard show --image FILE` reads files",
+            instead="an image (channel, row, column), or token ids; regard show has --text and --image",
         ) from failure
     if found.is_floating_point() and not bool(found.isfinite().all()):
         raise InputError(
@@ -46,10 +67,62 @@ def _read_tensor(input: Any) -> Tensor:
     return found
 
 
-def _add_batch(model: nn.Module, input: Tensor) -> Tensor:
+def _lacks_batch(model: nn.Module, input: Tensor) -> bool:
+    """Without a batch axis, token ids have one axis, embedded tokens two, images and grids of tokens three."""
     if not input.is_floating_point():
-        return input[None] if input.ndim == 1 else input
-    reads_tokens = isinstance(
-        model, MultiHeadAttention | nn.MultiheadAttention | nn.TransformerEncoder | nn.TransformerEncoderLayer
+        return input.ndim == 1
+    return input.ndim == 2 or (input.ndim == 3 and not isinstance(model, TOKEN_LAYERS))
+
+
+@contextmanager
+def explaining_failures(model: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Raise what a model raises on its input as an `InputError` that describes the input."""
+    try:
+        yield
+    except RegardError:
+        raise
+    except Exception as failure:  # of any kind: it is the model's
+        given = [*(("", value) for value in inputs.positional), *inputs.keywords.items()]
+        described = [f"{name}{'=' if name else ''}{_describe(value)}" for name, value in given]
+        lines = str(failure).strip().splitlines() or [""]
+        raise InputError(
+            f"{type(model).__name__} cannot read this input.",
+            asked=", ".join(described) or "no input",
+            found=f"{type(failure).__name__}: {lines[0]}",
+            because=_find_reason(model, [value for _, value in given]),
+            instead="show(model, input) with an input on which model(input) runs",
+        ) from failure
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    text = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if value.dtype.is_floating_point or value.is_complex() or value.dtype == torch.bool or not value.numel():
+        return text
+    return f"{text} from {int(value.min())} to {int(value.max())}"
+
+
+def _find_reason(model: nn.Module, values: list[Any]) -> str:
+    """The likeliest reason: ids beyond the vocabulary, more tokens than positions, or an error of the model."""
+    ids = next((each for each in values if isinstance(each, Tensor) and not each.is_floating_point()), None)
+    vocab_size, positions = read_limits(model)
+    if ids is not None and ids.numel() and ids.dtype != torch.bool and not ids.is_complex():
+        if int(ids.min()) < 0 or (vocab_size is not None and int(ids.max()) >= vocab_size):
+            return "token ids are counted from 0" + (f", and its vocabulary has {vocab_size:,}" if vocab_size else "")
+        if positions is not None and ids.shape[-1] > positions:
+            return f"it has positions for {positions:,} tokens, and these are {ids.shape[-1]:,}"
+    return "the model itself raises this error" if values else "it needs an input to run"
+
+
+def read_limits(model: Any) -> tuple[int | None, int | None]:
+    """Vocabulary size and number of positions of a model, as far as its configuration or embeddings tell."""
+    config = getattr(model, "config", None)
+    vocab_size, positions = (
+        next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+        for names in (("vocab_size",), ("max_position_embeddings", "n_positions", "context_length"))
     )
-    return input[None] if (input.ndim == 3 and not reads_tokens) or input.ndim == 2 else input
+    if vocab_size is None:
+        tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+        vocab_size = max((table.num_embeddings for table in tables), default=None)
+    return vocab_size, positions

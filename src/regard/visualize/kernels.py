@@ -1,4 +1,4 @@
-"""Effective kernels: what heads of attention do together, beside the kernels of a convolution."""
+"""Effective kernels of positional heads, beside the kernels of a convolution."""
 
 from __future__ import annotations
 
@@ -24,36 +24,29 @@ def draw_kernels(sources: Mapping[str, Any], count: int = COUNT, reach: int | No
 
         K[o, i, delta] = sum_h weights[h, delta] W[h][o, i]
 
-    is what a layer of heads that look by position does to channel `i` of the pixel at `delta` from the query, to make
-    channel `o`: the kernel of the convolution that it is on an endless image.
+    is the kernel of the convolution that a layer of positional heads computes on an infinite image: the weight of input
+    channel `i` at offset `delta` from the query in output channel `o`.
 
     Args:
-        sources: names and an `nn.Conv2d`, a `HeadProfile` with values, a layer that has one, or a tensor
-            `(out, in, row, column)`.
-        count: pairs of channels that are drawn: the same for all if all have the same channels, the strongest of the
-            first; else the strongest of each.
-        reach: rows and columns around the query; as far as nine tenths of every kernel's weight lie, if not given.
+        sources: by name, an `nn.Conv2d`, a `HeadProfile` with values, a layer that has one, or a tensor `(out, in, row,
+            column)`.
+        count: pairs of channels to draw: those with the largest norm in the first source, if all have the same
+            channels; else those of each.
+        reach: rows and columns around the query; those of nine tenths of the absolute weight, if not given.
     """
-    if not isinstance(sources, Mapping) or not isinstance(count, int):
+    if not isinstance(sources, Mapping) or not sources or not isinstance(count, int) or count < 1:
         raise InputError(
-            "Kernels have names.",
+            "There are no kernels to draw.",
             asked=f"draw_kernels({type(sources).__name__}, count={count!r})",
-            because="a picture has a row for each layer, with its name beside it",
+            because="a picture has a row for each named source and a column for each of `count` pairs of channels",
             instead='draw_kernels({"convolution": conv, "attention": layer})',
         )
     read = {str(name): _Kernel(source) for name, source in sources.items()}
-    if not read or count < 1:
-        raise InputError(
-            "There are no kernels to draw.",
-            asked=f"{len(read)} sources, count={count}",
-            because="a picture has a row for each source and a column for each pair of channels",
-            instead='draw_kernels({"convolution": conv, "attention": layer})',
-        )
     shapes = {kernel.channels for kernel in read.values()}
     first = next(iter(read.values())).find_strongest_pairs(count)
     pairs = {name: first if len(shapes) == 1 else kernel.find_strongest_pairs(count) for name, kernel in read.items()}
     reach = max(kernel.reach(pairs[name]) for name, kernel in read.items()) if reach is None else reach
-    drawn = {name: kernel.around(pairs[name], reach) for name, kernel in read.items()}
+    drawn = {name: kernel.crop(pairs[name], reach) for name, kernel in read.items()}
     scales = {name: float(values.abs().max()) for name, values in drawn.items()}
     common = len(shapes) == 1
     largest = max(scales.values())
@@ -78,15 +71,15 @@ def draw_kernels(sources: Mapping[str, Any], count: int = COUNT, reach: int | No
                 panel.set_title(f"{into} → {out}", fontsize=7, color=FAINT, pad=2)
             axes[row][0].set_ylabel(name)
     caption = (
-        "Kernels by pairs of channels (in → out), the query in the middle: red adds, blue takes away, white is zero. "
-        + ("All have one scale" if common else "Each row has its own scale")
-        + f", which ends at {_numbers(scales, common)}."
+        "Kernels by pairs of channels (in → out), the query in the middle: red is positive, blue negative, white zero. "
+        + ("All share one scale" if common else "Each row has its own scale")
+        + f", which ends at {_format_scales(scales, common)}."
     )
     return Picture(drawing, caption, {"kernels": drawn, "pairs": pairs, "largest": scales})
 
 
 def kernel_figure(rows: Mapping[str, Tensor], caption: str, shared: bool = True) -> Widget:
-    """Kernels `(kernel, row, column)` as a figure of a page, red adds and blue takes away.
+    """Kernels `(kernel, row, column)` as a figure of a page, red positive and blue negative.
 
     All rows share one scale; with `shared=False` each has its own.
     """
@@ -107,7 +100,7 @@ def kernel_figure(rows: Mapping[str, Tensor], caption: str, shared: bool = True)
 
 def effective_kernels(source: Any, pairs: list[tuple[int, int]], reach: int) -> Tensor:
     """The kernels of some pairs `(out, in)` of channels around the query, `(pair, 2 reach + 1, 2 reach + 1)`."""
-    return _Kernel(source).around(pairs, reach)
+    return _Kernel(source).crop(pairs, reach)
 
 
 def find_strongest_pairs(source: Any, count: int = COUNT) -> list[tuple[int, int]]:
@@ -116,24 +109,24 @@ def find_strongest_pairs(source: Any, count: int = COUNT) -> list[tuple[int, int
 
 
 class _Kernel:
-    """The kernel of anything that has one, without ever holding all pairs of channels of a large layer."""
+    """The kernel of a source; the kernels of positional heads are computed for the needed pairs of channels only."""
 
     def __init__(self, source: Any) -> None:
         self.head_profile: HeadProfile | None = None
         if isinstance(source, nn.Conv2d):
-            self.table, self.origin = _convolution(source)
+            self.table, self.origin = _dilate_kernel(source)
         elif isinstance(source, Tensor) and (source.ndim != 4 or not source.is_floating_point() or not source.numel()):
             raise InputError(
-                "This tensor is no kernel.",
+                "This tensor is not a kernel.",
                 asked=f"{source.dtype} {tuple(source.shape)}",
-                because="a kernel has the axes (out, in, row, column), and real numbers",
+                because="a kernel is (out, in, row, column) of floating point numbers",
                 instead="conv.weight, or the convolution itself",
             )
         elif not isinstance(source, Tensor | HeadProfile | nn.Module):
             raise InputError(
                 f"{type(source).__name__} has no kernel.",
                 asked=f"kernels of {type(source).__name__}",
-                because="kernels are those of a convolution, of heads that look by position, or a tensor",
+                because="a kernel is that of a convolution or of positional heads, or a tensor",
                 instead='draw_kernels({"convolution": nn.Conv2d(3, 5, 3)})',
             )
         elif isinstance(source, Tensor):
@@ -141,7 +134,7 @@ class _Kernel:
         else:
             self.head_profile = source if isinstance(source, HeadProfile) else head_profile(source)
             rows, columns = self.head_profile.grid
-            self.values, self.origin = self.head_profile._known_values(), (rows - 1, columns - 1)
+            self.values, self.origin = self.head_profile._require_values(), (rows - 1, columns - 1)
             self.weights = self.head_profile.weights
 
     @property
@@ -150,7 +143,7 @@ class _Kernel:
         return shape[0], shape[1]
 
     def find_strongest_pairs(self, count: int) -> list[tuple[int, int]]:
-        """The pairs `(out, in)` whose kernels have the largest norm, of each output channel one."""
+        """The pairs `(out, in)` whose kernels have the largest norm, one for each output channel."""
         if self.head_profile is None:
             norm = self.table.flatten(2).norm(dim=-1)
         else:
@@ -162,7 +155,7 @@ class _Kernel:
         order = best.values.argsort(descending=True, stable=True)[:count]
         return [(int(out), int(best.indices[out])) for out in order]
 
-    def whole(self, pairs: list[tuple[int, int]]) -> Tensor:
+    def select(self, pairs: list[tuple[int, int]]) -> Tensor:
         """The kernels of these pairs, `(pair, row, column)`."""
         out, into = (list(side) for side in zip(*pairs, strict=True))
         if self.head_profile is None:
@@ -170,21 +163,21 @@ class _Kernel:
         return torch.einsum("hrc,hp->prc", self.weights, self.values[:, out, into]).float().cpu()
 
     def reach(self, pairs: list[tuple[int, int]]) -> int:
-        """How far from the query nine tenths of the kernels' absolute sum lie."""
-        values = self.whole(pairs).abs().sum(0)
+        """The distance from the query that holds nine tenths of the kernels' absolute sum."""
+        values = self.select(pairs).abs().sum(0)
         total = float(values.sum())
         far = max(*self.origin, values.shape[0] - 1 - self.origin[0], values.shape[1] - 1 - self.origin[1])
         for reach in range(1, far + 1):
-            if float(_cut(values[None], self.origin, reach).sum()) >= 0.9 * total:
+            if float(_crop(values[None], self.origin, reach).sum()) >= 0.9 * total:
                 return reach
         return max(far, 1)
 
-    def around(self, pairs: list[tuple[int, int]], reach: int) -> Tensor:
-        return _cut(self.whole(pairs), self.origin, reach)
+    def crop(self, pairs: list[tuple[int, int]], reach: int) -> Tensor:
+        return _crop(self.select(pairs), self.origin, reach)
 
 
-def _cut(values: Tensor, origin: tuple[int, int], reach: int) -> Tensor:
-    """A square window around the origin; zeros where the kernel ends before."""
+def _crop(values: Tensor, origin: tuple[int, int], reach: int) -> Tensor:
+    """A square window around the origin, zero-padded."""
     side = 2 * reach + 1
     window = values.new_zeros(len(values), side, side)
     rows, columns = values.shape[1:]
@@ -196,8 +189,8 @@ def _cut(values: Tensor, origin: tuple[int, int], reach: int) -> Tensor:
     return window
 
 
-def _convolution(layer: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
-    """Its kernel with the holes of its dilation, and where the query lies in it: tap `i` at `dilation i - padding`."""
+def _dilate_kernel(layer: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
+    """The dense kernel of a convolution, and the position of the query in it: tap `i` is at `dilation i - padding`."""
     weight = layer.weight.detach()
     if layer.groups > 1:
         each = weight.shape[0] // layer.groups
@@ -216,7 +209,7 @@ def _taps(weight: Tensor) -> list[tuple[int, int]]:
     return [(row, column) for row in range(weight.shape[2]) for column in range(weight.shape[3])]
 
 
-def _numbers(scales: dict[str, float], common: bool) -> str:
+def _format_scales(scales: dict[str, float], common: bool) -> str:
     if common:
         return f"±{max(scales.values()):.2g}"
     return ", ".join(f"±{scale:.2g} ({name})" for name, scale in scales.items())

@@ -1,4 +1,4 @@
-"""The labels of a picture: layers and heads by the indices that choose them, weights in one format, readable tokens."""
+"""The labels of a picture: layers and heads by their indices, weights in one format, readable tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RAW = ("\u0120", "\u010a", "\u2581")  # a space and a new line in byte-level BPE
 
 
 def layer_titles(names: Sequence[str]) -> list[str]:
-    """A title for each layer, with the index that chooses it: `layer=3` is drawn as "layer 3".
+    """A title for each layer, with the index that selects it: `layer=3` is drawn as "layer 3".
 
-    Where the modules have other numbers, as in stages, or in an encoder with a decoder, the name stands in a second
-    line.
+    Where the modules are numbered otherwise, as in stages, or in an encoder with a decoder, the name is added in a
+    second line.
 
         >>> from regard.visualize.labels import layer_titles
         >>> layer_titles(["blocks.0.attention", "blocks.1.attention"])
@@ -28,11 +28,11 @@ def layer_titles(names: Sequence[str]) -> list[str]:
     numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
     if all(not name or own == [str(index)] for index, (name, own) in enumerate(zip(names, numbers, strict=True))):
         return [f"layer {index}" for index in range(len(names))]
-    return [f"layer {index}\n{_shorten(name)}" if name else f"layer {index}" for index, name in enumerate(names)]
+    return [f"layer {index}\n{_truncate_name(name)}" if name else f"layer {index}" for index, name in enumerate(names)]
 
 
 def head_title(head: int) -> str:
-    """The title of a head: the index that chooses it."""
+    """The title of a head: the index that selects it."""
     return f"head {head}"
 
 
@@ -41,7 +41,7 @@ def in_one_line(title: str) -> str:
     return title.replace("\n", " · ")
 
 
-def _shorten(name: str) -> str:
+def _truncate_name(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
 
 
@@ -94,7 +94,7 @@ def read_words(words: Any, ids: Sequence[int] | None, lengths: Sequence[int]) ->
             raise InputError(
                 "A tokenizer cannot label this input.",
                 asked=f"words={type(words).__name__}(...)",
-                because="it reads token ids, and the input has none",
+                because="it decodes token ids, and the input has none",
                 instead="words=[...], a text for every token",
             )
         found = label_tokens(words, ids)
@@ -102,7 +102,7 @@ def read_words(words: Any, ids: Sequence[int] | None, lengths: Sequence[int]) ->
         raise InputError(
             "Words are a list.",
             asked=f"words={words!r}"[:80],
-            because="every token has a text of its own",
+            because="every token has one label",
             instead="words=['The', 'keys', 'to'], or the tokenizer: words=tokenizer",
         )
     else:
@@ -112,11 +112,11 @@ def read_words(words: Any, ids: Sequence[int] | None, lengths: Sequence[int]) ->
         raise InputError(
             "The words do not fit the tokens.",
             asked=f"{len(found)} words",
-            found=f"layers with {' and '.join(map(str, sorted(set(lengths))))} tokens to look at",
-            because="every token has a word, special tokens too; one more or less would label all that follow wrongly",
+            found=f"layers with {' and '.join(map(str, sorted(set(lengths))))} keys",
+            because="every token has a word, special tokens too",
             instead=f"{unequal[0]} words, or words=tokenizer, which labels the ids themselves"
             if len(set(lengths)) == 1
-            else "layer=..., layers that look at the same tokens",
+            else "layer=..., layers with the same keys",
         )
     return found
 
@@ -124,8 +124,8 @@ def read_words(words: Any, ids: Sequence[int] | None, lengths: Sequence[int]) ->
 def label_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token, through the tokenizer's own decoder.
 
-    Byte-level BPE, SentencePiece and WordPiece write a token as no reader would: `Ġkeys`, `▁keys`, `##ing`. Bytes that
-    are no whole character stay bytes: `\\xe2\\x82`.
+    Byte-level BPE, SentencePiece and WordPiece mark tokens as `Ġkeys`, `▁keys`, `##ing`. Bytes that are not a whole
+    character stay bytes: `\\xe2\\x82`.
     """
     return [make_visible(_decode_token(tokenizer, int(number))) for number in ids]
 
@@ -136,13 +136,13 @@ def _decode_token(tokenizer: Any, number: int) -> str:
         return content.decode("utf-8", "backslashreplace") if content else _as_text(tokenizer.tokens[number])
     name, special, decode = _read_tokenizer(tokenizer, number)
     if name is None:
-        return f"[{number}]"  # an embedding without a token: vocabularies are padded
+        return f"[{number}]"  # a padded vocabulary has embeddings without a token
     if special:
         return name
     text = decode([number])
     if "\ufffd" in text:
-        return _bytes_of(name)
-    # A decoder drops WordPiece's mark from all tokens but the first.
+        return _decode_bytes(name)
+    # A decoder removes WordPiece's mark from all tokens but the first.
     return text[2:] if len(text) > 2 and text[:2] == "##" and decode([number, number]) == text + text[2:] else text
 
 
@@ -161,9 +161,9 @@ def _read_tokenizer(tokenizer: Any, number: int) -> tuple[str | None, bool, Any]
 
 
 def clean_pieces(pieces: Sequence[str]) -> list[str]:
-    """Texts of tokens for a picture. What a tokenizer calls its tokens is made readable, if the marks are there."""
+    """Texts of tokens for a picture. Marks of tokenizers are removed."""
     if any(piece.startswith(RAW[:2]) for piece in pieces):
-        pieces = [piece if piece.startswith("<|") else _bytes_of(piece) for piece in pieces]
+        pieces = [piece if piece.startswith("<|") else _decode_bytes(piece) for piece in pieces]
     elif any(piece.startswith(RAW[2]) for piece in pieces):
         pieces = [piece.replace(RAW[2], " ") for piece in pieces]
     elif any(re.match(r"##\w", piece) for piece in pieces) and not any(" " in piece for piece in pieces):
@@ -172,14 +172,14 @@ def clean_pieces(pieces: Sequence[str]) -> list[str]:
 
 
 def make_visible(text: str) -> str:
-    """A text that can stand beside a picture: no control characters, not too long, and spaces alone are seen."""
+    """A label for a token: control characters escaped, truncated, and a token of spaces made visible."""
     shown = text.strip(" ") or "␣" * max(len(text), 1)
     shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in shown)
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 
 
-def _bytes_of(name: str) -> str:
-    """The text of a byte-level token; bytes that are no character are written as such."""
+def _decode_bytes(name: str) -> str:
+    """The text of a byte-level token; bytes that are not a character are escaped."""
     alphabet = _byte_alphabet()
     if not all(sign in alphabet for sign in name):
         return name
@@ -187,7 +187,7 @@ def _bytes_of(name: str) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level BPE (Radford et al. 2019) writes bytes with: printable ones as they are."""
+    """The characters that stand for bytes in byte-level BPE (Radford et al. 2019)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""The heads on their way, for a page: a drawing for each layer, a slider through the epochs, a button that plays."""
+"""The player of a page: a drawing of the heads of each layer, a slider through the epochs, a play button."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from regard.render.colors import HEADS
 from regard.render.markup import Markup, element, join, script_data
 from regard.render.page import Widget, read_asset
 from regard.visualize.contours import Contour, contours
-from regard.visualize.heads import extent, read_trajectories, select_layers
+from regard.visualize.heads import find_extent, read_trajectories, select_layers
 from regard.visualize.labels import head_title, in_one_line
 
-# Shares of the width of a panel: on a telephone, some 310 pixels wide, a number must still be read.
+# Shares of the width of a panel; legible on a phone, about 310 pixels wide.
 DOT, LETTER, THIN = 0.034, 0.047, 0.0035
 
 
@@ -27,29 +27,24 @@ def make_player(
     eager: bool = False,
     layers: Sequence[int] | None = None,
 ) -> Widget:
-    """The moving heads of every layer as a figure of a page (see `regard.visualize.draw_head_paths`).
+    """The animated heads of every layer as a figure of a page (see `regard.visualize.draw_head_paths`).
 
-    `labels` say in words what each epoch is. The figure shows the last epoch until it is moved; `eager` plays it
-    once when it comes into view, unless the reader's system asks for less motion.
-    A layer whose number of heads changed stands still until then. `layers` are those that are drawn, counted from 0.
+    `labels` name the epochs. The figure shows the last epoch at first; `eager` plays it once when it comes into view,
+    unless the reader's system prefers reduced motion. A layer whose number of heads changed stands still until then.
+    `layers` are those to draw, counted from 0.
     """
-    course, titles = select_layers(read_trajectories(epochs), layers)
-    if len(labels) != len(epochs):
-        raise InputError(
-            "The labels do not fit the epochs.",
-            asked=f"{len(labels)} labels",
-            found=f"{len(epochs)} epochs",
-            because="every epoch has a label",
-            instead="a text for every epoch",
-        )
+    trajectories, titles = select_layers(read_trajectories(epochs), layers)
+    check_labels(labels, epochs)
     count = len(epochs)
-    course = {name: [state_at(steps, number, count) for number in range(count)] for name, steps in course.items()}
-    reach = extent(course)
-    frames = {name: [_frame(profile) for profile in steps] for name, steps in course.items()}
+    trajectories = {
+        name: [state_at(steps, number, count) for number in range(count)] for name, steps in trajectories.items()
+    }
+    reach = find_extent(trajectories)
+    frames = {name: [_to_frame(profile) for profile in steps] for name, steps in trajectories.items()}
     panels = [
         element(
             "div",
-            Markup(f"\n{element('h3', in_one_line(title[:1].upper() + title[1:]))}\n{_panel(steps, reach)}\n"),
+            Markup(f"\n{element('h3', in_one_line(title[:1].upper() + title[1:]))}\n{_draw_panel(steps, reach)}\n"),
         )
         for title, steps in zip(titles, frames.values(), strict=True)
     ]
@@ -71,40 +66,52 @@ def make_player(
     )
 
 
+def check_labels(labels: Sequence[str], epochs: Sequence[Any]) -> None:
+    """Raise if there is not one label for each epoch."""
+    if len(labels) != len(epochs):
+        raise InputError(
+            "The labels do not fit the epochs.",
+            asked=f"{len(labels)} labels",
+            found=f"{len(epochs)} epochs",
+            because="every epoch has one label",
+            instead="a label for every epoch, or none, which numbers them",
+        )
+
+
 def state_at(steps: Sequence[HeadProfile], number: int, count: int) -> HeadProfile:
-    """The state of a layer at a time; one whose number of heads changed stands still until then."""
+    """The state of a layer in an epoch; one whose number of heads changed stands still until then."""
     return steps[min(max(number - (count - len(steps)), 0), len(steps) - 1)]
 
 
-def _frame(profile: HeadProfile) -> list[dict[str, Any]]:
-    """Every head of a layer at one moment, in numbers that a script can move."""
+def _to_frame(profile: HeadProfile) -> list[dict[str, Any]]:
+    """The heads of a layer in one epoch, as plain numbers for the script."""
     lines = contours(profile)
     return [
         {
-            "at": [_short(number) for number in mean],
-            "half": _shape(half),
-            "most": _shape(most),
-            "fill": _short(half.opacity),
+            "at": [_round(number) for number in mean],
+            "half": _to_shape(half),
+            "most": _to_shape(most),
+            "fill": _round(half.opacity),
         }
         for mean, (half, most) in zip(profile.mean.tolist(), lines, strict=True)
     ]
 
 
-def _shape(contour: Contour) -> Any:
+def _to_shape(contour: Contour) -> Any:
     """An ellipse as five numbers (row, column, half axes, degrees from the column axis), or the path around pixels."""
     if contour.ellipse is None:
         return "".join(
-            "M" + "L".join(f"{_short(column)} {_short(row)}" for row, column in loop) + "Z" for loop in contour.loops
+            "M" + "L".join(f"{_round(column)} {_round(row)}" for row, column in loop) + "Z" for loop in contour.loops
         )
     own = contour.ellipse
-    return [_short(value) for value in (own.row, own.column, own.long, own.short, 90 - math.degrees(own.angle))]
+    return [_round(value) for value in (own.row, own.column, own.long, own.short, 90 - math.degrees(own.angle))]
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return round(value, 3) + 0.0
 
 
-def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) -> Markup:
+def _draw_panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) -> Markup:
     down, across = reach
     rows, columns = range(-math.floor(down), math.ceil(down)), range(-math.floor(across), math.ceil(across))
     lattice = "".join(f"M{-across} {row + 0.5}H{across}" for row in rows)
@@ -117,8 +124,8 @@ def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) -> Ma
     parts = [
         "",
         element("path", class_="lattice", stroke_width=f"{THIN * wide / 2:.4f}", d=lattice),
-        *(_head(frames, head, wide) for head in _order(frames[-1])),
-        element("rect", class_="asking", **query),
+        *(_draw_head(frames, head, wide) for head in _order_by_opacity(frames[-1])),
+        element("rect", class_="query", **query),
         "",
     ]
     words = f"Rows and columns from the query in the last epoch: {places}"
@@ -126,16 +133,16 @@ def _panel(frames: list[list[dict[str, Any]]], reach: tuple[float, float]) -> Ma
     return element("svg", join(parts, "\n"), viewBox=box, role="img", aria_label=words)
 
 
-def _head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> Markup:
-    """One head in the last epoch; the script moves it."""
+def _draw_head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> Markup:
+    """A head in the last epoch; the script moves it."""
     last = frames[-1][head]
     path = " ".join(f"{frame[head]['at'][1]},{frame[head]['at'][0]}" for frame in frames)
     row, column = last["at"]
     thin, thick = f"{THIN * wide:.4f}", f"{2 * THIN * wide:.4f}"
     return element(
         "g",
-        element("path", class_="half", fill_opacity=last["fill"], **_outline(last["half"])),
-        element("path", class_="most", stroke_width=thin, **_outline(last["most"])),
+        element("path", class_="half", fill_opacity=last["fill"], **_to_path(last["half"])),
+        element("path", class_="most", stroke_width=thin, **_to_path(last["most"])),
         element("polyline", class_="trail", stroke_width=thick, points=path),
         element(
             "g",
@@ -150,12 +157,12 @@ def _head(frames: list[list[dict[str, Any]]], head: int, wide: float) -> Markup:
     )
 
 
-def _order(frame: list[dict[str, Any]]) -> list[int]:
-    """The widest heads, which are the palest, below the others."""
+def _order_by_opacity(frame: list[dict[str, Any]]) -> list[int]:
+    """The widest heads, which are the palest, first: below the others."""
     return sorted(range(len(frame)), key=lambda head: frame[head]["fill"])
 
 
-def _outline(shape: Any) -> dict[str, str]:
+def _to_path(shape: Any) -> dict[str, str]:
     if isinstance(shape, str):
         return {"d": shape}
     row, column, long, short, angle = shape

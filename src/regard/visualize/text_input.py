@@ -1,4 +1,4 @@
-"""Texts for the command line: the tokenizer that lies beside a model, and what it makes of a text."""
+"""Texts for the command line: the tokenizer of a model on disk, and the token ids of a text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def find_tokenizer(target: str) -> Any:
         raise InputError(
             "A text needs a tokenizer.",
             asked=f"--text for {target}",
-            because="a model that is built from its name or its class has none",
+            because="a model that is built from a name or a class has none",
             instead="--ids 5,3,8, or the folder of a model with its tokenizer",
         )
     if path.suffix.lower() == ".gguf":
-        from regard.models.files.gguf import read_tokenizer
+        from regard.models.io.gguf import read_tokenizer
 
         return read_tokenizer(path)
     if path.suffix.lower() in (".data", ".bin") and not (path.parent / "tokenizer.json").is_file():
@@ -42,7 +42,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
         raise InputError(
             "The text has no tokens.",
             asked=f"--text {text!r}",
-            because="there is nothing to look at",
+            because="there is no attention without tokens",
             instead='--text "The keys to the cabinet"',
         )
     return ids
@@ -60,13 +60,13 @@ def _read_json(path: Path) -> Any:
         ) from failure
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as failure:  # the library raises plain exceptions
+    except Exception as failure:  # the library raises plain Exception
         raise InputError(
             f"{path} cannot be read.",
             asked=f"--text for {path.parent}",
             found=f"{type(failure).__name__}: {failure}",
-            because="it is no tokenizer of the package tokenizers",
-            instead="the file that save_pretrained of a tokenizer wrote, or --ids 5,3,8",
+            because="it is not a file of the package tokenizers",
+            instead="the file that the tokenizer's save_pretrained wrote, or --ids 5,3,8",
         ) from failure
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -74,13 +74,13 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_llama2c(path: Path) -> Any:
-    from regard.models.files.llama2c import read_tokenizer
+    from regard.models.io.llama2c import read_tokenizer
 
     beside = path.with_name("tokenizer.bin")
     try:
         return read_tokenizer(beside if beside.is_file() else path)
     except RegardError as failure:
-        raise _missing(str(path), f"{failure.headline}") from failure
+        raise _missing_tokenizer(str(path), f"{failure.headline}") from failure
 
 
 def _read_transformers(folder: Path, target: str) -> Any:
@@ -88,7 +88,7 @@ def _read_transformers(folder: Path, target: str) -> Any:
         file.name for file in folder.iterdir() if file.name.startswith(("vocab", "tokenizer", "merges", "spiece"))
     )
     if not files:
-        raise _missing(target, f"no tokenizer in {folder}")
+        raise _missing_tokenizer(target, f"no tokenizer in {folder}")
     logger = logging.getLogger("transformers")
     level = logger.level
     try:
@@ -97,16 +97,16 @@ def _read_transformers(folder: Path, target: str) -> Any:
         return reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as failure:  # an import or a reader may fail with anything
         first = (str(failure).strip().splitlines() or [""])[0]
-        raise _missing(target, f"{', '.join(files)}; {type(failure).__name__}: {first}") from failure
+        raise _missing_tokenizer(target, f"{', '.join(files)}; {type(failure).__name__}: {first}") from failure
     finally:
         logger.setLevel(level)
 
 
-def _missing(target: str, found: str) -> InputError:
+def _missing_tokenizer(target: str, found: str) -> InputError:
     return InputError(
         "A text needs a tokenizer.",
         asked=f"--text for {target}",
         found=found,
-        because=f"the words become token ids by the model's own tokenizer: {NEEDED}",
+        because=f"a text is encoded by the model's own tokenizer: {NEEDED}",
         instead="--ids 5,3,8, or the folder with its tokenizer",
     )

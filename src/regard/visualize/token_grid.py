@@ -1,4 +1,4 @@
-"""Which token is which part of an image."""
+"""The grid of tokens of an image."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 
-# Tokens that may come before the patches: a class token, one for distillation, four registers.
+# Tokens before the patches: a class token, a distillation token, four registers.
 MOST_FIRST = 8
 
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """Tokens that are the cells of a grid read row by row, after `first` others (a class token)."""
+    """Tokens of a grid in row-major order, after `first` others (a class token)."""
 
     grid: tuple[int, int]
     first: int = 0
 
     def token(self, query: tuple[int, int], image: tuple[int, int]) -> int:
-        """The token that holds a pixel (row, column) of an image of so many rows and columns."""
+        """The token of a pixel (row, column) of an image with these numbers of rows and columns."""
         if (
             not isinstance(query, tuple | list)
             or len(query) != 2
@@ -32,7 +32,7 @@ class TokenGrid:
             raise InputError(
                 "A pixel has a row and a column.",
                 asked=f"query={query!r}",
-                because="two whole numbers say where it is in the image",
+                because="a pixel is given by two integers",
                 instead=f"query=({image[0] // 2}, {image[1] // 2})",
             )
         row, column = query
@@ -47,7 +47,7 @@ class TokenGrid:
         return self.first + row * self.grid[0] // image[0] * self.grid[1] + column * self.grid[1] // image[1]
 
     def box(self, token: int, image: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Where a token lies in the image: top, left, height and width in pixels."""
+        """The patch of a token in the image: top, left, height and width in pixels."""
         row, column = divmod(token - self.first, self.grid[1])
         high, wide = image[0] / self.grid[0], image[1] / self.grid[1]
         return row * high, column * wide, high, wide
@@ -63,8 +63,8 @@ class TokenGrid:
 
 
 def find_token_grid(model: nn.Module, keys: int, image: tuple[int, int]) -> TokenGrid:
-    """The grid of a model's tokens: as its configuration says, or of the image's proportions."""
-    for grid in _told(model):
+    """The grid of a model's tokens: from its configuration, or with the aspect ratio of the image."""
+    for grid in _read_grids(model):
         first = keys - grid[0] * grid[1]
         if 0 <= first <= MOST_FIRST:
             return TokenGrid(grid, first)
@@ -77,13 +77,13 @@ def find_token_grid(model: nn.Module, keys: int, image: tuple[int, int]) -> Toke
         "It is not clear which token is which part of the image.",
         asked=f"an image of {image[0]} x {image[1]} pixels",
         found=f"{keys} tokens",
-        because="they are no grid of the image's proportions, with or without a few tokens before it",
+        because="they are not a grid with the aspect ratio of the image, with or without a few tokens before it",
         instead="show(layer, grid) with a grid of tokens (1, row, column, channel), for a layer on a grid",
     )
 
 
-def _told(model: Any) -> list[tuple[int, int]]:
-    """What a model of ours, of timm or of Hugging Face says about its grid."""
+def _read_grids(model: Any) -> list[tuple[int, int]]:
+    """The grids that a model of Regard, timm or Hugging Face has as attributes."""
     found = [getattr(getattr(model, "config", None), "grid", None)]
     found.append(getattr(getattr(model, "patch_embed", None), "grid_size", None))
     for module in model.modules():

@@ -1,129 +1,110 @@
-"""What the tokens of a text look at: whole matrices, or one token's draw_top_keys."""
+"""Attention maps of texts: whole matrices, or the largest weights of one token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import InputError
 from regard.render.colors import ACCENT, INK, LINE, WEIGHT
 from regard.visualize.attention_map import AttentionMap
-from regard.visualize.image_maps import check_count, check_heads
-from regard.visualize.labels import Percent, axis_end, head_title
-from regard.visualize.picture import Picture, escape_missing, hide_axes, label_layer, make_panels, style
+from regard.visualize.labels import Percent, axis_end
+from regard.visualize.picture import Picture, draw_per_head, escape_missing, hide_axes, style
+from regard.visualize.selection import select_indices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LABELS = 32  # tokens that have their words beside them
-MOST_CELLS = 128  # rows and columns of a matrix; longer texts are drawn in tiles
-MOST_KEYS = 12  # keys that one token's picture lists
-NUMBER = "#4a4f57"  # of a weight, on a bar as on paper
+MOST_LABELS = 32  # tokens that are labelled
+MOST_CELLS = 128  # rows and columns of a matrix; longer texts are pooled
+MOST_KEYS = 12  # keys that are listed for one token
+NUMBER = "#4a4f57"  # color of weights, on a bar and on paper
 
 
 def draw_matrices(
     maps: Sequence[AttentionMap], heads: Sequence[int] | None = None, words: Sequence[str] | None = None
 ) -> Picture:
-    """The weights of every pair: rows are queries, columns are keys; a row of panels for each layer.
+    """The weights of all pairs: rows are queries, columns are keys; a row of panels for each layer.
 
-    Texts of more than 128 tokens are drawn in tiles, each as dark as its largest weight; the square is never held.
-    `words` label the keys, and the queries where there are as many.
+    Texts of more than 128 tokens are max-pooled; the whole matrix is never in memory. `words` label the keys, and the
+    queries where there are as many.
     """
     longest = max(max(attention.queries, attention.keys) for attention in maps)
     cell = -(-longest // MOST_CELLS)
-    found = [attention.pooled(cell).detach().float().cpu() for attention in maps]
-    chosen = [check_heads(heads, len(square)) for square in found]
-    columns = max(map(len, chosen))
-    check_count(len(maps) * columns)
-    labelled = words is not None and longest <= MOST_LABELS
-    percent = Percent([float(square.max()) for square in found])
-    drawn = {}
+    pooled = [attention.pooled(cell).detach().float().cpu() for attention in maps]
+    selected = [select_indices("head", heads, len(square)) for square in pooled]
+    drawn = [square[chosen] for square, chosen in zip(pooled, selected, strict=True)]
+    labels = words if words is not None and longest <= MOST_LABELS else None
+    percent = Percent([float(square.max()) for square in pooled])
+
+    def draw(panel: Axes, layer: int, column: int) -> None:
+        from matplotlib.colors import PowerNorm
+
+        hide_axes(panel, frame=True)
+        square = drawn[layer][column]
+        largest = float(square.max())
+        # Shades by the square root: the small weights of a row over many tokens stay visible.
+        norm = PowerNorm(0.5, vmin=0, vmax=max(largest, 1e-30))
+        panel.imshow(square.numpy(), cmap=_make_colormap(), norm=norm, interpolation="nearest")
+        if labels is not None:
+            _label_ticks(panel, labels, queries=maps[layer].queries == len(labels))
+        panel.set_xlabel(f"max {percent(largest)}", fontsize=7, labelpad=2)
+
     with style():
-        side = (0.16 * longest + 1.0) if labelled else 1.35
-        figure, axes = make_panels(len(maps), columns, side, side + 0.3)
-        for row, (attention, squares, numbers) in enumerate(zip(maps, found, chosen, strict=True)):
-            drawn[attention.name] = squares[numbers]
-            for place, panel in enumerate(axes[row]):
-                hide_axes(panel)
-                if place >= len(numbers):
-                    panel.set_visible(False)
-                    continue
-                square = squares[numbers[place]]
-                largest = float(square.max())
-                panel.imshow(square.numpy(), cmap=_blues(), norm=_roots(largest), interpolation="nearest")
-                for side_of in panel.spines.values():
-                    side_of.set(visible=True, linewidth=0.5)
-                if labelled and words is not None:
-                    _label_ticks(panel, words, queries=attention.queries == len(words))
-                panel.set_xlabel(f"max {percent(largest)}", fontsize=7, labelpad=2)
-                if row == 0:
-                    panel.set_title(head_title(numbers[place]))
-            label_layer(axes[row][0], attention.title)
+        side = 1.35 if labels is None else 0.16 * longest + 1.0
+        figure = draw_per_head(maps, selected, side, side + 0.3, draw)
     caption = (
-        "What each token looks at: rows are queries, columns are keys, darker is more weight, by its square root. Each "
-        "panel has its own scale, from 0 to the weight below it."
+        "Attention weights: rows are queries, columns are keys, darker is larger, by the square root. Each panel has "
+        "its own scale, from 0 to the weight below it."
     )
     if cell > 1:
-        caption += f" One cell is {cell} by {cell} tokens, as dark as the largest weight in it."
-    if words is not None and not labelled:
-        caption += f" Words are left out, which {longest} tokens have no room for (up to {MOST_LABELS} have)."
-    return Picture(figure, caption, {"layers": drawn, "cell": cell})
+        caption += f" One cell is {cell} by {cell} tokens and shows the largest weight among them."
+    if words is not None and labels is None:
+        caption += f" Words are left out: {longest} tokens, and up to {MOST_LABELS} are labelled."
+    data = {attention.name: squares for attention, squares in zip(maps, drawn, strict=True)}
+    return Picture(figure, caption, {"layers": data, "cell": cell})
 
 
 def draw_top_keys(
     maps: Sequence[AttentionMap], query: int, heads: Sequence[int] | None = None, words: Sequence[str] | None = None
 ) -> Picture:
-    """What one token looks at most: a bar for each key, the heaviest first; only its own rows are computed.
+    """The largest weights of one token: a bar for each key, in descending order; only its own rows are computed.
 
     All bars of a picture share one axis, which ends at the first of 1, 2, 5, 10, 20, 50 and 100 % that holds them.
     """
     for attention in maps:
-        if not 0 <= query < attention.queries:
-            raise InputError(
-                "There is no such token.",
-                asked=f"query={query}",
-                found=f"{attention.queries} tokens in {attention.name}",
-                because="tokens are counted from 0",
-                instead=f"query={attention.queries - 1}, the last",
-            )
-    found = [attention.rows([query])[:, 0].detach().float().cpu() for attention in maps]
-    chosen = [check_heads(heads, len(rows)) for rows in found]
-    columns = max(map(len, chosen))
-    check_count(len(maps) * columns)
-    seen = max(int((rows[numbers] > 0).sum(-1).max()) for rows, numbers in zip(found, chosen, strict=True))
+        select_indices("query", [query], attention.queries, f"tokens in {attention.name}")
+    rows = [attention.rows([query])[:, 0].detach().float().cpu() for attention in maps]
+    selected = [select_indices("head", heads, len(weights)) for weights in rows]
+    drawn = [weights[chosen] for weights, chosen in zip(rows, selected, strict=True)]
+    seen = max(int((weights > 0).sum(-1).max()) for weights in drawn)
     most = max(min(MOST_KEYS, seen), 1)
-    largest = [float(rows[numbers].max()) for rows, numbers in zip(found, chosen, strict=True)]
+    largest = [float(weights.max()) for weights in drawn]
     percent, end = Percent(largest), axis_end(largest)
-    drawn = {}
+
+    def draw(panel: Axes, layer: int, column: int) -> None:
+        attention = maps[layer]
+        top = drawn[layer][column].topk(min(most, attention.keys))
+        own = query if attention.queries == attention.keys else None
+        _draw_bars(panel, top, end, most, own, words, percent)
+
     with style():
-        figure, axes = make_panels(len(maps), columns, 1.7, 0.17 * most + 0.5)
-        for row, (attention, rows, numbers) in enumerate(zip(maps, found, chosen, strict=True)):
-            drawn[attention.name] = rows[numbers]
-            for place, panel in enumerate(axes[row]):
-                if place >= len(numbers):
-                    panel.set_visible(False)
-                    continue
-                top = rows[numbers[place]].topk(min(most, attention.keys))
-                own = query if attention.queries == attention.keys else None
-                _draw_bars(panel, top, end, most, own, words, percent)
-                if row == 0:
-                    panel.set_title(head_title(numbers[place]))
-            label_layer(axes[row][0], attention.title)
-    named = words is not None and all(attention.queries == attention.keys for attention in maps)
-    name = f" {words[query]!r}" if named and words is not None else ""
+        figure = draw_per_head(maps, selected, 1.7, 0.17 * most + 0.5, draw)
+    is_self_attention = all(attention.queries == attention.keys for attention in maps)
+    name = f" {words[query]!r}" if is_self_attention and words is not None else ""
     caption = (
-        f"What token {query}{name} looks at most, layer by layer and head by head: the position of each key, and its "
+        f"The largest weights of token {query}{name}, for each layer and head: the position of each key, and its "
         f"weight. All bars share one axis, from 0 to {end:.0%}."
     )
     if seen > most:
-        caption += f" Of {seen} keys that are seen the {most} with the most weight are listed."
-    return Picture(figure, caption, {"layers": drawn, "query": query, "axis": end})
+        caption += f" Of {seen} visible keys the {most} with the largest weights are listed."
+    data = {attention.name: weights for attention, weights in zip(maps, drawn, strict=True)}
+    return Picture(figure, caption, {"layers": data, "query": query, "axis": end})
 
 
 def _draw_bars(
     panel: Axes, top: Any, end: float, most: int, query: int | None, words: Sequence[str] | None, percent: Percent
 ) -> None:
-    """Bars on tracks that show the whole axis; a word and a weight on each."""
+    """Bars over the whole axis, each with the position, the word and the weight of a key."""
     hide_axes(panel)
     panel.set_xticks([0, end], ["0", f"{end:.0%}"], fontsize=7)
     left, right = panel.get_xticklabels()
@@ -159,14 +140,7 @@ def _label_ticks(axes: Axes, words: Sequence[str], queries: bool) -> None:
     axes.tick_params(length=0, pad=2)
 
 
-def _roots(largest: float):
-    """Shades by the square root: a row over many tokens has small weights, and they should be seen."""
-    from matplotlib.colors import PowerNorm
-
-    return PowerNorm(0.5, vmin=0, vmax=max(largest, 1e-30))
-
-
-def _blues():
+def _make_colormap():
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("regard", [(1.0, 1.0, 1.0), (0.62, 0.77, 0.91), WEIGHT, (0.0, 0.12, 0.32)])

@@ -8,7 +8,7 @@ from plain import Layer, TorchEncoderLayer, Words, blocks, naive, ours, scores, 
 from torch.nn import functional
 
 from regard.laws import check, probe
-from regard.laws.catalog.cost_law import Counter, curves
+from regard.laws.catalog.cost_law import Counter, is_quadratic
 
 
 def verdict(target, kind="operator", **options):
@@ -102,8 +102,8 @@ def test_attention_on_the_cpu_is_counted_by_hand():
 
 
 def test_a_square_is_a_square_and_a_line_is_none():
-    assert curves([5 + 3 * t + 2 * t * t for t in (1, 2, 3, 4)])
-    assert not curves([5 + 3 * t for t in (1, 2, 3, 4)])
+    assert is_quadratic([5 + 3 * t + 2 * t * t for t in (1, 2, 3, 4)])
+    assert not is_quadratic([5 + 3 * t for t in (1, 2, 3, 4)])
 
 
 def test_probe_measures_the_power():

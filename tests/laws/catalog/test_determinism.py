@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from strangers import Layer, causal, fused, naive
+from third_party_attention import Layer, causal, fused, naive
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ class Always(Layer):
 
 
 class Configured(Layer):
-    """Its dropout ignores the mode, and is zero unless somebody raises it."""
+    """Its dropout ignores the mode, and is zero unless the law raises it."""
 
     attn_drop = 0.0
 

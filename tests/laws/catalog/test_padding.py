@@ -248,8 +248,8 @@ def test_a_mask_that_is_lost_for_one_query_is_found():
 def test_every_question_comes_early():
     """A slow subject meets long sequences, small ones and masks of pairs before its time is over."""
     from regard.adapters.operator import OperatorAdapter
-    from regard.laws.catalog.padding import Padding
+    from regard.laws.catalog.padding import PaddingLaw
 
-    early = list(islice(Padding().cases(OperatorAdapter(naive, "naive"), True), 30))
+    early = list(islice(PaddingLaw().cases(OperatorAdapter(naive, "naive"), True), 30))
     assert {case["ask"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
     assert max(case.get("keys", case.get("tokens")) for case in early) > 32

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from strangers import Layer, causal, fused, naive
+from third_party_attention import Layer, causal, fused, naive
 from torch import nn
 from torch.nn import functional as F
 
 from regard.adapters import adapt
 from regard.laws import check
-from regard.laws.catalog.paths import STRIDES, strided
-from regard.laws.textbook import textbook
+from regard.laws.catalog.paths import STRIDES, make_strided
+from regard.laws.textbook import find_textbook_formula
 from regard.layers import MultiHeadAttention
 
 
@@ -151,17 +151,17 @@ def test_randomness_that_nobody_can_switch_off_is_left_alone():
 
 
 def test_the_formula_is_read_off():
-    found = textbook(adapt(causal, "operator"))
+    found = find_textbook_formula(adapt(causal, "operator"))
     assert found is not None
     assert (found.causal, found.align, found.masks) == (True, "end", True)
-    sharper = textbook(adapt(lambda query, key, value: naive(3 * query, key, value), "operator"))
+    sharper = find_textbook_formula(adapt(lambda query, key, value: naive(3 * query, key, value), "operator"))
     assert sharper is None
 
 
 @pytest.mark.parametrize("name", STRIDES)
 def test_strided_memory_holds_the_same_numbers(name):
     x = torch.randn(2, 3, 5)
-    plain, view = strided(x, name)
+    plain, view = make_strided(x, name)
     assert torch.equal(plain, view)
     assert plain.is_contiguous()
     assert not view.is_contiguous()

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from caches import RIGHT, Filled
-from strangers import Layer, causal, fused, naive
+from third_party_attention import Layer, causal, fused, naive
 from torch import nn
 
 from regard.laws import check

@@ -1,8 +1,8 @@
 """Convolutions of values with a kernel of relative positions: in a band, by matrices, or by the Fourier transform.
 
-All answer the same three questions about `y[q] = sum_k kernel[q - k] x[k]`: the product, and its gradients in `x` and
-in the kernel. Values are planes `(plane, row, column)`, one for each channel of each batch row; kernels are
-`(head, *table)` in float64 (see `Layout`).
+All compute `y[q] = sum_k kernel[q - k] x[k]` and its gradients with respect to `x` and the kernel. Values are planes
+`(plane, row, column)`, one for each channel of each batch row; kernels are `(head, *table)` in float64 (see
+`RelativeLayout`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 from torch.nn.grad import conv2d_weight
 
-from regard.backends.positional.layout import Layout
+from regard.backends.positional.relative_layout import RelativeLayout
 from regard.caching import lazy_property
 
-Box = tuple[int, int, int, int]  # first and last row, first and last column of a table
+TableBox = tuple[int, int, int, int]  # first and last row, first and last column of a table
 
 
 class Band:
     """Few differences matter: a direct sum over them, by the convolution of torch, one output channel for each head."""
 
-    def __init__(self, kernel: Tensor, layout: Layout, box: Box, dtype: torch.dtype) -> None:
+    def __init__(self, kernel: Tensor, layout: RelativeLayout, box: TableBox, dtype: torch.dtype) -> None:
         top, bottom, left, right = self.box = box
         self.layout = layout
         self.kernel = kernel[:, top : bottom + 1, left : right + 1].to(dtype)
@@ -33,7 +33,7 @@ class Band:
         y = conv2d(self._around(x), self.kernel.flip(1, 2)[:, None])
         yield from enumerate(y.unbind(1))
 
-    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+    def backward(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
         u = torch.stack([grad_output(head) for head in range(len(self.kernel))], dim=1)
         if to_kernel:
             around = self._around(x)
@@ -72,25 +72,25 @@ class Slabs:
     from kernels, without an exponential for each pair.
     """
 
-    def __init__(self, kernel: Tensor, layout: Layout, dtype: torch.dtype) -> None:
+    def __init__(self, kernel: Tensor, layout: RelativeLayout, dtype: torch.dtype) -> None:
         self.layout, self.heads, self.table = layout, len(kernel), kernel.shape[1:]
         (_, columns), (_, across) = layout.queries, layout.keys
         at = torch.arange(columns, device=kernel.device) - torch.arange(across, device=kernel.device)[:, None]
         self.difference = at + across - 1  # (key column, query column)
-        # Turned upside down, since the difference of a row of queries falls while rows of keys rise.
+        # Flipped, since the difference decreases as the row of keys increases.
         matrix = kernel.to(dtype).flip(1)[:, :, self.difference]  # (head, table row, key column, query column)
         self.matrix = matrix.permute(1, 2, 0, 3).flatten(2).flatten(0, 1).contiguous()
 
     @lazy_property
-    def _slopes(self) -> Tensor:
-        """The gradient of the matrix, which only the way back makes."""
+    def _matrix_grad(self) -> Tensor:
+        """The gradient of the matrix, allocated by backward."""
         return torch.zeros_like(self.matrix)
 
     @property
     def grad(self) -> Tensor:
         """The gradient of the kernel, in float64: pairs of columns with the same difference are added up."""
         (rows, wide), (across, columns) = self.table, self.difference.shape
-        found = self._slopes.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
+        found = self._matrix_grad.double().view(rows, across, self.heads, columns).permute(2, 0, 1, 3).flatten(2)
         whole = found.new_zeros(self.heads, rows, wide)
         return whole.index_add_(2, self.difference.flatten(), found).flip(1)
 
@@ -102,7 +102,7 @@ class Slabs:
         for head, part in enumerate(y.unflatten(2, (self.heads, columns)).unbind(2)):
             yield head, part.transpose(0, 1)
 
-    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+    def backward(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
         rows, flat = self.layout.queries[0], x.flatten(1)
         u = (
             torch.stack([grad_output(head) for head in range(self.heads)], dim=2).transpose(0, 1).flatten(2)
@@ -111,7 +111,7 @@ class Slabs:
         for row, part in zip(range(rows), u.contiguous(), strict=True):
             found.addmm_(part, self._slab(self.matrix, row).T)
             if to_kernel:
-                self._slab(self._slopes, row).addmm_(flat.T, part)
+                self._slab(self._matrix_grad, row).addmm_(flat.T, part)
         return found.view_as(x)
 
     def _slab(self, matrix: Tensor, row: int) -> Tensor:
@@ -122,9 +122,9 @@ class Slabs:
 
 
 class Spectrum:
-    """All differences matter: the transform of values once, and one product and one way back for each head."""
+    """All differences matter: the transform of values once, and one product and one inverse transform for each head."""
 
-    def __init__(self, kernel: Tensor, layout: Layout, dtypes: list[torch.dtype | None]) -> None:
+    def __init__(self, kernel: Tensor, layout: RelativeLayout, dtypes: list[torch.dtype | None]) -> None:
         self.layout, self.dtypes = layout, dtypes  # the precision of each head; None for a head that needs nothing
         rows, columns = self.size = transform_size(layout)
         self.kernel = {
@@ -151,13 +151,13 @@ class Spectrum:
             y = torch.fft.irfft2(spectra[self.dtypes[head]] * kernel, s=self.size)
             yield head, y[:, first : first + rows, across : across + columns]
 
-    def back(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
+    def backward(self, x: Tensor, grad_output: Callable[[int], Tensor], to_kernel: bool) -> Tensor:
         (rows, columns), (row, column) = self.layout.keys, (key - 1 for key in self.layout.keys)
         spectra = self._spectra(x) if to_kernel else {}
         sums: dict[torch.dtype | None, Tensor] = {}
         for head, kernel in self.kernel.items():
             dtype = self.dtypes[head]
-            # A query stands where its window ends.
+            # A query is at the end of its window.
             u = torch.fft.rfft2(pad(grad_output(head).to(dtype), (column, 0, row, 0)), s=self.size)
             if to_kernel:
                 self.grads[head] += (spectra[dtype].conj() * u).sum(0)
@@ -171,13 +171,13 @@ class Spectrum:
         return {dtype: torch.fft.rfft2(x.to(dtype), s=self.size) for dtype in needed}
 
 
-def transform_size(layout: Layout) -> tuple[int, int]:
-    """Sizes that hold the table, so that nothing comes round, and that are transformed fast."""
-    rows, columns = (_smooth(size) for size in layout.table)
+def transform_size(layout: RelativeLayout) -> tuple[int, int]:
+    """Sizes that hold the table, so that nothing wraps around, and that transform fast."""
+    rows, columns = (_round_to_fast_size(size) for size in layout.table)
     return rows, columns
 
 
-def _smooth(size: int) -> int:
+def _round_to_fast_size(size: int) -> int:
     """The next size of factors 2, 3, 5 and 7 that is a multiple of 8: 63 took 2.4 times as long as 64."""
     if size < 8:
         return size

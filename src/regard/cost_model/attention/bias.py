@@ -15,7 +15,7 @@ from regard.cost_model import depth
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.part import ZERO, Part, Work
 from regard.cost_model.run_mode import RunMode
-from regard.kernels.positions import table_of
+from regard.kernels.bias_table import make_bias_table
 from regard.patterns import Lengths
 
 
@@ -80,7 +80,7 @@ def _table_kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
         return ZERO
     lengths = Lengths(*shape.lengths)
     wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
-    return sympy.Integer(kept_by(lambda: (table_of(bias, lengths)[0].to(wide),)))
+    return sympy.Integer(kept_by(lambda: (make_bias_table(bias, lengths)[0].to(wide),)))
 
 
 def kept_by(make: Callable[[], tuple[Tensor, ...]]) -> int:

@@ -17,7 +17,7 @@ from regard.cost_model.symbols import size_symbol
 from regard.errors import CostError
 from regard.kernels import library
 from regard.kernels.decode import MAX_QUERIES
-from regard.kernels.intervals import intervals
+from regard.kernels.key_intervals import find_key_intervals
 from regard.kernels.program import best_plan
 from regard.patterns import Lengths, Pattern
 
@@ -58,9 +58,13 @@ def visits_of(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> Vis
     if shape.lengths is None:
         remark = f"{mode.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
         return Visits(shape.batch * size_symbol("Z"), {}, (remark,))
-    lengths, pattern, heads = Lengths(*shape.lengths), pattern._by_head, pattern.heads
+    lengths, pattern, heads = Lengths(*shape.lengths), pattern._with_folded_heads, pattern.heads
     if mode.backend == "native":
-        if mode.step == "decode" and lengths.queries <= MAX_QUERIES and intervals(pattern, lengths) is not None:
+        if (
+            mode.step == "decode"
+            and lengths.queries <= MAX_QUERIES
+            and find_key_intervals(pattern, lengths) is not None
+        ):
             return Visits(seen.formula, {})  # a cache is read key by key
         _check_library()
         wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
@@ -103,7 +107,7 @@ def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str
     if shape.lengths is None:
         remark = "blocked: how many sums its tiles read depends on the number of tokens; Z stays open"
         return shape.batch * shape.kv_heads * size_symbol("Z") * shape.value_dim, (remark,)
-    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    read = sum(step.weight.numel() for step in _plan_means(pattern._with_folded_heads, Lengths(*shape.lengths)))
     rows = shape.batch if pattern.rows is None else 1
     heads = shape.kv_heads if pattern.heads is None else 1  # heads that differ are rows of the plan
     return rows * heads * read * shape.value_dim, ("blocked: the sums its tiles read stay a number",)
@@ -123,7 +127,7 @@ def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, mode: RunMode) -> t
     count = shape.queries * (pattern.rows or 1)
     if shape.lengths is None:
         return mode.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
-    read = sum(step.weight.numel() for step in _plan_means(pattern._by_head, Lengths(*shape.lengths)))
+    read = sum(step.weight.numel() for step in _plan_means(pattern._with_folded_heads, Lengths(*shape.lengths)))
     return mode.wide * (sums + count + read), ()
 
 

@@ -18,7 +18,6 @@ import dataclasses
 
 import sympy
 
-from regard.backends.linear_attention import CHUNK
 from regard.cost_model import depth
 from regard.cost_model.attention.pairs import longest_row, pairs_of
 from regard.cost_model.attention.shape import Shape
@@ -27,6 +26,7 @@ from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown
 from regard.cost_model.symbols import size_symbol
 from regard.features import Elu1, FavorPlus, FeatureMap, Relu, Taylor2
+from regard.kernels.linear_attention import CHUNK
 from regard.patterns import Pattern
 
 
@@ -64,17 +64,19 @@ def linear_parts(
 
 def shares(pattern: Pattern | None) -> bool:
     """Whether queries can share their sums over keys."""
-    return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._factors())
+    return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._split_intersection())
 
 
 def is_causal(pattern: Pattern | None) -> bool:
     """Whether a pattern is causal, or joins a causal one with others."""
-    return pattern is not None and any(each.is_causal for each in pattern._factors())
+    return pattern is not None and any(each.is_causal for each in pattern._split_intersection())
 
 
 def hides_keys(pattern: Pattern | None) -> bool:
     """Whether a pattern hides the same keys from all queries, as padding does, or joins one that does with others."""
-    return pattern is not None and any(each.is_key_padding and not each.is_full for each in pattern._factors())
+    return pattern is not None and any(
+        each.is_key_padding and not each.is_full for each in pattern._split_intersection()
+    )
 
 
 def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:

@@ -35,15 +35,15 @@ def pairs_of(
 
     values: the numbers of the letters in `queries` and `keys`.
     """
-    pattern = pattern._simplified()
-    sides = sorted(pattern._grids(), key=lambda grid: grid.start)
+    pattern = pattern._simplify()
+    sides = sorted(pattern._list_grids(), key=lambda grid: grid.start)
     grid: dict[sympy.Symbol, int] = dict(zip(SIDES, (sides[-1].rows, sides[-1].columns), strict=True)) if sides else {}
     if pattern.rows is not None or pattern.heads is not None:
         return _added_up(pattern, batch, queries, keys, lengths)
     # Replaced and not substituted: sympy's subs looks at much more, and layers ask for pairs again and again.
     known = {symbol: sympy.Integer(number) for symbol, number in ({**values, **grid} if lengths else grid).items()}
     exact = None if lengths is None else pattern.pairs(*lengths)
-    found = list(pattern._pair_forms(queries, keys, lengths))
+    found = list(pattern._pair_count_formulas(queries, keys, lengths))
     if lengths is None:  # forms for lengths that happen to be equal come last, unless they are equal for certain
         found.sort(key=lambda form: any(isinstance(each, sympy.Eq) and queries in each.args for each in form.when))
     for form in found:
@@ -65,7 +65,7 @@ def _added_up(
     pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None
 ) -> Pairs:
     """Rows and heads that see different pairs are added up, each exactly; their sum stays a number."""
-    plain = [form for form in pattern._pair_forms(queries, keys, lengths) if not form.when]
+    plain = [form for form in pattern._pair_count_formulas(queries, keys, lengths) if not form.when]
     if plain:
         return Pairs(plain[0].formula, {}, ("pairs: the real tokens of all rows are one number",))
     who = "rows" if pattern.heads is None else "heads"
@@ -101,7 +101,7 @@ def _settle(condition: Any, values: Any) -> Any:
 
 def longest_row(pattern: Pattern, keys: sympy.Expr, values: Any) -> sympy.Expr:
     """How many keys one query sees at most: as far as the pattern's structure says, or all there are."""
-    found = pattern._simplified().max_keys_per_query
+    found = pattern._simplify().max_keys_per_query
     if found is None:
         return keys
     number = keys.subs(values)

@@ -18,7 +18,7 @@ import torch
 from regard.attention import Attention
 from regard.backends import find
 from regard.backends.base import Request
-from regard.backends.positional.costs import way
+from regard.backends.positional.costs import choose_method
 from regard.biases import axis_scores
 from regard.biases.base import Bias
 from regard.calculus import axis_weights
@@ -42,7 +42,7 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode:
     because = "how many tokens there are decides who runs, and nobody says it"
     if request is not None:
         because = find("positional").refuse(request)
-        if because is None and way(request) in ("ratio", "features"):
+        if because is None and choose_method(request) in ("ratio", "features"):
             because = (
                 "it takes a ratio of convolutions or features of positions here: who multiplies depends on the heads"
             )
@@ -53,7 +53,7 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode:
             because=str(because),
             instead='backend=None for what the mathematics asks, or backend="reference"',
         )
-    if way(request) == "gather":
+    if choose_method(request) == "gather":
         moved = Work(bytes=2 * mode.item * shape.output)
         return Breakdown(
             [Part("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",)
@@ -91,7 +91,7 @@ def kept_unasked(attention: Attention, pattern: Pattern, shape: Shape, mode: Run
     request = _request(attention, pattern, shape) if shape.keeps else None
     if attention.scale != 0 or request is None or find("positional").refuse(request) is not None:
         return None
-    if way(request) != "separable" or not isinstance(attention.bias, Bias):
+    if choose_method(request) != "separable" or not isinstance(attention.bias, Bias):
         return None
     grid: Any = attention.bias.grid
     kept: Any = _kept(attention.bias, shape, mode)

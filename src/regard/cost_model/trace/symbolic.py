@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -406,43 +406,62 @@ def recognise_size(column: tuple[int, ...], variables: list[tuple[sympy.Expr, li
 
 
 def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
-    """`c0 + c1 m` for a product m of up to two variables; or a sum of two such, or of three variables.
+    """A constant and one variable, or sums of two and three, or of products of two.
 
     Sums have small coefficients only: three equations and any coefficients would often be solved by chance.
     """
-    products = list(_products(variables))
     rises = [value - values[0] for value in values[1:]]
-    steps = [(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in products]
-    for expression, start, (run, *others) in steps:
-        # Every rise is c1 times that of the product, so that they are in the same proportion.
-        if run and all(rise * run == rises[0] * other for rise, other in zip(rises[1:], others, strict=True)):
-            slope = Fraction(rises[0], run)
-            if slope.denominator <= LARGEST_DENOMINATOR:
-                return _rational(values[0] - slope * start) + _rational(slope) * expression
+    singles = [_Term(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in variables]
+    for term in singles:
+        if (found := _scale_term(term, values[0], rises, LARGEST_DENOMINATOR)) is not None:
+            return found
     if len(values) < 4:
         return None
-    singles = steps[: len(variables)]
-    for several in (
-        *itertools.combinations(singles, 2),
-        *itertools.combinations(singles, 3),
-        *itertools.combinations(steps, 2),
-    ):
-        for factors in itertools.product(FACTORS, repeat=len(several)):
-            rise = sum(c * each[2][0] for c, each in zip(factors, several, strict=True))
-            if rise != rises[0] or any(
-                sum(c * each[2][place] for c, each in zip(factors, several, strict=True)) != rises[place]
-                for place in range(1, len(rises))
+    products = [_Term(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in _products(variables)]
+    for count in (2, 3):
+        if (found := _combine_terms(singles, count, values[0], rises)) is not None:
+            return found
+    for term in products:
+        if (found := _scale_term(term, values[0], rises, 2)) is not None:
+            return found
+    return _combine_terms([*singles, *products], 2, values[0], rises)
+
+
+class _Term(NamedTuple):
+    """An expression, its value at the first point, and by how much it is larger at the others."""
+
+    expression: sympy.Expr
+    start: int
+    rises: list[int]
+
+
+def _scale_term(term: _Term, start: int, rises: list[int], denominator: int) -> sympy.Expr | None:
+    """`c0 + c1 m`: every rise is c1 times that of m, so that they are in the same proportion."""
+    run, *others = term.rises
+    if not run or any(rise * run != rises[0] * other for rise, other in zip(rises[1:], others, strict=True)):
+        return None
+    slope = Fraction(rises[0], run)
+    if slope.denominator > denominator:
+        return None
+    return _rational(start - slope * term.start) + _rational(slope) * term.expression
+
+
+def _combine_terms(terms: list[_Term], count: int, start: int, rises: list[int]) -> sympy.Expr | None:
+    for several in itertools.combinations(terms, count):
+        for factors in itertools.product(FACTORS, repeat=count):
+            if any(
+                sum(c * each.rises[place] for c, each in zip(factors, several, strict=True)) != rise
+                for place, rise in enumerate(rises)
             ):
                 continue
-            constant = values[0] - sum(c * each[1] for c, each in zip(factors, several, strict=True))
+            constant = start - sum(c * each.start for c, each in zip(factors, several, strict=True))
             if abs(constant) <= LARGEST_CONSTANT:
-                return constant + sum(c * each[0] for c, each in zip(factors, several, strict=True))
+                return constant + sympy.Add(*(c * each.expression for c, each in zip(factors, several, strict=True)))
     return None
 
 
 def _products(variables: list[tuple[sympy.Expr, list[int]]]) -> Iterable[tuple[sympy.Expr, list[int]]]:
-    yield from variables
-    for (one, first), (other, second) in itertools.combinations_with_replacement(variables, 2):
+    for (one, first), (other, second) in itertools.combinations(variables, 2):
         yield one * other, [a * b for a, b in zip(first, second, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""L2: the last queries alone are the last rows of all."""
+"""L2: the outputs of the last queries alone are the last rows of all outputs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, equal
-from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import size
+from regard.laws.law import Case, Law, Observation
+from regard.laws.masks import draw_operator_mask
+from regard.laws.probes import expect_same_output
 from regard.laws.variants import LONG, LONGER, head_sizes
 
 MASKS = ("none", "keys", "causal", "shared", "pairs", "heads")
 
 
-class Alignment(Law):
+class AlignmentLaw(Law):
     id = "L2"
     slug = "alignment"
     title = "Alignment of unequal lengths"
@@ -30,6 +30,8 @@ class Alignment(Law):
     catches = "a causal mask that starts at the upper left, so that one query with a cache sees the first key only"
     needs = ("operator",)
     smallest = {"batch": 1, "keys": 1, "queries": 1, "asked": 1}
+    kinds = ("queries", "keys")
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = MASKS if "mask" in subject.abilities else ("none",)
@@ -40,11 +42,11 @@ class Alignment(Law):
             (43, 70, 6), (37, 1, 3), (141, 37, 1), (3, 141, 2), (LONG, LONG, 3), (3, LONGER, 1),
         ):  # fmt: skip
             for mask in dict.fromkeys(("none", masks[(turn + 1) % len(masks)])):
-                yield self._case(1 + turn % 2, queries, keys, asked, mask)
+                yield self._make_case(1 + turn % 2, queries, keys, asked, mask)
             turn += 1
         for wide in head_sizes(subject):
             for queries, keys in ((5, 5), (3, 7)):
-                yield {**self._case(2, queries, keys, 1, "none"), **wide}
+                yield {**self._make_case(2, queries, keys, 1, "none"), **wide}
         sizes = [(5, 5), (4, 7), (7, 4), (2, 3), (3, 2), (9, 9), (1, 6), (6, 1), (8, 3)]
         if not fast:
             sizes += [(n, n) for n in (2, 3, 4, 6, 7, 8)] + [(9, 5), (5, 9)]
@@ -52,18 +54,18 @@ class Alignment(Law):
             for asked in dict.fromkeys([1, queries - 1, *range(2, queries)]):
                 if 0 < asked < queries:
                     for mask in ("none", masks[turn % len(masks)]) if masks[turn % len(masks)] != "none" else ("none",):
-                        yield self._case(1 + turn % 2, queries, keys, asked, mask)
+                        yield self._make_case(1 + turn % 2, queries, keys, asked, mask)
                     turn += 1
         for queries, keys in [(37, 37), (70, 70), (141, 141), (70, 141), (141, 70), (17, 37), (33, 33), (65, 65)]:
             for asked in (2, 16, 32, 64, queries - 1) if fast else (1, 2, 5, 16, 32, 63, 64, queries - 1):
                 if asked < queries:
                     turn += 1
-                    yield self._case(1 + turn % 2, queries, keys, asked, "none")
+                    yield self._make_case(1 + turn % 2, queries, keys, asked, "none")
                     if masks[turn % len(masks)] != "none":
-                        yield self._case(1 + turn % 2, queries, keys, asked, masks[turn % len(masks)])
+                        yield self._make_case(1 + turn % 2, queries, keys, asked, masks[turn % len(masks)])
 
     @staticmethod
-    def _case(batch: int, queries: int, keys: int, asked: int, mask: str) -> Case:
+    def _make_case(batch: int, queries: int, keys: int, asked: int, mask: str) -> Case:
         return {"batch": batch, "queries": queries, "keys": keys, "asked": asked, "mask": mask}
 
     def possible(self, case: Case) -> bool:
@@ -76,23 +78,20 @@ class Alignment(Law):
         asked, form = int(case["asked"]), str(case["mask"])
         query, key, value = subject.tensors(rng, batch, queries, keys)
         end = subject.conventions.align == "end"
-        mask = None
-        if form == "keys":
-            mask = token_mask("random", batch, keys, keys // 2, rng)[:, None, None, :]
-        elif form == "causal":
-            shift = keys - queries if end else 0
-            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(shift)
-        elif form != "none":
-            mask = pair_mask(subject, form, batch, queries, keys, rng)
+        if form == "causal":
+            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries if end else 0)
+        else:
+            mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
         rows = slice(queries - asked, queries) if end else slice(0, asked)
         part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
-        everything = subject.rows(subject.attend(query, key, value, mask))
-        alone = subject.rows(subject.attend(query[:, :, rows], key, value, part))
-        yield equal(
+        everything = subject.attend_rows(query, key, value, mask)
+        alone = subject.attend_rows(query[:, :, rows], key, value, part)
+        yield expect_same_output(
+            subject,
             everything[:, rows],
             alone,
+            keys,
+            everything,
             changed=f"queries[{'-' if end else ':'}{asked}{':' if end else ''}] of {queries} asked alone",
             tokens=range(queries)[rows],
-            reduction=keys + subject.channels,
-            scale=size(everything),
         )

@@ -1,4 +1,4 @@
-"""L10: a row of a batch knows nothing of the others."""
+"""L10: the output of a batch row does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.statelessness import interrupted, is_random, seeded, together
-from regard.laws.law import Case, Law, Observation, equal
-from regard.laws.masks import SIDES, pair_mask, token_mask
-from regard.laws.probes import different, size
+from regard.laws.concurrent_calls import is_random, run_concurrently, run_interrupted, with_fixed_seed
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import SIDES, draw_operator_mask, token_mask
+from regard.laws.probes import draw_other_content, find_magnitude
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 # Random numbers are drawn for the batch as a whole. These compare batches of one shape, which draw the same ones.
 OF_ONE_SHAPE = ("others", "between")
 
 
-class BatchIndependence(Law):
+class BatchIndependenceLaw(Law):
     id = "L10"
     slug = "batch-independence"
     title = "Batch independence"
@@ -32,6 +32,8 @@ class BatchIndependence(Law):
     equation = "f(X)_i = f(X_i)"
     catches = "attention across the batch, a softmax over axis 0, one row's positions used for all, a shared buffer"
     smallest = {"batch": 2, "tokens": 1, "queries": 1, "keys": 1}
+    kinds = ("ask",)
+    minimum = 4
     about_repetition = True
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -81,7 +83,7 @@ class BatchIndependence(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if case["ask"] == "operator":
             assert isinstance(subject, OperatorAdapter)
-            yield from _operator(subject, case, rng)
+            yield from _observe_operator(subject, case, rng)
             return
         batch, tokens = int(case["batch"]), int(case["tokens"])
         x = subject.draw(batch, tokens, rng)
@@ -91,92 +93,103 @@ class BatchIndependence(Law):
         if is_random(subject, lambda one: one.run(x.clone(), mask), batch, tokens, case["mask"]):
             if case["ask"] not in OF_ONE_SHAPE:
                 return
-            subject = seeded(subject)
-        observe = {"alone": _alone, "others": _others, "order": _order, "expanded": _expanded}
-        observe |= {"between": _between, "threads": _threads}
+            subject = with_fixed_seed(subject)
+        observe = {
+            "alone": _observe_row_alone,
+            "others": _observe_other_rows_changed,
+            "order": _observe_reordered_rows,
+            "expanded": _observe_expanded_row,
+        }
+        observe |= {"between": _observe_call_in_between, "threads": _observe_concurrent_calls}
         yield from observe[str(case["ask"])](subject, x, mask, rng)
 
 
-def _rows(tensor: Tensor | None, index: slice | Tensor) -> Tensor | None:
+def _select_rows(tensor: Tensor | None, index: slice | Tensor) -> Tensor | None:
     return None if tensor is None else tensor[index]
 
 
-def _agree(
+def _expect_same_rows(
     subject: Adapter, expected: Tensor, actual: Tensor, mask: Tensor | None, changed: str, row: int = 0
 ) -> Observation:
     where = mask if mask is not None and "aligned" in subject.abilities else None
     reduction = subject.channels + (expected.shape[1] if expected.ndim > 1 else 1)
-    return equal(expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=size(expected))
+    return expect_equal(
+        expected, actual, where=where, changed=changed, row=row, reduction=reduction, scale=find_magnitude(expected)
+    )
 
 
-def _alone(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+def _observe_row_alone(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
     together = subject.run(x, mask)
     for row in range(len(x)):
         one = slice(row, row + 1)
-        alone = subject.run(x[one], _rows(mask, one))
-        yield _agree(
-            subject, alone, together[one], _rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row
+        alone = subject.run(x[one], _select_rows(mask, one))
+        yield _expect_same_rows(
+            subject, alone, together[one], _select_rows(mask, one), f"row {row} alone, against a batch of {len(x)}", row
         )
 
 
-def _others(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+def _observe_other_rows_changed(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
     before = subject.run(x, mask)
     for row in sorted({0, len(x) - 1}):
         one = slice(row, row + 1)
         for factor in (1.0, 1000.0) if x.is_floating_point() else (1.0,):
-            other = different(subject, x, rng, factor)
+            other = draw_other_content(subject, x, rng, factor)
             other[one] = x[one]
             after = subject.run(other, mask)
-            yield _agree(subject, before[one], after[one], _rows(mask, one), f"every row but {row}", row)
+            yield _expect_same_rows(
+                subject, before[one], after[one], _select_rows(mask, one), f"every row but {row}", row
+            )
         if mask is not None:
             # The same rows, of which the others hide something else.
             masks = mask.flip(1).clone()
             masks[one] = mask[one]
             after = subject.run(x, masks)
-            yield _agree(subject, before[one], after[one], _rows(mask, one), f"the mask of every row but {row}", row)
+            yield _expect_same_rows(
+                subject, before[one], after[one], _select_rows(mask, one), f"the mask of every row but {row}", row
+            )
 
 
-def _order(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+def _observe_reordered_rows(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
     order = rng.permutation(len(x))
-    before, after = subject.run(x, mask), subject.run(x[order], _rows(mask, order))
-    yield _agree(subject, before[order], after, _rows(mask, order), "the order of rows")
+    before, after = subject.run(x, mask), subject.run(x[order], _select_rows(mask, order))
+    yield _expect_same_rows(subject, before[order], after, _select_rows(mask, order), "the order of rows")
 
 
-def _expanded(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+def _observe_expanded_row(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
     """One row shown several times without a copy of it."""
-    one, hidden = x[:1], _rows(mask, slice(0, 1))
+    one, hidden = x[:1], _select_rows(mask, slice(0, 1))
     alone = subject.run(one, hidden)
     wide = None if hidden is None else hidden.expand(len(x), -1)
     several = subject.run(one.expand(len(x), *[-1] * (x.ndim - 1)), wide)
-    yield _agree(subject, alone.expand_as(several), several, wide, "one row, expanded to a batch")
+    yield _expect_same_rows(subject, alone.expand_as(several), several, wide, "one row, expanded to a batch")
 
 
-def _between(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+def _observe_call_in_between(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
     before = subject.run(x, mask)
     subject.run(subject.draw(len(x) + 1, x.shape[1] if "lengths" in subject.abilities else 1, rng))
-    subject.run(different(subject, x, rng), mask)
-    yield _agree(subject, before, subject.run(x, mask), mask, "a call with another batch in between")
+    subject.run(draw_other_content(subject, x, rng), mask)
+    yield _expect_same_rows(subject, before, subject.run(x, mask), mask, "a call with another batch in between")
 
 
-def _threads(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
-    """Two callers at the same time: in the midst of one call the other is made, and both as it happens."""
-    subject, other = subject.copy_unused(), different(subject, x, rng)
-    for alone, found, effect in interrupted(subject, x, mask, [other]):
-        seen = _agree(subject, alone, found, mask, "a call from another thread at the same time")
+def _observe_concurrent_calls(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
+    """Concurrent calls: one during the other at chosen places, and both freely."""
+    subject, other = subject.copy_unused(), draw_other_content(subject, x, rng)
+    for alone, found, effect in run_interrupted(subject, x, mask, [other]):
+        seen = _expect_same_rows(subject, alone, found, mask, "a call from another thread at the same time")
         seen.effect = effect
         yield seen
-    for alone, found in together(subject, [x, other], mask):
-        yield _agree(subject, alone, found, mask, "calls from another thread at the same time")
+    for alone, found in run_concurrently(subject, [x, other], mask):
+        yield _expect_same_rows(subject, alone, found, mask, "calls from another thread at the same time")
 
 
-def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
-    mask = None if form == "none" else pair_mask(subject, form, batch, queries, keys, rng)
+    mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
 
     def ask(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
-        return one.rows(one.attend(query, key, value, mask))
+        return one.attend_rows(query, key, value, mask)
 
     if is_random(subject, ask, batch, queries, keys, form):
         return
@@ -184,5 +197,5 @@ def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observ
     for row in range(batch):
         one = slice(row, row + 1)
         part = mask if mask is None or len(mask) == 1 else mask[one]
-        alone = subject.rows(subject.attend(query[one], key[one], value[one], part))
-        yield _agree(subject, alone, whole[one], None, f"row {row} alone, against a batch of {batch}", row)
+        alone = subject.attend_rows(query[one], key[one], value[one], part)
+        yield _expect_same_rows(subject, alone, whole[one], None, f"row {row} alone, against a batch of {batch}", row)

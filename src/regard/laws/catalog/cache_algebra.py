@@ -1,4 +1,4 @@
-"""L18: rows of a cache may be reordered and its end may be forgotten, and it is the cache of that text."""
+"""L18: a reordered or cropped cache is the cache of the reordered or cropped sequence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.cache import cached, coarseness, split_into
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.cached_runs import find_cached, measure_coarseness, split_into
+from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.variants import long_lengths
 
 # Rows to take, of a batch of three: an order, one twice, fewer, a turn, one alone.
 ORDERS = {"turn": (1, 2, 0), "swap": (0, 2, 1), "twice": (0, 0, 2), "fewer": (2, 0), "one": (1,), "more": (2, 1, 0, 1)}
 
 
-class CacheAlgebra(Law):
+class CacheAlgebraLaw(Law):
     id = "L18"
     slug = "cache-algebra"
     title = "Cache algebra"
@@ -33,17 +33,19 @@ class CacheAlgebra(Law):
     )
     needs = ("cache", "aligned", "lengths")
     smallest = {"tokens": 2, "kept": 1}
+    kinds = ("order", "kept")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         reason = super().applies(subject)
         if reason is not None:
             return reason
-        can = [self._can(subject, operation) for operation in ("reorder", "crop")]
+        can = [self._offers(subject, operation) for operation in ("reorder", "crop")]
         return None if any(can) else "its cache can neither be reordered nor cropped"
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         lengths = subject.lengths(6) if fast else subject.lengths(6, 13, 40, 70)
-        crops, reorders = self._can(subject, "crop"), self._can(subject, "reorder")
+        crops, reorders = self._offers(subject, "crop"), self._offers(subject, "reorder")
         for tokens in long_lengths(subject, fast, 301):
             if crops and tokens > 270:
                 yield {"tokens": tokens, "kept": 270, "split": "prefill", "order": "none", "batch": 1}
@@ -73,10 +75,10 @@ class CacheAlgebra(Law):
 
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        caching = cached(subject)
+        caching = find_cached(subject)
         batch, tokens, kept = int(case["batch"]), int(case["tokens"]), int(case["kept"])
-        if subject.longest is not None:  # what follows has to fit too
-            tokens = min(tokens, subject.longest - 3)
+        if subject.max_length is not None:  # what follows has to fit too
+            tokens = min(tokens, subject.max_length - 3)
             kept = min(kept, tokens)
         x = subject.draw(batch, tokens, rng)
         pieces = [tokens] if case["split"] == "whole" else split_into(str(case["split"]), tokens, rng)
@@ -101,20 +103,20 @@ class CacheAlgebra(Law):
         for piece in more.split([1, 2], 1):
             row, state = caching.step(state, piece)
             found.append(row)
-        expected = self._built(subject, x, more)
-        yield equal(
+        expected = self._decode_after_cache_of(subject, x, more)
+        yield expect_equal(
             expected,
             torch.cat(found, 1),
             changed=", ".join(said),
             tokens=range(x.shape[1], x.shape[1] + 3),
             reduction=tokens + subject.channels,
-            scale=float(expected.abs().nan_to_num(0, 0, 0).max()) * coarseness(subject, caching),
+            scale=float(expected.abs().nan_to_num(0, 0, 0).max()) * measure_coarseness(subject, caching),
         )
 
     @staticmethod
-    def _built(subject: Adapter, x: Tensor, more: Tensor) -> Tensor:
+    def _decode_after_cache_of(subject: Adapter, x: Tensor, more: Tensor) -> Tensor:
         """The rows of `more` after a cache that was built from `x` and from nothing else."""
-        caching = cached(subject)
+        caching = find_cached(subject)
         _, state = caching.step(caching.start(x.shape[0], x.shape[1] + 3), x)
         rows = []
         for piece in more.split([1, 2], 1):
@@ -124,9 +126,9 @@ class CacheAlgebra(Law):
 
     @staticmethod
     @torch.no_grad()
-    def _can(subject: Adapter, operation: str) -> bool:
+    def _offers(subject: Adapter, operation: str) -> bool:
         """Whether the subject offers the operation at all."""
-        caching = cached(subject)
+        caching = find_cached(subject)
         try:
             x = subject.draw(2, subject.lengths(4)[0], Rng(0, "algebra"))
             _, state = caching.step(caching.start(2, x.shape[1]), x)

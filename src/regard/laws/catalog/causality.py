@@ -1,4 +1,4 @@
-"""L1: what comes later changes nothing that came before."""
+"""L1: later tokens do not change earlier outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from regard.adapters.base import Adapter, run_variant, variant_names
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.masks import pair_mask, token_mask
 from regard.laws.variants import LONG, LONGER, half_precisions, head_sizes, long_lengths
 
 
-class Causality(Law):
+class CausalityLaw(Law):
     id = "L1"
     slug = "causality"
     title = "Causality"
@@ -25,6 +25,8 @@ class Causality(Law):
     catches = "a mask that is inverted, built only with a cache, dropped by a fast path, or off by one inside a block"
     needs = ("aligned", "lengths")
     smallest = {"batch": 1, "tokens": 2, "kept": 1}
+    kinds = ("kept",)
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         def case(tokens: int, kept: int, batch: int = 1, content: str = "other", mask: str = "none") -> dict:
@@ -33,7 +35,7 @@ class Causality(Law):
         masks = ["none"]
         if "mask" in subject.abilities:
             masks += ["ones", "right", *(["pairs"] if isinstance(subject, OperatorAdapter) else [])]
-            # Hidden first tokens see nothing, and what they yield is not everybody's to pass on.
+            # Hidden first tokens see nothing; what they yield may reach later layers, by convention.
             masks += ["left", "random"] if subject.conventions.left is not False else []
         contents = ["large", "blank", "repeated", *(["huge values"] if isinstance(subject, OperatorAdapter) else [])]
         (short,) = subject.lengths(7)
@@ -64,11 +66,11 @@ class Causality(Law):
         ):
             for kept in {1, short // 2, short - 1} - {0, short}:
                 yield case(short, kept, 1 + number % 2, content, mask)
-        for way in variant_names(subject):
+        for variant in variant_names(subject):
             for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
                 for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
                     for mask in masks[:2]:
-                        yield case(tokens, kept, mask=mask) | {"way": way}
+                        yield case(tokens, kept, mask=mask) | {"way": variant}
         # Every place of short sequences, then places around the edges of blocks.
         for tokens in subject.lengths(17) if fast else subject.lengths(2, 17, 29):
             for kept in range(1, tokens):
@@ -89,11 +91,11 @@ class Causality(Law):
         x = subject.draw(batch, tokens, rng)
         if case["content"] in ("blank", "repeated"):
             # What a subject may take for padding, or for a sign of its own.
-            x[:, kept:] = x[:, kept - 1 : kept] if case["content"] == "repeated" else blank(subject, x)
-        real, run = _masked(subject, str(case["mask"]), batch, tokens, rng)
+            x[:, kept:] = x[:, kept - 1 : kept] if case["content"] == "repeated" else make_blank(subject, x)
+        real, run = _make_masked_run(subject, str(case["mask"]), batch, tokens, rng)
         if "way" in case:
-            way = run_variant(subject, str(case["way"]))
-            run = lambda x: way(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
+            variant = run_variant(subject, str(case["way"]))
+            run = lambda x: variant(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
         other = x.clone()
         other[:, kept:] = subject.scaled(x, 30.0 if case["content"] == "large" else 1.0, rng)[:, kept:]
         before, after = run(x), run(other)
@@ -105,16 +107,20 @@ class Causality(Law):
             "reduction": tokens + subject.channels,
             "scale": float(before.abs().nan_to_num(0, 0, 0).max()),
         }
-        yield equal(before, after, **how)
-        if case["content"] == "huge values" and isinstance(subject, OperatorAdapter) and _bits(before, after, early):
+        yield expect_equal(before, after, **how)
+        if (
+            case["content"] == "huge values"
+            and isinstance(subject, OperatorAdapter)
+            and _agree_in_every_bit(before, after, early)
+        ):
             # A weight that is not quite zero shows when its value is large. Only of those whose sums leave the future
             # out altogether: a convolution by Fourier transform is causal up to rounding.
             query, key, value = subject.parted(other)
             value[:, :, kept:] *= 1e25
-            yield equal(before, run(subject.joined(query, key, value)), **how)
+            yield expect_equal(before, run(subject.joined(query, key, value)), **how)
 
 
-def _masked(
+def _make_masked_run(
     subject: Adapter, kind: str, batch: int, tokens: int, rng: Rng
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Which tokens are real, and how to run the subject with that mask."""
@@ -122,7 +128,7 @@ def _masked(
     if kind == "pairs":
         assert isinstance(subject, OperatorAdapter)
         pairs = pair_mask(subject, "pairs", batch, tokens, tokens, rng)
-        return real, lambda x: subject.rows(subject.attend(*subject.parted(x), pairs))
+        return real, lambda x: subject.attend_rows(*subject.parted(x), pairs)
     if kind == "none":
         return real, subject.run
     if kind != "ones":
@@ -130,10 +136,10 @@ def _masked(
     return real, lambda x: subject.run(x, real)
 
 
-def blank(subject: Adapter, x: Tensor) -> Tensor | float:
+def make_blank(subject: Adapter, x: Tensor) -> Tensor | float:
     """Content that stands for nothing: zeros, or the first id."""
     return 0.0 if x.is_floating_point() else subject.draw(1, subject.lengths(64)[0], Rng(0, "blank")).min()
 
 
-def _bits(before: Tensor, after: Tensor, where: Tensor) -> bool:
+def _agree_in_every_bit(before: Tensor, after: Tensor, where: Tensor) -> bool:
     return torch.equal(before[where].nan_to_num(), after[where].nan_to_num())

@@ -1,4 +1,4 @@
-"""L19: the operations that are done are those that were promised."""
+"""L19: the operations counted at run time are those declared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.adapters.base import Adapter
 from regard.adapters.dispatch_mode import HigherOrderDispatchMode
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, true
+from regard.laws.law import Case, Law, Observation, expect_true
 
 # Methods by which a target says what it costs, and what one of its units is worth in operations.
 SAYS = {"flops": 1, "count_flops": 1, "macs": 2}
@@ -37,9 +37,11 @@ class CostLaw(Law):
     equation = "count(T) = a + bT + cT²,  c = 0 if growth = 1,  count = declared count"
     catches = "a window computed as full attention, a count that omits queries times keys, work that mixes the batch"
     smallest = {"batch": 1}
+    kinds = ("kind",)
+    minimum = 3
 
     def applies(self, subject: Adapter) -> str | None:
-        counter = count(subject, 2, subject.lengths(17)[0])
+        counter = count_operations(subject, 2, subject.lengths(17)[0])
         if counter.unknown:
             return f"its operation {counter.unknown} says nothing about what it costs"
         if counter.products + counter.outer == 0:
@@ -63,26 +65,30 @@ class CostLaw(Law):
             return  # precision costs no operations
         batch, tokens, kind = int(case["batch"]), int(case["tokens"]), case["kind"]
         if kind == "growth":
-            yield from self._growth(subject)
+            yield from self._observe_growth(subject)
         elif kind == "declared":
-            said = declared(subject)
+            said = find_declared_count(subject)
             if said is not None:
-                measured, promised = count(subject, batch, tokens).products, said(batch, tokens)
+                measured, promised = count_operations(subject, batch, tokens).products, said(batch, tokens)
                 fact = measured == promised
-                yield true(
+                yield expect_true(
                     fact, f"is {measured:,}, and it declares {promised:,.0f}", output="the count", changed="nothing"
                 )
         elif kind == "batch":
-            one, two, three = (count(subject, rows, tokens).products for rows in (batch, batch + 1, batch + 2))
+            one, two, three = (
+                count_operations(subject, rows, tokens).products for rows in (batch, batch + 1, batch + 2)
+            )
             words = f"is {one:,}, {two:,}, {three:,} for {batch}, {batch + 1}, {batch + 2} rows: no straight line"
-            yield true(one + three == 2 * two, words, output="the count", changed="the batch")
+            yield expect_true(one + three == 2 * two, words, output="the count", changed="the batch")
         elif kind == "content":
-            one, two = (count(subject, batch, tokens, seed).products for seed in (0, 1))
-            yield true(one == two, f"is {one:,} for one input and {two:,} for another", output="the count", changed="x")
+            one, two = (count_operations(subject, batch, tokens, seed).products for seed in (0, 1))
+            yield expect_true(
+                one == two, f"is {one:,} for one input and {two:,} for another", output="the count", changed="x"
+            )
         elif kind == "heads":
-            yield from self._heads(subject, batch, tokens)
+            yield from self._observe_heads(subject, batch, tokens)
 
-    def _heads(self, subject: Adapter, batch: int, tokens: int) -> Iterator[Observation]:
+    def _observe_heads(self, subject: Adapter, batch: int, tokens: int) -> Iterator[Observation]:
         assert isinstance(subject, OperatorAdapter)
         if subject.kv_heads != subject.heads:
             return
@@ -97,13 +103,13 @@ class CostLaw(Law):
             counts.append(counter.products)
         one, two, three = counts
         words = f"is {one:,}, {two:,}, {three:,} for 2, 4, 6 heads: no straight line"
-        yield true(one + three == 2 * two, words, output="the count", changed="the heads")
+        yield expect_true(one + three == 2 * two, words, output="the count", changed="the heads")
 
-    def _growth(self, subject: Adapter) -> Iterator[Observation]:
-        lengths = spaced(subject)
+    def _observe_growth(self, subject: Adapter) -> Iterator[Observation]:
+        lengths = find_spaced_lengths(subject)
         if lengths is None:
             return
-        every = [count(subject, 1, tokens) for tokens in lengths]
+        every = [count_operations(subject, 1, tokens) for tokens in lengths]
         power = subject.conventions.growth
         words: dict[str, Any] = {"output": "the count", "changed": f"the length: {', '.join(map(str, lengths))}"}
         totals = [each.products + each.outer for each in every]
@@ -111,23 +117,23 @@ class CostLaw(Law):
         # Promise or not: never more than the square, which is all that pairs of tokens need.
         worst = max(totals[3] / (4 * totals[1]), totals[2] / (2.25 * totals[1])) if totals[1] else 0.0
         if power is None or power <= 2:
-            yield true(worst <= 1.001, f"{told}: more than the square of the length", **words)
+            yield expect_true(worst <= 1.001, f"{told}: more than the square of the length", **words)
         if power == 1:
-            fact = not curves(totals)
-            yield true(fact, f"{told}: the square of the length, and it declares the length itself", **words)
+            fact = not is_quadratic(totals)
+            yield expect_true(fact, f"{told}: the square of the length, and it declares the length itself", **words)
         elif power == 2:
-            fact = curves(totals) or totals[3] > 3.5 * totals[1] > 0
-            yield true(fact, f"{told}: not the square of the length that it declares", **words)
+            fact = is_quadratic(totals) or totals[3] > 3.5 * totals[1] > 0
+            yield expect_true(fact, f"{told}: not the square of the length that it declares", **words)
         elif power is not None and totals[1]:
             found = math.log2(totals[3] / totals[1])
             fact = abs(found - power) < 0.25
-            yield true(fact, f"{told}: the length to the power of {found:.2f}, and it declares {power}", **words)
+            yield expect_true(fact, f"{told}: the length to the power of {found:.2f}, and it declares {power}", **words)
 
     def measure(self, subject: Adapter) -> str | None:
-        lengths = spaced(subject)
+        lengths = find_spaced_lengths(subject)
         if lengths is None:
             return None
-        few, many = (count(subject, 1, tokens).products for tokens in (lengths[0], lengths[3]))
+        few, many = (count_operations(subject, 1, tokens).products for tokens in (lengths[0], lengths[3]))
         if not few or not many:
             return None
         power = math.log(many / few) / math.log(lengths[3] / lengths[0])
@@ -140,7 +146,7 @@ class Counter(HigherOrderDispatchMode):
     Attributes:
         products: those of matrix products, convolutions and attention.
         outer: those of elementwise products that are larger than either factor: how products are written without them.
-        unknown: an operation of someone's own that declares no count.
+        unknown: a custom operation that declares no count.
     """
 
     def __init__(self) -> None:
@@ -170,24 +176,24 @@ class Counter(HigherOrderDispatchMode):
             sizes = [leaf.numel() for leaf in args if isinstance(leaf, Tensor)]
             if len(sizes) == 2 and result.numel() > max(sizes):
                 self.outer += 2 * result.numel()
-        elif (packet in HIDING or func.namespace not in PLAIN) and any(map(_is_number, tree_leaves(result))):
+        elif (packet in HIDING or func.namespace not in PLAIN) and any(map(_is_float_tensor, tree_leaves(result))):
             self.unknown = str(packet)
         return result
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_float_tensor(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *more: Any, **other: Any) -> int:
+def _count_attention_flops(query: Tensor, key: Tensor, value: Tensor, *more: Any, **other: Any) -> int:
     """Scores and their sums over values: 2 B H Q K (D + V)."""
     pairs = query.shape[:-1].numel() * key.shape[-2]
     return 2 * pairs * (query.shape[-1] + value.shape[-1])
 
 
 COUNTS: dict[Any, Callable[..., int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_fused_attention_overrideable: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu: _count_attention_flops,
+    aten._scaled_dot_product_fused_attention_overrideable: _count_attention_flops,
     aten.mv: lambda matrix, vector: 2 * matrix.numel(),
     aten.addmv: lambda bias, matrix, vector, **more: 2 * matrix.numel(),
     aten.dot: lambda one, other: 2 * one.numel(),
@@ -196,12 +202,12 @@ COUNTS: dict[Any, Callable[..., int]] = {
 }
 # Operations of torch itself, all of whose products are counted.
 PLAIN = ("aten", "prims", "prim", "profiler")
-# Whole layers in one operation, whose products nobody sees.
+# Whole layers in one operation, whose products cannot be counted.
 HIDING = (aten._native_multi_head_attention, aten._transformer_encoder_layer_fwd, aten._cdist_forward)
 
 
 @contextmanager
-def _open() -> Iterator[None]:
+def _disable_fast_path() -> Iterator[None]:
     """Without torch's fast path for whole layers, which hides the products."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -212,15 +218,15 @@ def _open() -> Iterator[None]:
 
 
 @torch.no_grad()
-def count(subject: Adapter, batch: int, tokens: int, seed: int = 0) -> Counter:
+def count_operations(subject: Adapter, batch: int, tokens: int, seed: int = 0) -> Counter:
     """The operations of one run."""
     x = subject.draw(batch, tokens, Rng(seed, "cost"))
-    with _open(), Counter() as counter:
+    with _disable_fast_path(), Counter() as counter:
         subject.run(x)
     return counter
 
 
-def declared(subject: Adapter) -> Callable[[int, int], float] | None:
+def find_declared_count(subject: Adapter) -> Callable[[int, int], float] | None:
     """What the subject or its target says one run costs, as a function of batch and tokens."""
     for holder in (subject, subject.target):
         for name, worth in SAYS.items():
@@ -232,11 +238,11 @@ def declared(subject: Adapter) -> Callable[[int, int], float] | None:
             except (TypeError, ValueError):
                 continue
             if needed in (1, 2):
-                return _said(method, worth, alone=needed == 1)
+                return _read_declared_count(method, worth, alone=needed == 1)
     return None
 
 
-def spaced(subject: Adapter) -> list[int] | None:
+def find_spaced_lengths(subject: Adapter) -> list[int] | None:
     """Four lengths at equal distances, above every usual window and multiples of every usual block."""
     for step in (256, 128, 64, 32, 16, 8):
         lengths = [step * times for times in (1, 2, 3, 4)]
@@ -245,13 +251,13 @@ def spaced(subject: Adapter) -> list[int] | None:
     return None
 
 
-def curves(counts: list[int]) -> bool:
+def is_quadratic(counts: list[int]) -> bool:
     """Whether counts at equal distances have the same second difference throughout, as a square has."""
     first, second = counts[0] - 2 * counts[1] + counts[2], counts[1] - 2 * counts[2] + counts[3]
     return first > 0 and second > 0 and 0.8 < second / first < 1.25
 
 
-def _said(method: Any, worth: int, alone: bool) -> Callable[[int, int], float]:
+def _read_declared_count(method: Any, worth: int, alone: bool) -> Callable[[int, int], float]:
     if alone:
         return lambda batch, tokens: worth * batch * method(tokens)
     return lambda batch, tokens: worth * method(batch, tokens)

@@ -1,12 +1,10 @@
-"""L12: in evaluation mode the same question has one answer."""
+"""L12: in eval mode equal calls give equal outputs."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,23 +12,21 @@ from torch import Tensor, nn
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.arguments import recorded_arguments, unwritten
-from regard.laws.law import Case, Law, Observation, equal
-from regard.laws.masks import pair_mask, token_mask
+from regard.laws.arguments import expect_unchanged, expect_unwritten, record_arguments
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import PAIRS, list_row_hiding_masks, make_token_mask, prepare_masked_call
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
-# The probability that every dropout of a copy is given, so that one which forgets the mode cannot hide.
+# The probability that every dropout of a copy is given, so that dropout which ignores eval mode shows.
 RAISED = 0.5
 REPEATS = 4
-# Masks of pairs that an operator may take: (query, key), and with a row for each of the batch, and for each head.
-PAIRS = ("plain", "pairs", "heads")
 
 
-class Determinism(Law):
+class DeterminismLaw(Law):
     id = "L12"
     slug = "determinism"
     title = "Determinism"
-    headline = "two equal calls in evaluation mode gave two answers."
+    headline = "two equal calls in evaluation mode gave different outputs."
     statement = "In eval mode equal calls give bit-identical outputs, whatever the dropout rate of training."
     equation = "f(x) = f(x), bit by bit"
     catches = (
@@ -38,6 +34,8 @@ class Determinism(Law):
         "in place"
     )
     smallest = {"batch": 1, "tokens": 1}
+    kinds = ("mask", "gradients", "dropout", "memory")
+    minimum = 4
     about_repetition = True
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -51,46 +49,46 @@ class Determinism(Law):
         sizes = [(batch, subject.lengths(tokens)[0]) for batch, tokens in sizes]
         # A row of which everything is hidden; half precision, wide heads and long sequences, which have their own code.
         first = sizes[0][1]
-        for mask in hidden_rows(subject) if first > 1 else ():
-            yield _case(2, first, "as it is", mask, False)
+        for mask in list_row_hiding_masks(subject) if first > 1 else ():
+            yield _make_case(2, first, "as it is", mask, False)
         for name in half_precisions(subject):
-            yield _case(2, first, "as it is", masks[-1], False) | {"dtype": name}
+            yield _make_case(2, first, "as it is", masks[-1], False) | {"dtype": name}
         for tokens in long_lengths(subject, fast, LONG):
-            yield _case(1, tokens, "as it is", masks[-1], False)
+            yield _make_case(1, tokens, "as it is", masks[-1], False)
         for wide in head_sizes(subject):
-            yield _case(2, first, "as it is", masks[-1], False) | wide
+            yield _make_case(2, first, "as it is", masks[-1], False) | wide
         for batch, tokens in dict.fromkeys(sizes):
             for dropout in dropouts:
                 for mask in masks:
                     for gradients in (False, True) if "gradients" in subject.abilities else (False,):
-                        yield _case(batch, tokens, dropout, mask, gradients)
+                        yield _make_case(batch, tokens, dropout, mask, gradients)
         if isinstance(subject, OperatorAdapter):
             # One query is a step of decoding, for which many have a way of their own.
             for queries, keys in ((1, 7), (7, 11), (1, 66), (11, 7)):
                 for mask in masks:
-                    yield {**_case(2, queries, "as it is", mask, False), "keys": keys}
+                    yield {**_make_case(2, queries, "as it is", mask, False), "keys": keys}
             for mask in PAIRS if "mask" in subject.abilities else ():
-                yield _case(2, 7, "as it is", mask, False)
-                yield {**_case(2, 3, "as it is", mask, False), "keys": 7}
+                yield _make_case(2, 7, "as it is", mask, False)
+                yield {**_make_case(2, 3, "as it is", mask, False), "keys": 7}
         for batch, tokens in ((2, 7), (1, 35)):
             for mask in masks:
-                yield {**_case(batch, subject.lengths(tokens)[0], "as it is", mask, False), "memory": "filled"}
+                yield {**_make_case(batch, subject.lengths(tokens)[0], "as it is", mask, False), "memory": "filled"}
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
-        asked = louder(subject) if case["dropout"] == "raised" else subject
+        asked = raise_dropout(subject) if case["dropout"] == "raised" else subject
         gradients = bool(case["gradients"])
         with torch.set_grad_enabled(gradients):
-            call, given = _question(asked, batch, tokens, int(case["keys"]), str(case["mask"]), gradients, rng)
+            call, given = _prepare_call(asked, batch, tokens, int(case["keys"]), str(case["mask"]), gradients, rng)
             before = [tensor.detach().clone() for tensor in given.values()]
-            with recorded_arguments(asked) as arguments:
+            with record_arguments(asked) as arguments:
                 first = call()
-            yield from unchanged(given, before)
-            yield from unwritten(arguments)
+            yield from expect_unchanged(given, before)
+            yield from expect_unwritten(arguments)
             if case["memory"] == "filled":
                 with _filled_memory():
                     again = call()
-                yield equal(
+                yield expect_equal(
                     first,
                     again,
                     changed="what lies in memory before it is written",
@@ -98,10 +96,10 @@ class Determinism(Law):
                 )
                 return
             for number in range(1, REPEATS):
-                yield equal(first, call(), changed=f"nothing; call {number + 1} of the same", exact=True)
+                yield expect_equal(first, call(), changed=f"nothing; call {number + 1} of the same", exact=True)
 
 
-def _case(batch: int, tokens: int, dropout: str, mask: str, gradients: bool) -> dict:
+def _make_case(batch: int, tokens: int, dropout: str, mask: str, gradients: bool) -> dict:
     return {
         "batch": batch,
         "tokens": tokens,
@@ -113,7 +111,7 @@ def _case(batch: int, tokens: int, dropout: str, mask: str, gradients: bool) -> 
     }
 
 
-def _question(
+def _prepare_call(
     subject: Adapter, batch: int, tokens: int, keys: int, form: str, gradients: bool, rng: Rng
 ) -> tuple[Callable[[], Tensor], dict[str, Tensor]]:
     """A call that can be repeated, and the tensors that it is given: the very same ones each time."""
@@ -122,71 +120,17 @@ def _question(
         given = {"query": query, "key": key, "value": value}
         for tensor in given.values():
             tensor.requires_grad_(gradients)
-        asked, mask = handed(subject, form, batch, tokens, keys or tokens, rng)
+        asked, mask = prepare_masked_call(subject, form, batch, tokens, keys or tokens, rng)
         given |= {} if mask is None else {"mask": mask}
         return lambda: subject.rows(asked.attend(query, key, value, mask)), given
     x = subject.draw(batch, tokens, rng)
     if x.is_floating_point():
         x.requires_grad_(gradients)
-    mask = padded(form, batch, tokens)
+    mask = make_token_mask(form, batch, tokens)
     return lambda: subject.run(x, mask), {"input": x} if mask is None else {"input": x, "mask": mask}
 
 
-def handed(
-    subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng
-) -> tuple[OperatorAdapter, Tensor | None]:
-    """A mask in the values that an operator wants, and the operator to which it is handed as it is, without a copy."""
-    mask = pairs(subject, form, batch, queries, keys, rng)
-    if mask is None or subject.form is None:
-        return subject, mask
-    asked = copy.copy(subject)
-    asked.form = replace(subject.form, hide=False, dtype=torch.bool)
-    return asked, subject.form.give(mask)
-
-
-def pairs(subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | None:
-    """A mask for an operator: "none", "right" for padding, or one of `PAIRS`."""
-    if form == "none":
-        return None
-    if form in ("right", "row"):
-        mask = padded(form, batch, keys)
-        assert mask is not None
-        return mask[:, None, None, :]
-    mask = pair_mask(subject, {"plain": "shared", "empty": "pairs"}.get(form, form), batch, queries, keys, rng)
-    if form == "empty":
-        mask[-1, :, queries // 2] = False
-    return mask[0, 0] if form == "plain" else mask
-
-
-def hidden_rows(subject: Adapter) -> tuple[str, ...]:
-    """Masks that hide everything from somewhere: a row of the batch, or one query of an operator."""
-    if "mask" not in subject.abilities:
-        return ()
-    return ("row", "empty") if isinstance(subject, OperatorAdapter) else ("row",)
-
-
-def padded(form: str, batch: int, tokens: int) -> Tensor | None:
-    """A mask of tokens: "none", "right" for padding, or "row" where the last row is all padding."""
-    if form == "none":
-        return None
-    if form == "row":
-        return token_mask("row", batch, tokens, tokens // 2, Rng(0, "row"))
-    return right_padded(batch, tokens)
-
-
-def unchanged(given: dict[str, Tensor], before: list[Tensor]) -> Iterator[Observation]:
-    """What a call was given is as it was."""
-    for (name, now), kept in zip(given.items(), before, strict=True):
-        yield equal(kept.double(), now.detach().double(), changed="nothing; the call itself", output=name, exact=True)
-
-
-def right_padded(batch: int, tokens: int) -> Tensor:
-    """A mask of which the rows end in padding, one token more in each; every row keeps half of its tokens."""
-    hidden = torch.arange(batch)[:, None].clamp(max=tokens // 2)
-    return torch.arange(tokens) < tokens - hidden
-
-
-def louder(subject: Adapter) -> Adapter:
+def raise_dropout(subject: Adapter) -> Adapter:
     """A copy of the subject with every dropout set to one half, still in evaluation mode."""
     other = subject.copy_unused()
     for part in other.target.modules():
@@ -202,7 +146,7 @@ def louder(subject: Adapter) -> Adapter:
 
 @contextmanager
 def _filled_memory() -> Iterator[None]:
-    """While this lasts, memory that nobody has written yet holds what is no number."""
+    """Within this context, uninitialised memory holds NaN."""
     before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     try:

@@ -1,4 +1,4 @@
-"""L6: who sees nothing still gets an answer, and a documented one."""
+"""L6: a query that sees no key still has a documented output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, equal, finite, true
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_finite, expect_true
 from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import is_causal, same, size
+from regard.laws.probes import agree_up_to_rounding, expect_same_output, find_magnitude, is_causal
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 
-class EmptyRows(Law):
+class EmptyRowsLaw(Law):
     id = "L6"
     slug = "empty-rows"
     title = "Totality on empty rows"
@@ -28,6 +28,8 @@ class EmptyRows(Law):
     equation = "sum_j m_ij = 0  =>  y_i = 0"
     catches = "a softmax of a row of -inf, a whole block of masked keys in an online softmax, NaN in gradients only"
     smallest = {"batch": 1, "tokens": 1, "hidden": 1, "queries": 1, "keys": 1}
+    kinds = ("ask", "form", "side")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if "mask" in subject.abilities or (isinstance(subject, OperatorAdapter) and is_causal(subject)):
@@ -82,14 +84,20 @@ class EmptyRows(Law):
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if case["ask"] == "layer":
-            yield from _layer(subject, case, rng)
+            yield from _observe_layer(subject, case, rng)
             return
         assert isinstance(subject, OperatorAdapter)
-        observe = {"rows": _rows, "longer": _longer, "left": _left, "paths": _paths, "blocks": _blocks}
+        observe = {
+            "rows": _observe_masked_rows,
+            "longer": _observe_more_queries_than_keys,
+            "left": _observe_left_padding,
+            "paths": _observe_paths,
+            "blocks": _observe_hidden_blocks,
+        }
         yield from observe[str(case["ask"])](subject, case, rng)
 
 
-def _answers(
+def _observe_empty_rows(
     subject: OperatorAdapter, output: Tensor, value: Tensor, empty: Tensor, changed: str
 ) -> Iterator[Observation]:
     """What empty rows say. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
@@ -97,41 +105,41 @@ def _answers(
     if meaning == "nan":
         rows = output[empty]
         words = {"of": rows, "reading": "bool(value.isnan().all())", "changed": changed}
-        yield true(bool(rows.isnan().all()), "is a number for a query that sees nothing", **words)
+        yield expect_true(bool(rows.isnan().all()), "is a number for a query that sees nothing", **words)
         return
-    yield finite(output, changed=changed)
+    yield expect_finite(output, changed=changed)
     if meaning == "zeros":
         effect = "is not zero for a query that sees nothing"
-        yield equal(torch.zeros_like(output), output, where=empty, exact=True, changed=changed, effect=effect)
+        yield expect_equal(torch.zeros_like(output), output, where=empty, exact=True, changed=changed, effect=effect)
     elif meaning == "mean":
         mean = value.mean(2, keepdim=True).repeat_interleave(subject.heads // subject.kv_heads, 1)
         mean = subject.rows(mean).expand_as(output)
-        yield equal(mean, output, where=empty, reduction=value.shape[2] + subject.channels, changed=changed)
+        yield expect_equal(mean, output, where=empty, reduction=value.shape[2] + subject.channels, changed=changed)
 
 
-def _gradients(
+def _observe_gradients(
     subject: OperatorAdapter, tensors: tuple[Tensor, ...], mask: Tensor | None, empty: Tensor, rng: Rng
 ) -> Iterator[Observation]:
     """Gradients are finite; empty rows send none where they are zeros."""
     if subject.conventions.empty == "nan":
         return
     query, key, value = tensors = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
-    output = subject.rows(subject.attend(query, key, value, mask))
+    output = subject.attend_rows(query, key, value, mask)
     if not output.requires_grad:
         return
     weight = rng.normal(*output.shape, dtype=output.dtype)
     gradients = torch.autograd.grad((output * weight).sum(), tensors, retain_graph=True, allow_unused=True)
     for name, gradient in zip(("query", "key", "value"), gradients, strict=True):
         if gradient is not None:
-            yield finite(subject.rows(gradient), changed="a mask with empty rows", output=f"gradient of {name}")
+            yield expect_finite(subject.rows(gradient), changed="a mask with empty rows", output=f"gradient of {name}")
     if subject.conventions.empty != "zeros":
         return
     weight = weight.masked_fill(empty[..., None], 0.0)
     others = torch.autograd.grad((output * weight).sum(), tensors, allow_unused=True)
-    scale = max((size(gradient) for gradient in gradients if gradient is not None), default=1.0)
+    scale = max((find_magnitude(gradient) for gradient in gradients if gradient is not None), default=1.0)
     for name, gradient, other in zip(("query", "key", "value"), gradients, others, strict=True):
         if gradient is not None and other is not None:
-            yield equal(
+            yield expect_equal(
                 subject.rows(other),
                 subject.rows(gradient),
                 reduction=output.shape[1] + subject.channels,
@@ -141,7 +149,7 @@ def _gradients(
             )
 
 
-def _rows(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_masked_rows(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     tensors = subject.tensors(rng, batch, queries, keys)
     mask = pair_mask(subject, form if form in ("shared", "pairs") else "heads", batch, queries, keys, rng)
@@ -163,31 +171,33 @@ def _rows(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observatio
     changed = "everything hidden" if form == "all" else changed
     shown = empty.expand(batch, subject.heads, queries).transpose(1, 2)
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors, mask))
-        yield from _answers(subject, output, tensors[2], shown, changed)
+        output = subject.attend_rows(*tensors, mask)
+        yield from _observe_empty_rows(subject, output, tensors[2], shown, changed)
         if not shown.all():
             filled = mask | empty[..., None] if mask.shape[2] == queries else mask | ~mask.any(-1, keepdim=True)
-            without = subject.rows(subject.attend(*tensors, filled))
+            without = subject.attend_rows(*tensors, filled)
             reduction = keys + subject.channels
-            yield equal(without, output, where=~shown, reduction=reduction, changed=changed, scale=size(without))
-    yield from _gradients(subject, tensors, mask, shown, rng)
+            yield expect_equal(
+                without, output, where=~shown, reduction=reduction, changed=changed, scale=find_magnitude(without)
+            )
+    yield from _observe_gradients(subject, tensors, mask, shown, rng)
 
 
-def _longer(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_more_queries_than_keys(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """A causal operator with more queries than keys: the first queries come before the first key."""
     batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
-    if not _meets_at_the_end(subject):
+    if not _aligns_at_end(subject):
         return
     tensors = subject.tensors(rng, batch, queries, keys)
     empty = (torch.arange(queries) < queries - keys)[None, :, None].expand(batch, -1, subject.heads)
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors))
-    yield from _answers(subject, output, tensors[2], empty, f"{queries} queries for {keys} keys")
-    yield from _gradients(subject, tensors, None, empty, rng)
+        output = subject.attend_rows(*tensors)
+    yield from _observe_empty_rows(subject, output, tensors[2], empty, f"{queries} queries for {keys} keys")
+    yield from _observe_gradients(subject, tensors, None, empty, rng)
 
 
 @torch.no_grad()
-def _meets_at_the_end(subject: OperatorAdapter) -> bool:
+def _aligns_at_end(subject: OperatorAdapter) -> bool:
     """Whether a causal operator puts the last query on the last key: only that query sees it."""
     if subject.conventions.align != "end":
         return False
@@ -197,12 +207,14 @@ def _meets_at_the_end(subject: OperatorAdapter) -> bool:
         key, value = key.clone(), value.clone()
         key[:, :, -1], value[:, :, -1] = -key[:, :, -1], value[:, :, -1] + 3
         after = subject.attend(query, key, value)
-    except Exception:  # it takes equal lengths only, and then nobody comes before the first key
+    except Exception:  # it takes equal lengths only, and then no query comes before the first key
         return False
-    return same(subject, before[:, :, 3], after[:, :, 3]) and not same(subject, before[:, :, 4], after[:, :, 4])
+    return agree_up_to_rounding(subject, before[:, :, 3], after[:, :, 3]) and not agree_up_to_rounding(
+        subject, before[:, :, 4], after[:, :, 4]
+    )
 
 
-def _left(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_left_padding(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """A causal operator with padding on the left: padded queries see nothing."""
     batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
     tensors = subject.tensors(rng, batch, tokens, tokens)
@@ -210,32 +222,32 @@ def _left(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observatio
     empty = ~real[..., None].expand(-1, -1, subject.heads)
     mask = real[:, None, None, :]
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors, mask))
-    yield from _answers(subject, output, tensors[2], empty, f"the first {hidden} keys hidden")
-    yield from _gradients(subject, tensors, mask, empty, rng)
+        output = subject.attend_rows(*tensors, mask)
+    yield from _observe_empty_rows(subject, output, tensors[2], empty, f"the first {hidden} keys hidden")
+    yield from _observe_gradients(subject, tensors, mask, empty, rng)
 
 
 @torch.no_grad()
-def _paths(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    """Every other way to compute the same has the same word for it."""
+def _observe_paths(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """Every other code path gives the same output."""
     batch, tokens = int(case["batch"]), int(case["tokens"])
     x = subject.draw(batch, tokens, rng)
     mask = torch.ones(batch, tokens, dtype=torch.bool)
     mask[-1] = False
     expected = subject.run(x, mask)
     empty = (~mask)[..., None].expand(-1, -1, subject.heads)
-    yield from _answers(subject, expected, subject.parted(x)[2], empty, "everything hidden from one row")
-    for name, way in subject.variants().items():
+    yield from _observe_empty_rows(subject, expected, subject.parted(x)[2], empty, "everything hidden from one row")
+    for name, variant in subject.variants().items():
         try:
-            actual = way(x, mask)
-        except Exception:  # a way that does not take this mask says nothing
+            actual = variant(x, mask)
+        except Exception:  # a path that does not take this mask is not compared
             continue
         changed = f"everything hidden from one row, {name}"
-        yield equal(expected, actual, changed=changed, reduction=tokens + subject.channels, scale=size(expected))
+        yield expect_same_output(subject, expected, actual, tokens, changed=changed)
 
 
 @torch.no_grad()
-def _blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """Whole blocks of keys are hidden from queries that see others."""
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     tensors = subject.tensors(rng, batch, queries, keys)
@@ -246,26 +258,27 @@ def _blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observat
     elif form == "early":
         seen = seen | (key_place < 2)
     mask = seen[None, None]
-    output = subject.rows(subject.attend(*tensors, mask))
+    output = subject.attend_rows(*tensors, mask)
     if subject.conventions.empty != "nan":
-        yield finite(output, changed="all but a few keys hidden from each query")
+        yield expect_finite(output, changed="all but a few keys hidden from each query")
     # Hidden keys have no say, so one query at a time must agree with all of them together.
     several = mask.clone()
     several[:, :, 1::2] = True
-    others = subject.rows(subject.attend(*tensors, several))
+    others = subject.attend_rows(*tensors, several)
     alternate = (torch.arange(queries) % 2 == 0)[None].expand(batch, -1)
-    yield equal(
+    yield expect_same_output(
+        subject,
         others,
+        output,
+        keys,
         output,
         where=alternate,
         changed="all but a few keys hidden from each query, against every other query",
-        reduction=keys + subject.channels,
-        scale=size(output),
     )
 
 
-def _layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    """Of a layer, only that the output is a number: what is added to it is its own business."""
+def _observe_layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    """Of a layer, only that the output is finite: residuals and biases may be added to it."""
     batch, tokens, side = int(case["batch"]), int(case["tokens"]), str(case["side"])
     x = subject.draw(batch, tokens, rng)
     if side == "left":
@@ -278,26 +291,26 @@ def _layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     with torch.no_grad():
         output = subject.run(x, mask)
         if subject.conventions.empty != "nan":
-            yield finite(output, changed=changed, touched=~mask)
-            for name, way in subject.variants().items():
+            yield expect_finite(output, changed=changed, touched=~mask)
+            for name, variant in subject.variants().items():
                 try:
-                    other = way(x, mask)
-                except Exception:  # a way that does not take this mask says nothing
+                    other = variant(x, mask)
+                except Exception:  # a path that does not take this mask is not compared
                     continue
-                yield finite(other, changed=f"{changed}, {name}", touched=~mask)
+                yield expect_finite(other, changed=f"{changed}, {name}", touched=~mask)
         if side == "row" and batch > 1:
             without = subject.run(x[:-1], mask[:-1])
-            yield equal(
+            yield expect_same_output(
+                subject,
                 without,
                 output[:-1],
+                tokens,
                 where=mask[:-1] if "aligned" in subject.abilities else None,
                 changed=changed,
-                reduction=tokens + subject.channels,
-                scale=size(without),
             )
     if subject.conventions.empty == "nan":
         return
-    leaves: list[Tensor] = [parameter for parameter in _parameters(subject) if parameter.requires_grad]
+    leaves: list[Tensor] = [parameter for parameter in _list_parameters(subject) if parameter.requires_grad]
     if x.is_floating_point():
         leaves.insert(0, x.requires_grad_())
     output = subject.run(x, mask)
@@ -305,8 +318,8 @@ def _layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         return
     gradients = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
     worst = [gradient.detach().sum()[None] for gradient in gradients if gradient is not None]
-    yield finite(torch.cat([each.double() for each in worst]), changed=changed, output="gradient")
+    yield expect_finite(torch.cat([each.double() for each in worst]), changed=changed, output="gradient")
 
 
-def _parameters(subject: Adapter) -> list[nn.Parameter]:
+def _list_parameters(subject: Adapter) -> list[nn.Parameter]:
     return list(subject.target.parameters()) if isinstance(subject.target, nn.Module) else []

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, discard, equal, finite, true, zero
-from regard.laws.slopes import Gradient, backward
+from regard.laws.difference_quotients import CheckedGradient, run_backward
+from regard.laws.law import Case, Law, Observation, discard, expect_equal, expect_finite, expect_true, expect_zero
 from regard.laws.variants import LONG, long_lengths
 
 PARTS = ("query", "key", "value")
 
 
-class Gradients(Law):
+class GradientsLaw(Law):
     id = "L13"
     slug = "gradients"
     title = "Gradient law"
@@ -32,11 +32,12 @@ class Gradients(Law):
         "a backward that omits a factor, the tail of a block or a mask, or works only if all inputs require gradients"
     )
     needs = ("gradients",)
-    minimum = 3
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
+    kinds = ("kind", "mask")
+    minimum = 3
 
     def applies(self, subject: Adapter) -> str | None:
-        if "float" not in subject.abilities and not _parameters(subject):
+        if "float" not in subject.abilities and not _find_parameters(subject):
             return "its inputs are whole numbers and it has no parameters"
         return super().applies(subject)
 
@@ -82,27 +83,29 @@ class Gradients(Law):
         return case["mask"] == "none" or int(case["tokens"]) > 2
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        made: list[Gradient] = []
+        made: list[CheckedGradient] = []
         if isinstance(subject, OperatorAdapter):
             if case["kind"] == "bias":
-                yield from self._bias(subject, case, rng, made)
+                yield from self._observe_bias(subject, case, rng, made)
             else:
-                yield from self._operator(subject, case, rng, made)
+                yield from self._observe_operator(subject, case, rng, made)
         else:
-            yield from self._tokens(subject, case, rng, made)
+            yield from self._observe_tokens(subject, case, rng, made)
         if any(each.skipped and not each.compared for each in made):
             discard("a kink or a jump within the smallest step of every direction")
 
     # Operators
 
-    def _operator(self, subject: OperatorAdapter, case: Case, rng: Rng, made: list[Gradient]) -> Iterator[Observation]:
+    def _observe_operator(
+        self, subject: OperatorAdapter, case: Case, rng: Rng, made: list[CheckedGradient]
+    ) -> Iterator[Observation]:
         batch, queries, keys, kind = int(case["batch"]), int(case["tokens"]), int(case["keys"]), case["kind"]
         sizes = {}
         if kind in ("one key head", "half the key heads"):
             heads = subject.heads if kind == "one key head" else 4
             sizes = {"heads": heads, "kv_heads": heads // 2 if heads == 4 and kind != "one key head" else 1}
         inputs = list(subject.tensors(rng, batch, queries, keys, **sizes))
-        mask = _mask(str(case["mask"]), batch, queries, keys, rng)
+        mask = _draw_mask(str(case["mask"]), batch, queries, keys, rng)
 
         def call(view: OperatorAdapter, *parts: Tensor) -> Tensor:
             return view.attend(*cast(tuple[Tensor, Tensor, Tensor], parts), mask)
@@ -122,12 +125,12 @@ class Gradients(Law):
                 return  # fewer key heads are an offer, not a duty
             raise
         if mask is None and queries <= keys:
-            yield finite(output, changed="nothing but random input")
-        if not _full(output):
+            yield expect_finite(output, changed="nothing but random input")
+        if not _has_no_empty_row(output):
             return  # a row that sees nothing, or what looks like one: empty-rows has a word on it
-        weight = _weight(output, kind, rng)
+        weight = _draw_output_weight(output, kind, rng)
         names, reduction = list(PARTS), keys + subject.dim
-        wanted = Gradient(subject, call, inputs, weight, reduction)
+        wanted = CheckedGradient(subject, call, inputs, weight, reduction)
         made.append(wanted)
         yield from wanted.observe(rng, names)
         if mask is not None:
@@ -136,18 +139,20 @@ class Gradients(Law):
                 gradient = gradient if kind == "strided" else gradient.transpose(1, 2)
                 rows = gradient * hidden[:, :, None, None]
                 words = {"output": f"the gradient of the {name}", "changed": f"a {name} that no query may see"}
-                yield zero(rows, wanted.largest, reduction=reduction, touched=hidden, **words)
+                yield expect_zero(rows, wanted.largest, reduction=reduction, touched=hidden, **words)
         if kind == "each":
             for index, name in enumerate(names):
                 yield from wanted.alone(index, name)
             yield from wanted.again()
 
-    def _bias(self, subject: OperatorAdapter, case: Case, rng: Rng, made: list[Gradient]) -> Iterator[Observation]:
+    def _observe_bias(
+        self, subject: OperatorAdapter, case: Case, rng: Rng, made: list[CheckedGradient]
+    ) -> Iterator[Observation]:
         """An additive mask is an input too, and may be the only one that wants a gradient."""
         batch, queries, keys = int(case["batch"]), int(case["tokens"]), int(case["keys"])
         inputs = subject.tensors(rng, batch, queries, keys)
         bias = rng.normal(batch, subject.heads, queries, keys, dtype=subject.dtype)
-        if not _additive(subject, inputs, bias):
+        if not _adds_mask_to_scores(subject, inputs, bias):
             return
         assert subject.form is not None
         name = subject.form.name
@@ -160,18 +165,20 @@ class Gradients(Law):
         weight = rng.normal(*output.shape).to(output.dtype)
         together = [tensor.clone().requires_grad_() for tensor in (*inputs, bias)]
         with_others = subject.attend(*cast(tuple[Tensor, Tensor, Tensor], together[:3]), **{name: together[3]})
-        backward(subject, with_others, weight)
+        run_backward(subject, with_others, weight)
         if together[3].grad is None:
             return  # its mask is no input of the derivative, and it says so by giving none
         try:
-            wanted = Gradient(subject, call, [bias], weight, keys + subject.dim)
+            wanted = CheckedGradient(subject, call, [bias], weight, keys + subject.dim)
         except Exception as failure:
             words = f"cannot be had if only the mask wants one: {type(failure).__name__}"
-            yield true(False, words, output="the gradient", changed="an additive mask that alone requires a gradient")
+            yield expect_true(
+                False, words, output="the gradient", changed="an additive mask that alone requires a gradient"
+            )
             return
         made.append(wanted)
         yield from wanted.observe(rng, ["additive mask"])
-        yield equal(
+        yield expect_equal(
             together[3].grad,
             wanted.gradients[0],
             reduction=keys + subject.dim,
@@ -182,10 +189,12 @@ class Gradients(Law):
 
     # Layers and models
 
-    def _tokens(self, subject: Adapter, case: Case, rng: Rng, made: list[Gradient]) -> Iterator[Observation]:
+    def _observe_tokens(
+        self, subject: Adapter, case: Case, rng: Rng, made: list[CheckedGradient]
+    ) -> Iterator[Observation]:
         batch, tokens, kind = int(case["batch"]), int(case["tokens"]), case["kind"]
         x = subject.draw(batch, tokens, rng)
-        mask = _real(batch, tokens, rng) if case["mask"] == "padding" else None
+        mask = _draw_token_mask(batch, tokens, rng) if case["mask"] == "padding" else None
         kept = mask if mask is not None and "aligned" in subject.abilities else None
 
         def rows(output: Tensor) -> Tensor:
@@ -194,11 +203,11 @@ class Gradients(Law):
         with torch.no_grad():
             output = subject.run(x, mask)
         if mask is None:
-            yield finite(output, changed="nothing but random input")
+            yield expect_finite(output, changed="nothing but random input")
         if not output.isfinite().all():
             return
         output = rows(output)
-        weight = _weight(output, kind, rng)
+        weight = _draw_output_weight(output, kind, rng)
         reduction = tokens + subject.channels
         if x.is_floating_point():
             strided = kind == "strided" and x.ndim == 3
@@ -207,18 +216,20 @@ class Gradients(Law):
                 return rows(view.run(x.transpose(0, 1) if strided else x, mask))
 
             content = x.transpose(0, 1).contiguous() if strided else x
-            wanted = Gradient(subject, call, [content], weight, reduction)
+            wanted = CheckedGradient(subject, call, [content], weight, reduction)
             made.append(wanted)
             yield from wanted.observe(rng, ["input"], token_axis=0 if strided else 1)
             if mask is not None and not strided:
                 hidden = (~mask).reshape(*mask.shape, *(1,) * (x.ndim - 2))
                 words = {"output": "the gradient of the input", "changed": "a token that is padding"}
-                yield zero(wanted.gradients[0] * hidden, wanted.largest, reduction=reduction, touched=~mask, **words)
+                yield expect_zero(
+                    wanted.gradients[0] * hidden, wanted.largest, reduction=reduction, touched=~mask, **words
+                )
             yield from wanted.again()
-        if _parameters(subject) and kind == "all":
-            yield from self._parameters(subject, x, mask, rows, weight, reduction, rng, made)
+        if _find_parameters(subject) and kind == "all":
+            yield from self._observe_parameters(subject, x, mask, rows, weight, reduction, rng, made)
 
-    def _parameters(
+    def _observe_parameters(
         self,
         subject: Adapter,
         x: Tensor,
@@ -227,25 +238,25 @@ class Gradients(Law):
         weight: Tensor,
         reduction: int,
         rng: Rng,
-        made: list[Gradient],
+        made: list[CheckedGradient],
     ) -> Iterator[Observation]:
         others = {view.dtype: view.copy_unused() for view in (subject, subject.at(torch.float64)) if view is not None}
 
         def call(view: Adapter, *numbers: Tensor) -> Tensor:
             other = others[numbers[0].dtype]
-            state = {f"module.{name}": number for name, number in zip(_parameters(other), numbers, strict=True)}
+            state = {f"module.{name}": number for name, number in zip(_find_parameters(other), numbers, strict=True)}
             content = x.to(other.dtype) if x.is_floating_point() else x
-            return rows(torch.func.functional_call(_Shell(other), state, (content, mask)))
+            return rows(torch.func.functional_call(_SubjectModule(other), state, (content, mask)))
 
-        inputs = [parameter.detach().clone() for parameter in _parameters(subject).values()]
+        inputs = [parameter.detach().clone() for parameter in _find_parameters(subject).values()]
         if len({number.dtype for number in inputs}) > 1:
             return  # mixed precisions: there is no one step that suits all of them
-        wanted = Gradient(subject, call, inputs, weight, reduction)
+        wanted = CheckedGradient(subject, call, inputs, weight, reduction)
         made.append(wanted)
         yield from wanted.observe(rng, ["parameters"], together=True)
 
 
-class _Shell(nn.Module):
+class _SubjectModule(nn.Module):
     """A subject as a module, so that it runs with other numbers in place of its parameters."""
 
     def __init__(self, subject: Adapter) -> None:
@@ -257,14 +268,14 @@ class _Shell(nn.Module):
         return self.subject.run(x, mask)
 
 
-def _parameters(subject: Adapter) -> dict[str, Tensor]:
+def _find_parameters(subject: Adapter) -> dict[str, Tensor]:
     if not isinstance(subject.target, nn.Module):
         return {}
     # What wants no gradient, such as a table of sines, has none.
     return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point() and p.requires_grad}
 
 
-def _weight(output: Tensor, kind: object, rng: Rng) -> Tensor:
+def _draw_output_weight(output: Tensor, kind: object, rng: Rng) -> Tensor:
     """What outputs are weighted with; a backward has to read it whatever its strides are."""
     if kind == "constant":
         return torch.ones((), dtype=output.dtype).expand(output.shape)
@@ -274,12 +285,12 @@ def _weight(output: Tensor, kind: object, rng: Rng) -> Tensor:
     return weight
 
 
-def _full(output: Tensor) -> bool:
+def _has_no_empty_row(output: Tensor) -> bool:
     """Whether every row is finite and none is zero, as that of a query which sees nothing may be."""
     return bool(output.isfinite().all()) and bool((output != 0).flatten(0, 2).any(-1).all())
 
 
-def _real(batch: int, tokens: int, rng: Rng) -> Tensor:
+def _draw_token_mask(batch: int, tokens: int, rng: Rng) -> Tensor:
     """Which tokens are real: single ones inside are not, nor is the last of the first row."""
     mask = torch.ones(batch, tokens, dtype=torch.bool)
     for row in range(batch):
@@ -291,12 +302,12 @@ def _real(batch: int, tokens: int, rng: Rng) -> Tensor:
     return mask
 
 
-def _mask(kind: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | None:
+def _draw_mask(kind: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | None:
     """Pairs that may interact; no query is left without a key, whatever window it has beside."""
     if kind == "none":
         return None
     if kind == "padding":
-        mask = _real(batch, keys, rng)
+        mask = _draw_token_mask(batch, keys, rng)
         if keys > 8:  # a whole stretch at the end, as the shorter of two sequences has
             mask[-1, keys - keys // 2 :] = False
         return mask[:, None, None, :]
@@ -310,7 +321,7 @@ def _mask(kind: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | 
     return mask
 
 
-def _additive(subject: OperatorAdapter, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> bool:
+def _adds_mask_to_scores(subject: OperatorAdapter, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> bool:
     """Whether a mask of numbers is added to the scores: zeros change nothing, -inf hides as a boolean mask does."""
     assert subject.form is not None
     name, (batch, heads, queries, keys) = subject.form.name, bias.shape

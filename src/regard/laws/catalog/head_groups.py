@@ -11,15 +11,16 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import draw_mask, visible_lengths
-from regard.laws.law import Case, Law, Observation, equal, true
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_true
+from regard.laws.masks import draw_broadcast_mask
+from regard.laws.probes import find_visible_lengths
 
 GROUPS = ((6, 2), (4, 2), (6, 3), (8, 4), (3, 1), (4, 1), (2, 2), (5, 5))
 # Masks that broadcast to (batch, head, query, key); the first has one for each query head.
 MASKS = ("pairs of heads", "rows of keys", "pairs", "pairs of rows")
 
 
-class HeadGroups(Law):
+class HeadGroupsLaw(Law):
     id = "L16"
     slug = "head-groups"
     title = "Head groups"
@@ -30,24 +31,29 @@ class HeadGroups(Law):
     equation = "attn(Q, K, V)_h = attn(Q_h, K_{h // g}, V_{h // g}),  g = heads / kv_heads"
     catches = "keys that are tiled instead of repeated, heads that mix, values or masks grouped differently from keys"
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1}
+    kinds = ("heads", "kv_heads", "mask")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):
             return None
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
-        lengths = visible_lengths(subject)[:1]
+        lengths = find_visible_lengths(subject)[:1]
         view = subject.at(torch.float64) or subject
         if not lengths:
             return "its heads cannot be observed"
         for tokens in lengths:
-            if any(_groups(call, seen.rows) is not None for call, seen in _calls(view, 2, tokens, Rng(0, "heads"))):
+            if any(
+                _find_key_heads(call, seen.rows) is not None
+                for call, seen in _watch_calls(view, 2, tokens, Rng(0, "heads"))
+            ):
                 return None
         return "it has as many key heads as query heads, or they cannot be observed"
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         if not isinstance(subject, OperatorAdapter):
-            for tokens in visible_lengths(subject)[:2]:
+            for tokens in find_visible_lengths(subject)[:2]:
                 yield {"batch": 2, "tokens": tokens}
             return
         groups = list(GROUPS)
@@ -88,13 +94,13 @@ class HeadGroups(Law):
         batch, tokens = int(case["batch"]), int(case["tokens"])
         if not attention_watch.fair_lengths(subject, batch, tokens):
             return
-        for call, seen in _calls(subject, batch, tokens, rng):
-            pairs = _groups(call, seen.rows)
+        for call, seen in _watch_calls(subject, batch, tokens, rng):
+            pairs = _find_key_heads(call, seen.rows)
             if pairs is not None:
                 wrong = next(
                     (f"{head} uses key head {own}, not {right}" for head, own, right in pairs if own != right), ""
                 )
-                yield true(not wrong, f"head {wrong}", output="query", changed="nothing")
+                yield expect_true(not wrong, f"head {wrong}", output="query", changed="nothing")
 
     def _observe_operator(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
@@ -102,7 +108,7 @@ class HeadGroups(Law):
         query, key, value = subject.tensors(rng, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         mask, under = None, ""
         if case["mask"] != "none":
-            mask = draw_mask(str(case["mask"]), rng, batch, heads, queries, keys)
+            mask = draw_broadcast_mask(str(case["mask"]), rng, batch, heads, queries, keys)
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
             under = f", under a mask of {case['mask']}"
         output = subject.attend(query, key, value, mask)
@@ -112,25 +118,25 @@ class HeadGroups(Law):
             wide = [part.repeat_interleave(group, 1) for part in (key, value)]
             repeated = subject.attend(query, *wide, mask=mask)
             changed = f"{kv_heads} key heads, each repeated {group} times{under}"
-            yield equal(repeated.transpose(1, 2), output.transpose(1, 2), changed=changed, reduction=terms)
-        # Another key head is nobody's business but its group's.
+            yield expect_equal(repeated.transpose(1, 2), output.transpose(1, 2), changed=changed, reduction=terms)
+        # Changing one key head must not change the outputs of other groups.
         chosen = rng.integer(0, kv_heads)
         _, fresh, other = subject.tensors(rng, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         moved = [part.clone() for part in (key, value)]
         moved[0][:, chosen], moved[1][:, chosen] = fresh[:, chosen], other[:, chosen]
         after = subject.attend(query, *moved, mask=mask)
-        strangers = [head for head in range(heads) if head // group != chosen]
-        yield equal(
-            output[:, strangers].transpose(1, 2),
-            after[:, strangers].transpose(1, 2),
+        other_groups = [head for head in range(heads) if head // group != chosen]
+        yield expect_equal(
+            output[:, other_groups].transpose(1, 2),
+            after[:, other_groups].transpose(1, 2),
             changed=f"key and value of head {chosen}{under}",
             reduction=terms,
             scale=float(output.abs().nan_to_num(0, 0, 0).max()),
         )
-        if group == 1 and mask is None and self._alike(subject, key):
+        if group == 1 and mask is None and self._has_equal_heads(subject, key):
             order = rng.permutation(heads)
             swapped = subject.attend(query[:, order], key[:, order], value[:, order])
-            yield equal(
+            yield expect_equal(
                 output[:, order].transpose(1, 2),
                 swapped.transpose(1, 2),
                 changed=f"heads in the order {order.tolist()}",
@@ -138,7 +144,7 @@ class HeadGroups(Law):
             )
 
     @staticmethod
-    def _alike(subject: OperatorAdapter, key: Tensor) -> bool:
+    def _has_equal_heads(subject: OperatorAdapter, key: Tensor) -> bool:
         """Whether heads have no biases of their own: with the same content all weigh the same."""
         same = key[:, :1].expand_as(key).contiguous()
         query = same[:, :, -1:].contiguous()
@@ -148,7 +154,7 @@ class HeadGroups(Law):
         return bool(apart <= 1e4 * subject.eps * output.abs().max())
 
 
-def _calls(
+def _watch_calls(
     subject: Adapter, batch: int, tokens: int, rng: Rng
 ) -> list[tuple[attention_watch.AttentionCall, attention_watch.ObservedAttention]]:
     x = subject.draw(batch, tokens, rng)
@@ -156,19 +162,19 @@ def _calls(
     return [(call, seen) for call in seen.calls]
 
 
-def _groups(call: attention_watch.AttentionCall, rows: list[Tensor]) -> list[tuple[int, int, int]] | None:
+def _find_key_heads(call: attention_watch.AttentionCall, rows: list[Tensor]) -> list[tuple[int, int, int]] | None:
     """For each query head the key head that it used and the one it should; None if there are no groups.
 
     Heads are counted as the projections lay them out, where these were seen; else as the product has them.
     """
     if call.query is None or call.key is None:
         return None
-    keys = _numbered(call.key)
-    values = _numbered(call.value)
+    keys = _number_equal_heads(call.key)
+    values = _number_equal_heads(call.value)
     heads, kv_heads = len(keys), max(keys) + 1
     if kv_heads == heads or heads % kv_heads or kv_heads < 2:
         return None
-    queries, own = _sources(call.query, rows, heads), _sources(call.key, rows, kv_heads)
+    queries, own = _find_source_heads(call.query, rows, heads), _find_source_heads(call.key, rows, kv_heads)
     if queries is None and not call.ordered:
         return None
     queries = list(range(heads)) if queries is None else queries
@@ -181,7 +187,7 @@ def _groups(call: attention_watch.AttentionCall, rows: list[Tensor]) -> list[tup
     return sorted(pairs)
 
 
-def _numbered(part: Tensor) -> list[int]:
+def _number_equal_heads(part: Tensor) -> list[int]:
     """Heads with the same content get the same number, in the order in which they come."""
     numbers: list[int] = []
     first: list[int] = []
@@ -194,7 +200,7 @@ def _numbered(part: Tensor) -> list[int]:
     return numbers
 
 
-def _sources(part: Tensor, rows: list[Tensor], pieces: int) -> list[int] | None:
+def _find_source_heads(part: Tensor, rows: list[Tensor], pieces: int) -> list[int] | None:
     """The piece of a projection that each head came from, told by its length, which rotations and factors keep."""
     lengths = part.double().norm(dim=-1).transpose(1, 2)
     dim = part.shape[-1]

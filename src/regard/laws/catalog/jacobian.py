@@ -1,4 +1,4 @@
-"""L21: weights answer a change of their logits as a softmax does."""
+"""L21: the Jacobian of the weights is that of a softmax."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import draw_mask
-from regard.laws.catalog.scale import kernelised
-from regard.laws.law import Case, Law, Observation, equal, true, zero
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_true, expect_zero
+from regard.laws.masks import draw_broadcast_mask
+from regard.laws.score_reading import is_kernelised
 
 
-class Jacobian(Law):
+class JacobianLaw(Law):
     id = "L21"
     slug = "jacobian"
     title = "Jacobian"
@@ -27,6 +27,8 @@ class Jacobian(Law):
     equation = "dp / dq = scale (diag(p) - p p^T) K"
     catches = "a denominator without gradient, a wrong custom backward, a normaliser that does not normalise"
     smallest = {"batch": 1, "queries": 1, "keys": 2}
+    kinds = ("keys",)
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if not isinstance(subject, OperatorAdapter):
@@ -68,26 +70,26 @@ class Jacobian(Law):
         key = units.expand_as(key).contiguous() * float(case["length"])
         mask = None
         if case["mask"] != "none" and long:
-            mask = draw_mask("pairs", rng, batch, subject.heads, queries, keys)
+            mask = draw_broadcast_mask("pairs", rng, batch, subject.heads, queries, keys)
         elif case["mask"] != "none":
             mask = torch.ones(queries, keys, dtype=torch.bool)
             mask[:, 1] = torch.arange(queries) == 1 + queries - keys
         places = sorted({*range(0, keys, max(keys // 8, 1)), keys - 1})
-        weights, found, total = derivative(subject, query, key, mask, places)
+        weights, found, total = find_derivative(subject, query, key, mask, places)
         size = float(found.abs().max()) + 1e-3
         named = {"output": "jacobian", "changed": "the query", "reduction": keys + subject.dim}
-        yield zero(total.transpose(1, 2), size, effect="does not sum to zero over the keys", **named)
-        map_of_logits = self._logits(subject, query, key, mask, weights)
+        yield expect_zero(total.transpose(1, 2), size, effect="does not sum to zero over the keys", **named)
+        map_of_logits = self._find_logit_map(subject, query, key, mask, weights)
         if map_of_logits is None:
-            yield true(
-                kernelised(subject),
+            yield expect_true(
+                is_kernelised(subject),
                 "its logits do not grow in proportion to the query",
                 output="weights",
                 changed="the query",
             )
             return
         slope = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
-        yield equal(
+        yield expect_equal(
             (slope[..., places, :] @ map_of_logits).transpose(1, 2),
             found.transpose(1, 2),
             effect="is not that of a softmax",
@@ -97,7 +99,7 @@ class Jacobian(Law):
 
     @staticmethod
     @torch.no_grad()
-    def _logits(
+    def _find_logit_map(
         subject: OperatorAdapter, query: Tensor, key: Tensor, mask: Tensor | None, weights: Tensor
     ) -> Tensor | None:
         """The linear map `(batch, head, query, key, dim)` from a query to its logits; None if there is none.
@@ -127,7 +129,7 @@ class Jacobian(Law):
         return linear
 
 
-def derivative(
+def find_derivative(
     subject: OperatorAdapter, query: Tensor, key: Tensor, mask: Tensor | None, places: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights `(batch, head, query, key)`, and how those of some places, and their sum, change with the query."""

@@ -1,4 +1,4 @@
-"""L5: what is hidden may be anything, even what is no number."""
+"""L5: masked keys and values may be NaN, infinite or huge."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import MISSING, Case, Law, Observation, equal
+from regard.laws.law import MISSING, Case, Law, Observation
 from regard.laws.masks import SIDES, key_mask, pair_mask, token_mask
-from regard.laws.probes import is_causal, size
+from regard.laws.probes import expect_same_output, is_causal
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 POISONS = {"nan": torch.nan, "inf": torch.inf, "1e30": 1e30, "-1e30": -1e30, "-inf": -torch.inf}
 WHERE = ("both", "values", "keys")
 
 
-class MaskedValues(Law):
+class MaskedValuesLaw(Law):
     id = "L5"
     slug = "masked-values"
     title = "Masked values"
@@ -38,6 +38,8 @@ class MaskedValues(Law):
         return super().applies(subject)
 
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+    kinds = ("ask", "poison")
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masked = "mask" in subject.abilities
@@ -107,13 +109,13 @@ class MaskedValues(Law):
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if case["ask"] in ("tokens", "future"):
-            yield from _tokens(subject, case, rng)
+            yield from _observe_tokens(subject, case, rng)
         else:
             assert isinstance(subject, OperatorAdapter)
-            yield _operator(subject, case, rng)
+            yield _observe_operator(subject, case, rng)
 
 
-def _tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
     x = subject.draw(batch, tokens, rng)
     future = case["ask"] == "future"
@@ -122,18 +124,18 @@ def _tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     before = subject.run(x, mask)
     shown = real.reshape(batch, tokens, *[1] * (x.ndim - 2))
     after = subject.run(torch.where(shown, x, POISONS[str(case["poison"])]), mask)
-    yield equal(
+    yield expect_same_output(
+        subject,
         before,
         after,
+        tokens,
         where=real if "aligned" in subject.abilities else None,
         touched=~real,
         changed=f"hidden tokens, to {case['poison']}",
-        reduction=tokens + subject.channels,
-        scale=size(before),
     )
 
 
-def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
+def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
     """Keys hidden from every query, or one key hidden from some of them."""
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
@@ -147,21 +149,14 @@ def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
         place = rng.integer(0, keys)
         poisoned = (torch.arange(keys) == place)[None, None, :, None].expand(batch, subject.kv_heads, -1, -1)
         unseen = ~mask[..., place].expand(batch, subject.heads, queries).transpose(1, 2)
-    before = subject.rows(subject.attend(query, key, value, mask))
+    before = subject.attend_rows(query, key, value, mask)
     poison = POISONS[str(case["poison"])]
-    after = subject.rows(subject.attend(query, *_poisoned(key, value, poisoned, poison, str(case["what"])), mask))
+    after = subject.attend_rows(query, *_poison(key, value, poisoned, poison, str(case["what"])), mask)
     what = "keys and values" if case["what"] == "both" else str(case["what"])
-    return equal(
-        before,
-        after,
-        where=unseen,
-        changed=f"hidden {what}, to {case['poison']}",
-        reduction=keys + subject.channels,
-        scale=size(before),
-    )
+    return expect_same_output(subject, before, after, keys, where=unseen, changed=f"hidden {what}, to {case['poison']}")
 
 
-def _poisoned(key: Tensor, value: Tensor, where: Tensor, poison: float, what: str) -> tuple[Tensor, Tensor]:
+def _poison(key: Tensor, value: Tensor, where: Tensor, poison: float, what: str) -> tuple[Tensor, Tensor]:
     if what != "values":
         key = key.masked_fill(where, poison)
     if what != "keys":

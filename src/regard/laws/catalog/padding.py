@@ -1,4 +1,4 @@
-"""L4: what is hidden by a mask might as well not be there."""
+"""L4: masked tokens do not change the outputs of real ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.compare import FACTOR
-from regard.laws.law import Case, Law, Observation, equal, finite, true, zero
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_finite, expect_true, expect_zero
 from regard.laws.masks import SIDES, pair_mask, token_mask
-from regard.laws.probes import different, generators, ignores_order, owes_left, same, size, takes
+from regard.laws.probes import (
+    agree_up_to_rounding,
+    draw_other_content,
+    expect_same_output,
+    find_magnitude,
+    ignores_order,
+    make_generating_permutations,
+    owes_left_padding,
+    table_coarseness,
+    takes_length,
+)
 from regard.laws.variants import LONG, LONGER, half_precisions, head_sizes, in_native_precision, is_half, long_lengths
 
 CONTENTS = ("other", "large", "zeros")
 
 
-class Padding(Law):
+class PaddingLaw(Law):
     id = "L4"
     slug = "padding"
     title = "Padding invariance"
@@ -36,19 +45,24 @@ class Padding(Law):
         "counted from the padding; masked keys left in a normaliser"
     )
     needs = ("mask",)
-    minimum = 12
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
+    kinds = ("ask", "side", "tokens")
+    minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         # Every sort of question comes early: a few of each in turn.
-        streams = [self._small(subject, fast), self._variants(subject, fast), self._long(subject, fast)]
+        streams = [
+            self._make_small_cases(subject, fast),
+            self._make_variant_cases(subject, fast),
+            self._make_long_cases(subject, fast),
+        ]
         if isinstance(subject, OperatorAdapter):
-            streams.insert(0, self._pairs(fast))
+            streams.insert(0, self._make_pair_cases(fast))
         for turn in zip_longest(*streams):
             yield from (case for case in turn if case is not None)
 
     @staticmethod
-    def _pairs(fast: bool) -> Iterator[Case]:
+    def _make_pair_cases(fast: bool) -> Iterator[Case]:
         forms = ("keys", "pairs", "heads", "shared")
         for form in forms:
             yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
@@ -61,7 +75,7 @@ class Padding(Law):
                 yield {"ask": "ones", "batch": batch, "queries": queries, "keys": keys, "form": forms[place % 4]}
 
     @staticmethod
-    def _small(subject: Adapter, fast: bool) -> Iterator[Case]:
+    def _make_small_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
         small = [(2, 5, 2), (1, 7, 3), (3, 7, 4)] if fast else [(2, 5, 2), (1, 7, 3), (3, 7, 5), (5, 5, 3), (4, 3, 1)]
         for batch, wanted, hidden in small:
             tokens = subject.lengths(wanted)[0]
@@ -72,7 +86,7 @@ class Padding(Law):
                         yield {"ask": ask, "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
 
     @staticmethod
-    def _variants(subject: Adapter, fast: bool) -> Iterator[Case]:
+    def _make_variant_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
         """Half precision, wide heads, long sequences and a large batch, which often have code of their own."""
         tokens = subject.lengths(5)[0]
         sides = ("right", *(("left",) if subject.conventions.left is not False else ()), "random")
@@ -97,7 +111,7 @@ class Padding(Law):
             yield {"ask": "removal", "batch": 9, "tokens": tokens, "hidden": 3, "side": "right"}
 
     @staticmethod
-    def _long(subject: Adapter, fast: bool) -> Iterator[Case]:
+    def _make_long_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
         # A piece of a tail, whole blocks of 16, 64 and 128 keys are hidden, and all but one token.
         wanted = {37: (12, 36, 3), 70: (66, 3), 141: (130, 64, 47)}
         if not fast:
@@ -122,51 +136,56 @@ class Padding(Law):
             return
         ask = case["ask"]
         if ask == "gradient":
-            yield from _gradient(subject, case, rng)
+            yield from _observe_gradient(subject, case, rng)
             return
         with torch.no_grad():
             if ask == "ones":
-                yield from _ones(subject, case, rng)
+                yield from _observe_mask_of_ones(subject, case, rng)
             elif ask == "pairs":
                 assert isinstance(subject, OperatorAdapter)
-                yield from _pairs(subject, case, rng)
+                yield from _observe_pairs(subject, case, rng)
             else:
-                yield from (_content if ask == "content" else _removal)(subject, case, rng)
+                yield from (_observe_content if ask == "content" else _observe_removal)(subject, case, rng)
 
 
-def _draw(subject: Adapter, case: Case, rng: Rng) -> tuple[Tensor, Tensor]:
+def _draw_padded(subject: Adapter, case: Case, rng: Rng) -> tuple[Tensor, Tensor]:
     batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
     x = subject.draw(batch, tokens, rng)
     return x, token_mask(str(case["side"]), batch, tokens, hidden, rng)
 
 
-def _shared(mask: Tensor, x: Tensor) -> Tensor:
+def _broadcast_mask(mask: Tensor, x: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *[1] * (x.ndim - 2))
 
 
-def _where(subject: Adapter, mask: Tensor) -> Tensor | None:
-    """The outputs of which the law speaks: those of real tokens; of rows with any, where outputs have no tokens."""
+def _find_real_outputs(subject: Adapter, mask: Tensor) -> Tensor | None:
+    """The outputs that the law compares: those of real tokens; of rows with any, where outputs have no tokens."""
     if "aligned" in subject.abilities:
         return mask
     return None if mask.any(1).all() else mask.any(1)
 
 
-def _content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """Hidden tokens may contain anything."""
-    x, mask = _draw(subject, case, rng)
+    x, mask = _draw_padded(subject, case, rng)
     before = subject.run(x, mask)
-    where = _where(subject, mask)
-    about = {"where": where, "touched": ~mask, "reduction": x.shape[1] + subject.channels, "scale": size(before)}
+    where = _find_real_outputs(subject, mask)
+    about = {
+        "where": where,
+        "touched": ~mask,
+        "reduction": x.shape[1] + subject.channels,
+        "scale": find_magnitude(before),
+    }
     contents = [content for content in CONTENTS if content != "large" or not is_half(subject)]  # it overflows there
     for content in contents if x.is_floating_point() and x.shape[1] < LONG else contents[:1]:
-        other = different(subject, x, rng, 100.0 if content == "large" else 1.0)
+        other = draw_other_content(subject, x, rng, 100.0 if content == "large" else 1.0)
         other = torch.zeros_like(other) if content == "zeros" else other
-        changed = torch.where(_shared(mask, x), x, other)
-        yield equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
-    if "aligned" in subject.abilities and _is_sound(subject, x, mask):
+        changed = torch.where(_broadcast_mask(mask, x), x, other)
+        yield expect_equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
+    if "aligned" in subject.abilities and _owes_finite_outputs(subject, x, mask):
         # A token sees at least itself, so there is always something to say.
-        shown = torch.where(_shared(mask, before), before, torch.zeros_like(before))
-        yield finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
+        shown = torch.where(_broadcast_mask(mask, before), before, torch.zeros_like(before))
+        yield expect_finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
     if x.shape[0] > 1 and case["side"] != "row":
         # The same row among rows with other masks.
         mixed = mask.roll(1, 0).clone()
@@ -174,12 +193,12 @@ def _content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         keep = torch.zeros(x.shape[0], dtype=torch.bool)
         keep[0] = True
         chosen = mask & keep[:, None] if "aligned" in subject.abilities else keep
-        yield equal(
+        yield expect_equal(
             before, subject.run(x, mixed), **{**about, "where": chosen, "touched": None}, changed="masks of other rows"
         )
 
 
-def _is_sound(subject: Adapter, x: Tensor, mask: Tensor) -> bool:
+def _owes_finite_outputs(subject: Adapter, x: Tensor, mask: Tensor) -> bool:
     """Whether finite outputs are owed: a token alone has one, and half precision where the wider one has them."""
     if is_half(subject):
         native = in_native_precision(subject)
@@ -189,9 +208,9 @@ def _is_sound(subject: Adapter, x: Tensor, mask: Tensor) -> bool:
     return bool(subject.run(x[:, : subject.lengths(1)[0]]).isfinite().all())
 
 
-def _removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """Hidden tokens may be taken away, where that moves nothing that matters."""
-    x, mask = _draw(subject, case, rng)
+    x, mask = _draw_padded(subject, case, rng)
     tokens = x.shape[1]
     before = subject.run(x, mask)
     # What is owed shows in the precision that the subject came in; half precision is too coarse to tell.
@@ -200,37 +219,26 @@ def _removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     for row in range(x.shape[0]):
         places = mask[row].nonzero().flatten()
         hidden = tokens - len(places)
-        if not hidden or not takes(subject, len(places)):
+        if not hidden or not takes_length(subject, len(places)):
             continue
-        if case["side"] == "left" and not owes_left(clear, shown[row : row + 1], hidden):
+        if case["side"] == "left" and not owes_left_padding(clear, shown[row : row + 1], hidden):
             continue
         if case["side"] in ("interior", "random") and not ignores_order(clear, shown[row : row + 1]):
             continue
         alone = subject.run(x[row : row + 1, places])
         padded = before[row : row + 1]
-        yield equal(
+        yield expect_equal(
             alone,
             padded[:, places] if "aligned" in subject.abilities else padded,
             changed=f"{hidden} of {tokens} tokens hidden ({case['side']}), against none there",
             tokens=places.tolist() if "aligned" in subject.abilities else None,
             row=row,
             reduction=tokens + subject.channels,
-            scale=size(alone) * (_table_coarseness(subject) if case["side"] == "left" else 1.0),
+            scale=find_magnitude(alone) * (table_coarseness(subject) if case["side"] == "left" else 1.0),
         )
 
 
-def _table_coarseness(subject: Adapter) -> float:
-    """How much coarser tables of positions may be than the computation, in bounds.
-
-    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
-    """
-    if subject.eps > 1e-12:
-        return 1.0
-    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
-    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
-
-
-def _ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_mask_of_ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """A mask that hides nothing is no mask."""
     if "form" in case:
         assert isinstance(subject, OperatorAdapter)
@@ -239,40 +247,34 @@ def _ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         sizes = {"keys": (batch, 1, 1), "pairs": (batch, 1, queries), "shared": (1, 1, queries)}
         sizes["heads"] = (batch, subject.heads, queries)
         ones = torch.ones(*sizes[str(case["form"])], keys, dtype=torch.bool)
-        expected, actual = (subject.rows(subject.attend(*tensors, mask)) for mask in (None, ones))
+        expected, actual = (subject.attend_rows(*tensors, mask) for mask in (None, ones))
     else:
         x = subject.draw(int(case["batch"]), int(case["tokens"]), rng)
         keys = x.shape[1]
         expected, actual = subject.run(x), subject.run(x, torch.ones(x.shape[0], keys, dtype=torch.bool))
-    yield equal(
-        expected,
-        actual,
-        changed="no mask, against a mask that hides nothing",
-        reduction=keys + subject.channels,
-        scale=size(expected),
-    )
+    yield expect_same_output(subject, expected, actual, keys, changed="no mask, against a mask that hides nothing")
 
 
-def _gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """No gradient flows from real outputs to hidden tokens; and the outputs are those of a call without gradients."""
-    x, mask = _draw(subject, case, rng)
-    where = _where(subject, mask)
+    x, mask = _draw_padded(subject, case, rng)
+    where = _find_real_outputs(subject, mask)
     with torch.no_grad():
         quiet = subject.run(x, mask)
     x.requires_grad_()
     output = subject.run(x, mask)
-    about = {"reduction": x.shape[1] + subject.channels, "scale": size(quiet)}
-    yield equal(quiet, output, where=where, changed="a call with gradients, against one without", **about)
+    about = {"reduction": x.shape[1] + subject.channels, "scale": find_magnitude(quiet)}
+    yield expect_equal(quiet, output, where=where, changed="a call with gradients, against one without", **about)
     if not output.requires_grad or not output.isfinite().all():
-        return  # what is no number at a place nobody reads is the business of another law
+        return  # NaN at padded positions is covered by `masked-values`
     chosen = output if where is None else output[where]
     weight = rng.normal(*chosen.shape, dtype=output.dtype)
     (gradient,) = torch.autograd.grad((chosen * weight).sum(), x, allow_unused=True)
     if gradient is None:
         return
-    yield zero(
-        torch.where(_shared(mask, x), torch.zeros_like(gradient), gradient),
-        size(gradient),
+    yield expect_zero(
+        torch.where(_broadcast_mask(mask, x), torch.zeros_like(gradient), gradient),
+        find_magnitude(gradient),
         changed="real outputs",
         output="gradient of input",
         touched=~mask,
@@ -280,7 +282,7 @@ def _gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     )
 
 
-def _pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """A mask of pairs: each query may be asked without the keys that it does not see."""
     batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
@@ -290,9 +292,10 @@ def _pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observati
     group = subject.heads // subject.kv_heads
     plain = subject.attend(query, key, value)
     free = all(
-        same(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order])) for order in generators(keys)
+        agree_up_to_rounding(subject, plain, subject.attend(query, key[:, :, order], value[:, :, order]))
+        for order in make_generating_permutations(keys)
     )
-    # Queries before the first key see nothing, if the subject is causal; what they yield is another law's business.
+    # Queries before the first key see nothing, if the subject is causal; what they yield is covered by `empty-rows`.
     first = max(queries - keys, 0)
     for asked in sorted({first, (first + queries) // 2, queries - 1}):
         one = slice(asked, asked + 1)
@@ -300,26 +303,26 @@ def _pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observati
         hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
         _, other, fresh = subject.tensors(rng, batch, queries, keys)
         after = subject.attend(query, torch.where(hidden, other, key), torch.where(hidden, fresh * 30, value), mask)
-        about = {"tokens": [asked], "reduction": keys + subject.channels, "scale": size(before)}
-        yield equal(
+        about = {"tokens": [asked], "reduction": keys + subject.channels, "scale": find_magnitude(before)}
+        yield expect_equal(
             subject.rows(before)[:, one],
             subject.rows(after)[:, one],
             changed=f"keys and values hidden from query {asked}",
             **about,
         )
-        if free and same(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
+        if free and agree_up_to_rounding(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
             # Neither the order of keys nor the place of the query matters, so what remains can be given alone.
             places = seen[0, 0].nonzero().flatten()
             rows = (seen == seen[:1, :1]).all(-1)  # (batch, head) that see the same keys
             alone = subject.attend(query[:, :, one], key[:, :, places], value[:, :, places])
-            yield equal(
+            yield expect_equal(
                 subject.rows(alone),
                 subject.rows(before)[:, one],
                 where=rows[:, None, :],
                 changed=f"all but the keys that query {asked} sees hidden, against none there",
                 **about,
             )
-    yield true(
+    yield expect_true(
         before.shape == plain.shape,
         f"is {tuple(before.shape)} with a mask, {tuple(plain.shape)} without",
         of=before,

@@ -1,4 +1,4 @@
-"""L11: every way to compute the same gives the same."""
+"""L11: all code paths give the same output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.adapters.base import Adapter, Variant
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.determinism import right_padded
 from regard.laws.compare import FACTOR
-from regard.laws.half_precision import against_native, nearly_equal
-from regard.laws.law import Case, Law, Observation, equal
-from regard.laws.textbook import Textbook, close, drawn_mask, textbook
+from regard.laws.half_precision import expect_like_native, make_nearly_equal_tokens
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import make_right_padding
+from regard.laws.textbook import Textbook, draw_pair_mask, find_textbook_formula, is_close
 from regard.laws.variants import HALVES, LONG, LONGER, half_precisions, long_lengths
 
 STRIDES = ("transposed", "sliced", "offset", "backwards", "expanded")
@@ -30,11 +30,11 @@ SMALL = 32
 HALF_ROUNDINGS = 16
 
 
-class Paths(Law):
+class PathsLaw(Law):
     id = "L11"
     slug = "paths"
     title = "Path equivalence"
-    headline = "two ways to compute the same gave two answers."
+    headline = "two code paths gave different outputs."
     statement = (
         "Fused or eager, with or without returned weights, in training mode without dropout or in eval mode, from "
         "contiguous or strided memory, with a broadcast or an expanded mask, compiled or not: the outputs are the "
@@ -44,33 +44,34 @@ class Paths(Law):
     catches = (
         "a fast path that drops the mask or the scale, ignored strides, a branch for long inputs, one form of mask"
     )
-    minimum = 12
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
+    kinds = ("way", "mask", "tokens")
+    minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = ("none", "right") if "mask" in subject.abilities else ("none",)
         sizes = [(2, 5), (3, 66)] if fast else [(2, 5), (1, 17), (3, 66), (1, 1), (2, 131)]
         sizes = list(dict.fromkeys((batch, subject.lengths(tokens)[0]) for batch, tokens in sizes))
-        variants = [way for way in _find_variants(subject) if way != "compiled"]
-        # Ways with code of their own read masks in ways of their own.
+        variants = [variant for variant in _find_variants(subject) if variant != "compiled"]
+        # Variants with code of their own read masks in their own way.
         own = {*subject.variants(), "training without dropout", "torch's plain kernel"}
         poisoned = list(subject.variants()) if {"float", "aligned"} <= subject.abilities else []
-        yield from self._variants(subject, masks, fast)
+        yield from self._make_variant_cases(subject, masks, fast)
         for number, (batch, tokens) in enumerate(sizes):
-            if number == 1 and isinstance(subject, OperatorAdapter) and textbook(subject) is not None:
-                yield from _textbook_cases(subject, fast)
-            for way in variants:
-                for mask in (*masks, *(("left", "holes") if way in own and len(masks) > 1 else ())):
-                    yield {"way": way, "batch": batch, "tokens": tokens, "mask": mask}
-            for way in poisoned if tokens > 1 else ():
-                yield {"way": way, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
+            if number == 1 and isinstance(subject, OperatorAdapter) and find_textbook_formula(subject) is not None:
+                yield from _make_formula_cases(subject, fast)
+            for variant in variants:
+                for mask in (*masks, *(("left", "holes") if variant in own and len(masks) > 1 else ())):
+                    yield {"way": variant, "batch": batch, "tokens": tokens, "mask": mask}
+            for variant in poisoned if tokens > 1 else ():
+                yield {"way": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
             if isinstance(subject, OperatorAdapter) and 1 < tokens < 100:
-                yield from _operator_cases(subject, batch, tokens, fast)
+                yield from _make_operator_cases(subject, batch, tokens, fast)
             elif "mask" in subject.abilities and 1 < tokens < 100:
                 yield {"way": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
 
     @staticmethod
-    def _variants(subject: Adapter, masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
+    def _make_variant_cases(subject: Adapter, masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
         """Half precision, a compiled call, and lengths beyond the usual ones."""
         short = subject.lengths(5)[0]
         halves, long = half_precisions(subject), long_lengths(subject, fast, LONG, LONGER)
@@ -83,11 +84,11 @@ class Paths(Law):
         if _is_small(subject.target) or not fast:
             for mask in ("holes",) if len(masks) > 1 and short > 2 else ("none",):
                 yield {"way": "compiled", "batch": 2, "tokens": short, "mask": mask}
-        # Ways with code of their own have their own branches for long inputs.
+        # Variants with code of their own have their own branches for long inputs.
         own = [*subject.variants(), "with gradients", "torch's plain kernel"]
         for tokens in long:
-            for way in own if tokens == long[0] else own[:1]:
-                yield {"way": way, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
+            for variant in own if tokens == long[0] else own[:1]:
+                yield {"way": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
 
     def possible(self, case: Case) -> bool:
         return int(case["tokens"]) > 1 or case["mask"] == "none"
@@ -95,43 +96,45 @@ class Paths(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         with torch.no_grad():
             if isinstance(subject, OperatorAdapter) and "keys" in case:
-                yield from _operator(subject, case, rng)
+                yield from _observe_operator(subject, case, rng)
                 return
             batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["way"])
             x = subject.draw(batch, tokens, rng)
             if case.get("content") == "two groups":
-                x = nearly_equal(subject, x, rng)
-            mask = None if case["mask"] == "none" else _token_mask(str(case["mask"]), batch, tokens)
+                x = make_nearly_equal_tokens(subject, x, rng)
+            mask = None if case["mask"] == "none" else _make_token_mask(str(case["mask"]), batch, tokens)
             how: dict[str, Any] = {"reduction": tokens + subject.channels, "changed": f"computed another way: {name}"}
             if mask is not None and "aligned" in subject.abilities:
                 how["where"] = mask
             if name == "additive mask" and mask is not None and name not in subject.variants():
-                if (adding := _adding(subject)) is not None:
-                    yield from _not_ignored(subject.run(x), subject.run(x, mask), adding.run(x, mask), how)
+                if (adding := _with_additive_mask(subject)) is not None:
+                    yield from _observe_additive_mask(subject.run(x), subject.run(x, mask), adding.run(x, mask), how)
                 return
             if case.get("poison"):
-                yield from _poisoned(subject, subject.variants()[name], x, rng, name)
+                yield from _observe_nan(subject, subject.variants()[name], x, rng, name)
                 return
             if name in HALVES:
                 half = subject.at(HALVES[name])
                 if half is not None and subject.dtype == subject.native:
-                    yield from against_native(subject, half, x, mask, how.get("where"), rng, f"the precision: {name}")
+                    yield from expect_like_native(
+                        subject, half, x, mask, how.get("where"), rng, f"the precision: {name}"
+                    )
                 return
             if name in STRIDES:
-                x, view = strided(x, name)
+                x, view = make_strided(x, name)
                 plain, other = subject.run(x, mask), subject.run(view, mask)
             else:
                 plain = subject.run(x, mask)
                 other = _find_variants(subject)[name](x, mask)
             if other is not None:
-                yield equal(plain, other, **how)
+                yield expect_equal(plain, other, **how)
 
 
-# Ways of every subject
+# Variants of every subject
 
 
-def _token_mask(kind: str, batch: int, tokens: int) -> Tensor:
-    mask = right_padded(batch, tokens)
+def _make_token_mask(kind: str, batch: int, tokens: int) -> Tensor:
+    mask = make_right_padding(batch, tokens)
     if kind == "left":
         return mask.flip(1)
     if kind == "holes":
@@ -140,10 +143,10 @@ def _token_mask(kind: str, batch: int, tokens: int) -> Tensor:
     return mask
 
 
-def _poisoned(subject: Adapter, way: Variant, x: Tensor, rng: Rng, name: str) -> Iterator[Observation]:
-    """Who sees a token that is no number says so on every way, or on none.
+def _observe_nan(subject: Adapter, variant: Variant, x: Tensor, rng: Rng, name: str) -> Iterator[Observation]:
+    """A NaN that reaches the output on one code path must reach it on all.
 
-    Those who do not see it, and the token itself, are left out: zero times what is no number is a matter of taste.
+    Outputs that do not depend on the token, and its own, are left out: zero times NaN is a matter of convention.
     """
     place, other = x.shape[1] // 2, x.clone()
     other[:, place] = subject.draw(x.shape[0], x.shape[1], rng)[:, place]
@@ -151,36 +154,36 @@ def _poisoned(subject: Adapter, way: Variant, x: Tensor, rng: Rng, name: str) ->
     seen = (before - subject.run(other)).abs().flatten(2).amax(-1) > 1e-6 * before.abs().max()
     seen[:, place] = False
     other[:, place] = torch.nan
-    yield equal(
+    yield expect_equal(
         subject.run(other).isnan().double(),
-        way(other, None).isnan().double(),
+        variant(other, None).isnan().double(),
         where=seen,
-        changed=f"input[:, {place}] is no number, computed another way: {name}",
-        effect="is a number on one way and none on the other",
+        changed=f"input[:, {place}] is NaN, computed another way: {name}",
+        effect="is NaN on one path and a number on the other",
     )
 
 
 def _find_variants(subject: Adapter) -> dict[str, Callable[[Tensor, Tensor | None], Tensor | None]]:
-    """Other ways to compute the same, by name; one that finds that it cannot answers None."""
+    """Other code paths that compute the same, by name; one that cannot run here returns None."""
     variants: dict[str, Callable[[Tensor, Tensor | None], Tensor | None]] = {}
     variants.update(subject.variants())
     for name in STRIDES if not isinstance(subject, OperatorAdapter) else ():
         variants[name] = subject.run
     if "gradients" in subject.abilities:
-        variants["with gradients"] = lambda x, mask: _with_gradients(subject, x, mask)
-    variants["inference mode"] = lambda x, mask: _in_inference(subject, x, mask)
-    variants["torch's plain kernel"] = lambda x, mask: _plainly(subject, x, mask)
+        variants["with gradients"] = lambda x, mask: _run_with_gradients(subject, x, mask)
+    variants["inference mode"] = lambda x, mask: _run_in_inference_mode(subject, x, mask)
+    variants["torch's plain kernel"] = lambda x, mask: _run_with_math_kernel(subject, x, mask)
     if "mask" in subject.abilities:
         variants["a mask of ones"] = lambda x, mask: (
             subject.run(x, torch.ones(x.shape[:2], dtype=torch.bool)) if mask is None else None
         )
-    if isinstance(subject.target, nn.Module) and _trains(subject.target):
-        variants["training without dropout"] = lambda x, mask: _in_training(subject, x, mask)
-    variants["compiled"] = lambda x, mask: _compiled(subject, x, mask)
+    if isinstance(subject.target, nn.Module) and _trains_as_it_runs(subject.target):
+        variants["training without dropout"] = lambda x, mask: _run_in_training_mode(subject, x, mask)
+    variants["compiled"] = lambda x, mask: _run_compiled(subject, x, mask)
     return variants
 
 
-def strided(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def make_strided(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The input, contiguous, and the same numbers in memory that is not."""
     if name == "expanded":  # every row is the first one, and takes no memory
         view = x[:1].expand_as(x)
@@ -195,20 +198,20 @@ def strided(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return x, x.transpose(1, -1).contiguous().transpose(1, -1)
 
 
-def _with_gradients(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
+def _run_with_gradients(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
     with torch.enable_grad():
         x = x.clone()
         return subject.run(x.requires_grad_() if x.is_floating_point() else x, mask).detach()
 
 
-def _in_inference(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
+def _run_in_inference_mode(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
     other = subject.copy_unused()  # tables made in this mode cannot be used outside it
     with torch.inference_mode():
         output = other.run(x, mask)
     return output.clone()
 
 
-def _plainly(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
+def _run_with_math_kernel(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
     """With torch's fused kernels and its fast path for encoders switched off."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -219,7 +222,7 @@ def _plainly(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _trains(module: nn.Module) -> bool:
+def _trains_as_it_runs(module: nn.Module) -> bool:
     """Whether training mode should compute the same once dropout is off: nothing is learnt from the batch itself."""
     for part in module.modules():
         named = type(part).__name__.lower()
@@ -230,7 +233,7 @@ def _trains(module: nn.Module) -> bool:
     return True
 
 
-def _in_training(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor | None:
+def _run_in_training_mode(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor | None:
     other = subject.copy_unused()
     for part in other.target.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) or "drop" in type(part).__name__.lower():
@@ -243,11 +246,11 @@ def _in_training(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor | N
     one, two = other.run(x, mask), other.run(x, mask)
     torch.set_rng_state(state)
     if one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num()):
-        return None  # something random is left that nobody can switch off from outside
+        return None  # something random is left that cannot be switched off from outside
     return one if one.shape == subject.run(x, mask).shape else None
 
 
-def _compiled(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor | None:
+def _run_compiled(subject: Adapter, x: Tensor, mask: Tensor | None) -> Tensor | None:
     if subject.dtype != subject.native:
         return None  # once is enough
     other = subject.copy_unused()
@@ -277,7 +280,7 @@ class _Additive:
         return torch.zeros(mask.shape, dtype=self.numbers).masked_fill(~mask, float("-inf"))
 
 
-def _adding(subject: Any) -> Any | None:
+def _with_additive_mask(subject: Any) -> Any | None:
     """The subject with its masks handed over as numbers; None if it has no boolean ones."""
     form = getattr(subject, "form", None)
     if form is None or form.dtype != torch.bool:
@@ -287,18 +290,20 @@ def _adding(subject: Any) -> Any | None:
     return other
 
 
-def _not_ignored(unmasked: Tensor, masked: Tensor, output: Tensor, how: dict[str, Any]) -> Iterator[Observation]:
+def _observe_additive_mask(
+    unmasked: Tensor, masked: Tensor, output: Tensor, how: dict[str, Any]
+) -> Iterator[Observation]:
     """A mask of 0 and -inf hides what it says, means something else, or is refused; it is not silently ignored."""
     where = how.get("where", torch.ones(masked.shape[:2], dtype=torch.bool))
-    if output.shape != masked.shape or close(unmasked[where], masked[where]) or not close(unmasked, output, 1e-6):
+    if output.shape != masked.shape or is_close(unmasked[where], masked[where]) or not is_close(unmasked, output, 1e-6):
         return
-    yield equal(masked, output, **{**how, "effect": "is as if there were no mask: the additive one was ignored"})
+    yield expect_equal(masked, output, **{**how, "effect": "is as if there were no mask: the additive one was ignored"})
 
 
-# Ways of operators
+# Variants of operators
 
 
-def _operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast: bool) -> Iterator[Case]:
+def _make_operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast: bool) -> Iterator[Case]:
     sizes = {"batch": batch, "tokens": tokens}
     for keys in dict.fromkeys((tokens, tokens + 4)):
         for layout in ("tokens first", "one projection", "expanded heads", "expanded rows", "padded memory"):
@@ -314,8 +319,8 @@ def _operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast: boo
                 yield {"way": "additive mask", **sizes, "keys": keys, "mask": "random"}
 
 
-def _textbook_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
-    formula = textbook(subject)
+def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
+    formula = find_textbook_formula(subject)
     assert formula is not None
     masks = ("none", *KINDS) if formula.masks else ("none",)
     pairs = [(1, 1), (7, 7), (65, 65), (130, 130), (1, 9), (5, 130), (300, 300), (2, 300), (17, 16), (129, 64)]
@@ -332,7 +337,7 @@ def _textbook_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
     telling = [masks[0], masks[-1]]
     for queries, keys in pairs:
         for mask in dict.fromkeys(telling if min(queries, keys) > 1 else masks[:2]):
-            yield _formula_case(queries, keys, mask)
+            yield _make_formula_case(queries, keys, mask)
     small = {"batch": 2, "tokens": 5, "keys": 5, "mask": "none"}
     for change in (
         "one head",
@@ -359,50 +364,52 @@ def _textbook_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
     for queries, keys in pairs:
         for mask in masks if queries > 1 and 1 < keys < LONG else ():
             if mask not in telling:
-                yield _formula_case(queries, keys, mask)
+                yield _make_formula_case(queries, keys, mask)
 
 
-def _formula_case(queries: int, keys: int, mask: str) -> dict:
+def _make_formula_case(queries: int, keys: int, mask: str) -> dict:
     batch = 1 + (queries + keys) % 2 if keys < LONG else 1
     return {"way": "the formula", "batch": batch, "tokens": queries, "keys": keys, "mask": mask}
 
 
-def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    batch, queries, keys, way = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
-    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {way}"}
+def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
+    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {variant}"}
     kind = str(case["mask"])
-    if way.startswith("the formula"):
-        yield from _formula(subject, batch, queries, keys, kind, way.removeprefix("the formula: "), rng, how)
+    if variant.startswith("the formula"):
+        yield from _observe_formula(
+            subject, batch, queries, keys, kind, variant.removeprefix("the formula: "), rng, how
+        )
         return
     tensors = subject.tensors(rng, batch, queries, keys)
-    mask = None if kind == "none" else drawn_mask(kind, batch, subject.heads, queries, keys, rng)
-    if way.startswith("mask of"):
+    mask = None if kind == "none" else draw_pair_mask(kind, batch, subject.heads, queries, keys, rng)
+    if variant.startswith("mask of"):
         assert mask is not None
         mask = {
             "(1, 1, Q, K)": mask[:1, :1],
             "(Q, K)": mask[0, 0],
-            "(B, 1, 1, K)": _columns(mask),
+            "(B, 1, 1, K)": _make_key_mask(mask),
             "(B, 1, Q, K)": mask[:, :1],
             "(1, H, Q, K)": mask[:1],
-        }[way.removeprefix("mask of ")]
+        }[variant.removeprefix("mask of ")]
         plain = subject.attend(*tensors, mask.expand(batch, subject.heads, queries, keys).contiguous())
-        yield equal(subject.rows(plain), subject.rows(subject.attend(*tensors, mask)), **how)
-    elif way == "strided mask":
+        yield expect_equal(subject.rows(plain), subject.attend_rows(*tensors, mask), **how)
+    elif variant == "strided mask":
         assert mask is not None
         view = mask.mT.contiguous().mT
         plain = subject.attend(*tensors, mask)
-        yield equal(subject.rows(plain), subject.rows(subject.attend(*tensors, view)), **how)
-    elif way == "additive mask":
-        if mask is not None and (adding := _adding(subject)) is not None:
-            plain, hidden = subject.rows(subject.attend(*tensors)), subject.rows(subject.attend(*tensors, mask))
-            yield from _not_ignored(plain, hidden, subject.rows(adding.attend(*tensors, mask)), how)
+        yield expect_equal(subject.rows(plain), subject.attend_rows(*tensors, view), **how)
+    elif variant == "additive mask":
+        if mask is not None and (adding := _with_additive_mask(subject)) is not None:
+            plain, hidden = subject.attend_rows(*tensors), subject.attend_rows(*tensors, mask)
+            yield from _observe_additive_mask(plain, hidden, subject.rows(adding.attend(*tensors, mask)), how)
     else:
-        plain, views = zip(*(_laid_out(tensor, way) for tensor in tensors), strict=True)
+        plain, views = zip(*(_lay_out_in_memory(tensor, variant) for tensor in tensors), strict=True)
         expected = subject.attend(plain[0], plain[1], plain[2], mask)
-        yield equal(subject.rows(expected), subject.rows(subject.attend(views[0], views[1], views[2], mask)), **how)
+        yield expect_equal(subject.rows(expected), subject.attend_rows(views[0], views[1], views[2], mask), **how)
 
 
-def _columns(mask: Tensor) -> Tensor:
+def _make_key_mask(mask: Tensor) -> Tensor:
     """A mask of keys alone, for which every query sees at least the last half of the keys, and the first."""
     columns = mask[:, :1, :1].clone()
     columns[..., columns.shape[-1] // 2 :] = True
@@ -410,18 +417,18 @@ def _columns(mask: Tensor) -> Tensor:
     return columns
 
 
-def _laid_out(tensor: Tensor, way: str) -> tuple[Tensor, Tensor]:
+def _lay_out_in_memory(tensor: Tensor, variant: str) -> tuple[Tensor, Tensor]:
     """A tensor of an operator, contiguous, and the same numbers as other code would hand them over."""
-    if way == "tokens first":
+    if variant == "tokens first":
         return tensor, tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    if way == "one projection":  # a slice of queries, keys and values that were computed together
+    if variant == "one projection":  # a slice of queries, keys and values that were computed together
         return tensor, torch.stack([-tensor, tensor, 2 * tensor], 3).transpose(1, 2).contiguous().transpose(1, 2)[
             :, :, :, 1
         ]
-    if way == "expanded heads":
+    if variant == "expanded heads":
         view = tensor[:, :1].expand_as(tensor)
         return view.contiguous(), view
-    if way == "expanded rows":
+    if variant == "expanded rows":
         view = tensor[:1].expand_as(tensor)
         return view.contiguous(), view
     wider = torch.full((*tensor.shape[:2], tensor.shape[2] + 3, tensor.shape[3] + 2), 1e3, dtype=tensor.dtype)
@@ -429,11 +436,11 @@ def _laid_out(tensor: Tensor, way: str) -> tuple[Tensor, Tensor]:
     return tensor, wider[:, :, 1:-2, 1:-1]
 
 
-def _formula(
+def _observe_formula(
     subject: OperatorAdapter, batch: int, queries: int, keys: int, kind: str, change: str, rng: Rng, how: dict[str, Any]
 ) -> Iterator[Observation]:
     """The operator against the formula that it was found to compute on a few tokens."""
-    formula = textbook(subject)
+    formula = find_textbook_formula(subject)
     if formula is None:
         return
     heads, dim = subject.heads, subject.dim
@@ -448,7 +455,7 @@ def _formula(
     }.get(change, {})
     batch = 7 if change == "more rows" else batch
     tensors = subject.tensors(rng, batch, queries, keys, **sizes)
-    mask = None if kind == "none" else drawn_mask(kind, batch, tensors[0].shape[1], queries, keys, rng)
+    mask = None if kind == "none" else draw_pair_mask(kind, batch, tensors[0].shape[1], queries, keys, rng)
     if mask is not None and formula.causal and formula.align == "start":
         mask[..., 0] = True  # else a query might see nothing
     if change == "no number in a query":
@@ -471,13 +478,13 @@ def _formula(
         numbers = tensors
         found, expected = subject.attend(*tensors, mask), formula(*tensors, mask)
         how["scale"] = float(tensors[2].abs().max())
-    if not close(expected, found) and (seen := _own_pattern(subject, formula, *tensors[:2])) is not None:
+    if not is_close(expected, found) and (seen := _find_own_pattern(subject, formula, *tensors[:2])) is not None:
         # A window is wider than a few tokens; within it the formula holds.
         expected = formula(*numbers, seen if mask is None else mask & seen)
-    yield equal(subject.rows(expected), subject.rows(found), **how)
+    yield expect_equal(subject.rows(expected), subject.rows(found), **how)
 
 
-def _own_pattern(subject: OperatorAdapter, formula: Textbook, query: Tensor, key: Tensor) -> Tensor | None:
+def _find_own_pattern(subject: OperatorAdapter, formula: Textbook, query: Tensor, key: Tensor) -> Tensor | None:
     """The pairs that interact without a mask; None where a query does not see its own place: no pattern does that."""
     seen = subject.matrix(query, key) != 0
     queries, keys = seen.shape[-2:]

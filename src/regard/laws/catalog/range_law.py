@@ -1,4 +1,4 @@
-"""L17: large numbers and few digits stay finite, and right."""
+"""L17: large scores and half precision give finite and accurate outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.half_precision import against_native, like, nearly_equal, widened
-from regard.laws.law import Case, Law, Observation, equal, finite, zero
+from regard.laws.half_precision import (
+    expect_like_float64,
+    expect_like_native,
+    make_nearly_equal_tokens,
+    widen_to_float64,
+)
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_finite, expect_zero
 from regard.laws.masks import key_mask
-from regard.laws.probes import takes
+from regard.laws.probes import takes_length
 from regard.laws.variants import HALVES, LONG, LONGER, long_lengths
 
 # The largest number of float16.
@@ -25,7 +30,7 @@ LARGEST = 65504.0
 WHOLE = 1e-4
 
 
-class Range(Law):
+class RangeLaw(Law):
     id = "L17"
     slug = "range"
     title = "Range law"
@@ -40,13 +45,17 @@ class Range(Law):
         "that choose float16 themselves, products that overflow before scaling"
     )
     smallest = {"batch": 1, "tokens": 2, "queries": 1}
+    kinds = ("kind",)
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         operator = isinstance(subject, OperatorAdapter)
         first, second = (subject.lengths(5, 19) * 2)[:2]
         plain = {"batch": 2, "tokens": first}
         # Scores, what is unseen and few digits in turn: every kind comes early.
-        for turn in zip_longest(self._large(subject, plain), self._unseen_or_half(subject, plain)):
+        for turn in zip_longest(
+            self._make_large_cases(subject, plain), self._make_unseen_and_half_cases(subject, plain)
+        ):
             yield from (case for case in turn if case is not None)
         if not fast:
             for tokens in (second, *subject.lengths(67, 130)):
@@ -63,9 +72,9 @@ class Range(Law):
                 for precision in HALVES:
                     yield {**more, "kind": "half", "precision": precision, "size": 1.0}
 
-    def _large(self, subject: Adapter, plain: Case) -> Iterator[Case]:
+    def _make_large_cases(self, subject: Adapter, plain: Case) -> Iterator[Case]:
         if isinstance(subject, OperatorAdapter):
-            yield from self._cases_of_operators("mask" in subject.abilities, int(plain["tokens"]))
+            yield from self._make_operator_cases("mask" in subject.abilities, int(plain["tokens"]))
         elif "float" in subject.abilities:
             for size in (1e3, 1e2, 1e4):
                 yield {**plain, "kind": "large", "size": size}
@@ -75,7 +84,7 @@ class Range(Law):
                     yield {"batch": 5, "tokens": tokens, "kind": "large, masked", "size": size}
 
     @staticmethod
-    def _unseen_or_half(subject: Adapter, plain: Case) -> Iterator[Case]:
+    def _make_unseen_and_half_cases(subject: Adapter, plain: Case) -> Iterator[Case]:
         if "float" in subject.abilities and "aligned" in subject.abilities:
             for size in (1e6, 1e5, 1e3):
                 if "mask" in subject.abilities:
@@ -96,7 +105,7 @@ class Range(Law):
                 yield {**plain, "kind": "half, overflow", "precision": "float16", "size": size}
 
     @staticmethod
-    def _cases_of_operators(masked: bool, tokens: int) -> Iterator[Case]:
+    def _make_operator_cases(masked: bool, tokens: int) -> Iterator[Case]:
         """Each kind with as many queries as keys, with one query, and with a tail behind whole blocks."""
         sizes = {
             "large": (1e3, 1e4, 1e2, 1e6),
@@ -118,33 +127,39 @@ class Range(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         kind = str(case["kind"])
         if kind.startswith("half"):
-            yield from self._half(subject, case, rng)
+            yield from self._observe_half_precision(subject, case, rng)
         elif kind in ("hidden", "later"):
-            yield from self._unseen(subject, case, rng)
+            yield from self._observe_unseen(subject, case, rng)
         elif isinstance(subject, OperatorAdapter):
-            ask = {"shift": self._shift, "large": self._scores, "negative": self._scores}.get(kind, self._under_a_mask)
+            ask = {
+                "shift": self._observe_shift,
+                "large": self._observe_large_scores,
+                "negative": self._observe_large_scores,
+            }.get(kind, self._observe_scores_under_mask)
             yield from ask(subject, case, rng)
         else:
-            yield from (self._masked_inputs if kind == "large, masked" else self._inputs)(subject, case, rng)
+            yield from (self._observe_masked_inputs if kind == "large, masked" else self._observe_large_inputs)(
+                subject, case, rng
+            )
 
     # Large scores
 
-    def _scores(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+    def _observe_large_scores(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         query, key, value = drawn = subject.tensors(rng, batch, int(case.get("queries", tokens)), tokens)
-        if case["kind"] == "negative" and not _bilinear(subject):
+        if case["kind"] == "negative" and not _has_bilinear_scores(subject):
             return  # features of opposite queries and keys may rightly be too small for the precision
-        large = _aimed(query, key, size, negative=case["kind"] == "negative", rng=rng)
+        large = _draw_aimed(query, key, size, negative=case["kind"] == "negative", rng=rng)
         words = {"changed": f"queries and keys: scores {'near' if case['kind'] == 'negative' else 'up to'} {size:.0e}"}
-        yield from self._mean(subject, subject, drawn, (*large, value), words)
+        yield from self._observe_mean(subject, subject, drawn, (*large, value), words)
         double = subject.at(torch.float64)
-        if double is not None and double is not subject and _bilinear(subject):
+        if double is not None and double is not subject and _has_bilinear_scores(subject):
             inputs = (*large, value)
             output = subject.attend(*inputs)
             if output.isfinite().all():
-                yield from like(double.attend, inputs, output, _eps(subject), rng, words)  # type: ignore[attr-defined]
+                yield from expect_like_float64(double.attend, inputs, output, _find_coarsest_eps(subject), rng, words)  # type: ignore[attr-defined]
 
-    def _mean(
+    def _observe_mean(
         self,
         subject: OperatorAdapter,
         view: OperatorAdapter,
@@ -157,56 +172,61 @@ class Range(Law):
         `view` is the subject, or the subject in half precision; what is ordinary, the subject itself says.
         """
         output = view.attend(*large)  # type: ignore[arg-type]
-        yield finite(_rows(output), **words)
+        yield expect_finite(_put_tokens_first(output), **words)
         if not output.isfinite().all() or drawn[1].shape[1] != drawn[0].shape[1]:
             return
         query, key, value = (tensor.to(subject.dtype) for tensor in drawn)
-        largest, rough = float(value.abs().max()), _eps(subject)
-        coarser = max(_eps(view), rough) / subject.eps
+        largest, rough = float(value.abs().max()), _find_coarsest_eps(subject)
+        coarser = max(_find_coarsest_eps(view), rough) / subject.eps
         # With a sink, or another weight that no value has, nothing is owed.
         whole = bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all())
-        if whole and bool((_outside(subject.attend(query, key, value), value) <= 64 * rough * largest).all()):
-            beyond = _outside(output, large[2])
-            yield zero(_rows(beyond), largest * coarser, reduction=value.shape[2], **words)
+        if whole and bool(
+            (_measure_outside_values(subject.attend(query, key, value), value) <= 64 * rough * largest).all()
+        ):
+            beyond = _measure_outside_values(output, large[2])
+            yield expect_zero(_put_tokens_first(beyond), largest * coarser, reduction=value.shape[2], **words)
         if bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= 64 * rough).all()):
             total = view.attend(large[0], large[1], torch.ones_like(large[2]))
             words = {**words, "scale": coarser, "reduction": value.shape[2], "output": "the sum of weights"}
-            yield equal(torch.ones_like(total), total, **words)
+            yield expect_equal(torch.ones_like(total), total, **words)
 
-    def _shift(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_shift(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """The same vector added to every key."""
-        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         query, key, value = subject.tensors(rng, batch, int(case.get("queries", tokens)), tokens)
-        way = rng.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
-        way = way / way.norm()
-        query = query + 2 * way  # every query has a share in it
-        reach = float((query @ way.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
+        direction = rng.normal(1, 1, 1, subject.dim, dtype=subject.dtype)
+        direction = direction / direction.norm()
+        query = query + 2 * direction  # every query has a share in it
+        reach = float((query @ direction.transpose(-1, -2)).abs().max()) / math.sqrt(subject.dim)
         before = subject.attend(query, key, value)
         largest = float(value.abs().max())
-        slight = subject.attend(query, key + way, value)
-        if not before.isfinite().all() or float((slight - before).abs().max()) > 4096 * _finest(subject) * largest:
+        slight = subject.attend(query, key + direction, value)
+        if (
+            not before.isfinite().all()
+            or float((slight - before).abs().max()) > 4096 * _find_finest_eps(subject) * largest
+        ):
             return  # its scores are not linear in keys, or know positions
         if not bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all()):
             return  # a sink does not move with the keys
-        coarser = _eps(subject) / subject.eps
+        coarser = _find_coarsest_eps(subject) / subject.eps
         for sign in (1.0, -1.0):
-            after = subject.attend(query, key + sign * size / reach * way, value)
+            after = subject.attend(query, key + sign * size / reach * direction, value)
             words: dict[str, Any] = {"changed": f"every key: all scores shifted by {sign * size:.0e}"}
-            yield finite(_rows(after), **words)
+            yield expect_finite(_put_tokens_first(after), **words)
             # A score of that size is rounded to so many digits, and its rounding multiplies the weight.
-            yield equal(
-                _rows(before),
-                _rows(after),
+            yield expect_equal(
+                _put_tokens_first(before),
+                _put_tokens_first(after),
                 scale=largest * (1 + size) * coarser,
                 reduction=tokens + subject.dim,
                 **words,
             )
 
-    def _under_a_mask(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_scores_under_mask(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """Visible scores far from zero: they may lie above or below whatever stands for a hidden one."""
-        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         queries, negative = int(case.get("queries", tokens)), str(case["kind"]).startswith("negative")
-        if not _bilinear(subject):
+        if not _has_bilinear_scores(subject):
             return
         query, key, value = subject.tensors(rng, batch, queries, tokens)
         real = torch.ones(batch, tokens, dtype=torch.bool)
@@ -219,31 +239,37 @@ class Range(Law):
 
         def outside(output: Tensor) -> Tensor:
             group = output.shape[1] // low.shape[1]
-            return _beyond(output, low.repeat_interleave(group, 1), high.repeat_interleave(group, 1))
+            return _measure_outside(output, low.repeat_interleave(group, 1), high.repeat_interleave(group, 1))
 
         # What is so for ordinary scores: rows that may see nothing are left out.
         before, slight = (subject.attend(query, key, each, mask) for each in (value, other))
-        largest, rough = float(other.abs().max()), 64 * _eps(subject)
-        coarser = _eps(subject) / subject.eps
+        largest, rough = float(other.abs().max()), 64 * _find_coarsest_eps(subject)
+        coarser = _find_coarsest_eps(subject) / subject.eps
         still = ((before - slight).abs() <= rough * largest).all(-1).transpose(1, 2)  # (batch, query, head)
         total = subject.attend(query, key, torch.ones_like(value), mask)
         mean = (outside(before) <= rough * largest) & ((total - 1).abs() <= WHOLE)
         mean = bool(mean.all(-1).transpose(1, 2)[still].all())
         if not still.any():
             return
-        large = _aimed(query, key, size, negative, rng)
+        large = _draw_aimed(query, key, size, negative, rng)
         words = {"changed": f"queries and keys: visible scores {'near -' if negative else 'up to '}{size:.0e}"}
         after, moved = (subject.attend(*large, each, mask) for each in (value, other))
-        yield finite(_rows(after), where=still, **words)
+        yield expect_finite(_put_tokens_first(after), where=still, **words)
         about = {"scale": largest * coarser, "reduction": tokens + subject.dim}
-        yield equal(_rows(after), _rows(moved), where=still, **about, changed=f"hidden values, {words['changed']}")
+        yield expect_equal(
+            _put_tokens_first(after),
+            _put_tokens_first(moved),
+            where=still,
+            **about,
+            changed=f"hidden values, {words['changed']}",
+        )
         if mean:
-            beyond = torch.where(still[..., None], _rows(outside(after)), 0.0)
-            yield zero(beyond, about.pop("scale"), **about, **words)
+            beyond = torch.where(still[..., None], _put_tokens_first(outside(after)), 0.0)
+            yield expect_zero(beyond, about.pop("scale"), **about, **words)
 
-    def _masked_inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_masked_inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """A layer whose whole input is large, with two tokens to see: often both have scores far below zero."""
-        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         x, other = subject.draw(batch, tokens, rng), subject.draw(batch, tokens, rng)
         real = torch.zeros(batch, tokens, dtype=torch.bool)
         for row in range(batch):
@@ -251,44 +277,44 @@ class Range(Law):
         other = torch.where(real[:, :, None], x, other)
         before, slight = subject.run(x, real), subject.run(other, real)
         scale = float(before.abs().nan_to_num(0, 0, 0).max())
-        still = real & ((before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale)
+        still = real & ((before - slight).abs().flatten(2).amax(-1) <= 4096 * _find_finest_eps(subject) * scale)
         if not still.any():
             return
         after, moved = subject.run(x * size, real), subject.run(other * size, real)
         words = {"touched": ~real, "changed": f"hidden tokens, with an input {size:.0e} times as large"}
-        if takes(subject, 2):
-            # Where the two that are seen give numbers among themselves, they do so behind a mask.
+        if takes_length(subject, 2):
+            # Where the two visible tokens alone give finite outputs, they do so behind a mask.
             pairs = torch.stack([subject.run(x[row : row + 1, real[row]] * size)[0] for row in range(batch)])
             sound = torch.zeros_like(real)
             sound[real] = pairs.flatten(2).isfinite().all(-1).flatten()
-            yield finite(after, where=still & sound, **words)
+            yield expect_finite(after, where=still & sound, **words)
         grown = float(after[still].abs().max())
         if not math.isfinite(grown) or grown > 8 * size * max(scale, 1.0):
             return  # scores of its later parts may reach any size
-        yield equal(
+        yield expect_equal(
             after,
             moved,
             where=still,
-            scale=grown * _eps(subject) / subject.eps,
+            scale=grown * _find_coarsest_eps(subject) / subject.eps,
             reduction=tokens + subject.channels,
             **words,
         )
 
-    def _inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_large_inputs(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """A layer whose whole input is large."""
-        x = subject.draw(int(case["batch"]), int(case["tokens"]), rng) * _size(subject, float(case["size"]))
+        x = subject.draw(int(case["batch"]), int(case["tokens"]), rng) * _limit_score_size(subject, float(case["size"]))
         output = subject.run(x)
-        yield finite(output, changed=f"the input: {float(case['size']):.0e} times as large")
+        yield expect_finite(output, changed=f"the input: {float(case['size']):.0e} times as large")
         double = subject.at(torch.float64)
         if double is not None and double is not subject and output.isfinite().all():
             words = {"changed": f"the input: {float(case['size']):.0e} times as large"}
-            yield from like(double.run, (x,), output, _eps(subject), rng, words)
+            yield from expect_like_float64(double.run, (x,), output, _find_coarsest_eps(subject), rng, words)
 
-    # What nobody may see
+    # Masked tokens and the future
 
-    def _unseen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_unseen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """A token that is hidden, or comes later, is made large: who did not see it does not see it now."""
-        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _size(subject, float(case["size"]))
+        batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         x = subject.draw(batch, tokens, rng)
         hidden = torch.zeros(batch, tokens, dtype=torch.bool)
         hidden[:, -1] = True
@@ -299,32 +325,34 @@ class Range(Law):
         before = subject.run(x, mask)
         slight = subject.run(torch.where(place, subject.draw(batch, tokens, rng), x), mask)
         scale = float(before.abs().nan_to_num(0, 0, 0).max())
-        still = (before - slight).abs().flatten(2).amax(-1) <= 4096 * _finest(subject) * scale  # (batch, token)
+        still = (before - slight).abs().flatten(2).amax(-1) <= 4096 * _find_finest_eps(
+            subject
+        ) * scale  # (batch, token)
         still &= ~hidden
         if not still.any():
             return
         for sign in (1.0, -1.0):
-            after = subject.run(torch.where(place, _grown(subject, x, sign * size), x), mask)
-            yield equal(
+            after = subject.run(torch.where(place, _grow_input(subject, x, sign * size), x), mask)
+            yield expect_equal(
                 before,
                 after,
                 where=still,
                 touched=hidden,
-                scale=scale * _eps(subject) / subject.eps,
+                scale=scale * _find_coarsest_eps(subject) / subject.eps,
                 reduction=tokens + subject.channels,
                 changed=f"a token that is {'hidden' if mask is not None else 'later'}: its scores reach {size:.0e}",
             )
 
     # Few digits
 
-    def _half(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+    def _observe_half_precision(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         precision = HALVES[str(case["precision"])]
         if subject.dtype != subject.native:
             return  # said once, of the subject as it came
         batch, tokens, size, kind = int(case["batch"]), int(case["tokens"]), float(case["size"]), str(case["kind"])
         view = subject.at(precision)
         if kind == "half, overflow":
-            # Products beyond float16 are the business of those who compute in it: by their own choice, not by ours.
+            # Products beyond float16 are tested only in targets that compute in float16 by their own choice.
             double = subject.at(torch.float64)
             if not (subject.native == precision or (double is not None and double.eps == torch.finfo(precision).eps)):
                 return
@@ -334,8 +362,8 @@ class Range(Law):
         words: dict[str, Any] = {"changed": f"the precision: {case['precision']}"}
         if kind == "half, many keys":
             if precision != subject.native:
-                x = nearly_equal(subject, subject.draw(batch, tokens, rng), rng)
-                yield from against_native(subject, view, x, None, None, rng, words["changed"])
+                x = make_nearly_equal_tokens(subject, subject.draw(batch, tokens, rng), rng)
+                yield from expect_like_native(subject, view, x, None, None, rng, words["changed"])
             return
         mask = None
         if kind == "half, masked":
@@ -345,27 +373,27 @@ class Range(Law):
             assert isinstance(view, OperatorAdapter)
             assert isinstance(subject, OperatorAdapter)
             query, key, value = drawn = view.tensors(rng, batch, tokens, tokens)
-            if kind == "half, large" and precision == torch.float16 and not _bilinear(subject):
+            if kind == "half, large" and precision == torch.float16 and not _has_bilinear_scores(subject):
                 # Features of queries and keys sum to tokens times products, and rightly so.
                 size = min(size, 0.5 * LARGEST / (tokens * max(1.0, float(value.abs().max()))))
             # `size` is that of the bare product; the score is smaller by the root of the dimension.
-            large = _aimed(query, key, size / math.sqrt(view.dim), negative=False, rng=rng)
+            large = _draw_aimed(query, key, size / math.sqrt(view.dim), negative=False, rng=rng)
             words["changed"] += f", products of query and key up to {size:.0e}"
-            yield from self._mean(subject, view, drawn, (*large, value), words)
+            yield from self._observe_mean(subject, view, drawn, (*large, value), words)
             return
         try:
             x = view.draw(batch, tokens, rng)
             output = view.run(x, mask)
-        except Exception:  # a refusal: masks of -1e9 are no numbers of float16
+        except Exception:  # a refusal: a mask of -1e9 overflows float16
             return
         rows = mask if mask is not None and "aligned" in subject.abilities else None
-        spoken = finite(output, where=rows, **words)
+        spoken = expect_finite(output, where=rows, **words)
         yield spoken
         if rows is not None:
             output = output[rows]
         if not output.isfinite().all():
             return
-        reference = widened(view, subject)
+        reference = widen_to_float64(view, subject)
         if reference is None:
             return
 
@@ -373,39 +401,39 @@ class Range(Law):
             wide = reference(x, mask)
             return wide if rows is None else wide[rows]
 
-        yield from like(run, (x,), output, torch.finfo(precision).eps, rng, words, reference.view.target)
+        yield from expect_like_float64(run, (x,), output, torch.finfo(precision).eps, rng, words, reference.view.target)
 
 
-def _eps(subject: Adapter) -> float:
+def _find_coarsest_eps(subject: Adapter) -> float:
     """The coarsest precision on the way, which a computation in float64 shows."""
     double = subject.at(torch.float64) if subject.dtype == subject.native else subject
     return max(torch.finfo(subject.dtype).eps, double.eps if double is not None else 0.0)
 
 
-def _finest(subject: Adapter) -> float:
+def _find_finest_eps(subject: Adapter) -> float:
     """A precision in which "nothing moved" means something."""
-    return min(_eps(subject), 1e-6)
+    return min(_find_coarsest_eps(subject), 1e-6)
 
 
-def _bilinear(subject: OperatorAdapter) -> bool:
+def _has_bilinear_scores(subject: OperatorAdapter) -> bool:
     """Whether scores are products of query and key: twice the one and half the other change nothing."""
     query, key, value = subject.tensors(Rng(0, "bilinear"), 2, 5, 5)
     before, after = subject.attend(query, key, value), subject.attend(2 * query, key / 2, value)
     return bool(torch.allclose(before, after, 1e-3, 1e-3))
 
 
-def _size(subject: Adapter, size: float) -> float:
-    """As large as a score may be; who rounds to float16 on the way has no larger numbers."""
+def _limit_score_size(subject: Adapter, size: float) -> float:
+    """As large as a score may be; a target that rounds to float16 on the way has no larger numbers."""
     double = subject.at(torch.float64)
     coarse = double is not None and double.eps == torch.finfo(torch.float16).eps
     return min(size, 5e3) if coarse or subject.dtype == torch.float16 else size
 
 
-def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rng) -> tuple[Tensor, Tensor]:
+def _draw_aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rng) -> tuple[Tensor, Tensor]:
     """Queries and keys whose scores q.k / sqrt(dim) reach `size`: spread evenly up to it, or all near -size."""
     dim, keys = query.shape[-1], key.shape[2]
-    way = rng.normal(1, 1, 1, dim)
-    way = way / way.norm()
+    direction = rng.normal(1, 1, 1, dim)
+    direction = direction / direction.norm()
     root = math.sqrt(size * math.sqrt(dim))
     if negative:
         towards = -torch.ones(1, 1, keys, 1)
@@ -413,11 +441,11 @@ def _aimed(query: Tensor, key: Tensor, size: float, negative: bool, rng: Rng) ->
     else:
         towards = (torch.linspace(-1, 1, keys) if keys > 1 else torch.ones(1)).roll(keys // 3).view(1, 1, keys, 1)
         bare, rest = key / root, 0.0
-    large = root * way * torch.ones(*query.shape[:3], 1) + rest * query.double()
-    return large.to(query.dtype), (root * towards * way + bare.double()).to(key.dtype)
+    large = root * direction * torch.ones(*query.shape[:3], 1) + rest * query.double()
+    return large.to(query.dtype), (root * towards * direction + bare.double()).to(key.dtype)
 
 
-def _grown(subject: Adapter, x: Tensor, size: float) -> Tensor:
+def _grow_input(subject: Adapter, x: Tensor, size: float) -> Tensor:
     """The same input, grown so that its scores with ordinary partners reach `size`; an operator's values stay."""
     if not isinstance(subject, OperatorAdapter):
         return x * size
@@ -425,15 +453,15 @@ def _grown(subject: Adapter, x: Tensor, size: float) -> Tensor:
     return subject.joined(query, key * size, value)
 
 
-def _rows(output: Tensor) -> Tensor:
+def _put_tokens_first(output: Tensor) -> Tensor:
     """`(batch, head, token, dim)` as `(batch, token, head, dim)`, which is how places are named."""
     return output.transpose(1, 2)
 
 
-def _outside(output: Tensor, value: Tensor) -> Tensor:
+def _measure_outside_values(output: Tensor, value: Tensor) -> Tensor:
     """How far each entry is outside the range of the values in its channel."""
-    return _beyond(output, value.amin(2, keepdim=True), value.amax(2, keepdim=True))
+    return _measure_outside(output, value.amin(2, keepdim=True), value.amax(2, keepdim=True))
 
 
-def _beyond(output: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _measure_outside(output: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (low - output).clamp(min=0) + (output - high).clamp(min=0)

@@ -1,4 +1,4 @@
-"""L15: with the same content everywhere, weights know the distance of two tokens and nothing else of their places."""
+"""L15: for equal content, scores depend on the distance of two tokens alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.padding import _table_coarseness
-from regard.laws.catalog.row_stochasticity import visible_lengths
-from regard.laws.catalog.scale import kernelised, own_scores
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.probes import find_visible_lengths, table_coarseness
+from regard.laws.score_reading import is_kernelised, read_own_scores
 
 # Places that an ordinary input moves by.
 FEW = 7
 
 
-class RelativePosition(Law):
+class RelativePositionLaw(Law):
     id = "L15"
     slug = "relative-position"
     title = "Relative position"
@@ -34,13 +33,15 @@ class RelativePosition(Law):
         "shifted distance"
     )
     smallest = {"batch": 1, "queries": 1, "keys": 2, "tokens": 3}
+    kinds = ("by", "shift", "tokens", "keys")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter) or hasattr(subject, "shifted"):
             return None
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
-        if visible_lengths(subject) or _pads_left(subject):
+        if find_visible_lengths(subject) or _pads_left(subject):
             return None
         return "its weights cannot be observed, and it takes no mask that would move its tokens"
 
@@ -58,7 +59,7 @@ class RelativePosition(Law):
             ):
                 yield {"batch": 1, "queries": queries, "keys": keys, "by": "weights"}
             return
-        for tokens in visible_lengths(subject)[: 2 if fast else None]:
+        for tokens in find_visible_lengths(subject)[: 2 if fast else None]:
             yield {"batch": 2, "tokens": tokens, "by": "weights"}
         if _pads_left(subject):
             for shift in (1, 6):
@@ -78,7 +79,7 @@ class RelativePosition(Law):
             yield from self._observe_layer(subject, case, rng)
         elif case["by"] == "weights":
             yield from self._observe_operator(subject, case, rng)
-        elif not kernelised(subject):
+        elif not is_kernelised(subject):
             yield from self._observe_own(subject, case, rng)
 
     def _observe_operator(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
@@ -87,43 +88,43 @@ class RelativePosition(Law):
         query, key = (part.expand(-1, -1, keys, -1).contiguous() for part in (query, key))
         square = subject.matrix(query, key)
         if queries == keys:
-            yield from by_distance(square, "the same token everywhere")
+            yield from expect_by_distance(square, "the same token everywhere")
             return
         found = subject.matrix(query[:, :, :queries].contiguous(), key)
         ends = [square[:, :, -queries:], square[:, :, :queries]]
         if subject.conventions.align == "start":
             ends.reverse()
         if not {"alignment", "cache"} & set(subject.context):
-            # Nobody promised where unequal lengths meet: either end will do.
+            # How unequal lengths are aligned was not declared: either end will do.
             ends.sort(key=lambda end: float((end - found).abs().nan_to_num(0, 0, 0).max()))
-        (expected, known), (actual, seen) = steps(ends[0]), steps(found)
+        (expected, known), (actual, seen) = find_logit_steps(ends[0]), find_logit_steps(found)
         both = known & seen
-        yield equal(
+        yield expect_equal(
             torch.where(both, expected, 0.0).transpose(1, 2),
             torch.where(both, actual, 0.0).transpose(1, 2),
             output="scores",
             changed=f"the last {queries} of {keys} queries alone",
             reduction=keys + subject.dim,
-            scale=_size(query, key, square),
+            scale=_find_logit_size(query, key, square),
         )
 
     def _observe_own(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """The score at equal places, for the same content in each: what a rotation must leave alone."""
         batch, tokens = int(case["batch"]), int(case["keys"])
-        same = _Same(rng)
-        query, key, score, clear = own_scores(subject, same, batch, tokens, subject.dim)
+        same = _ConstantTokens(rng)
+        query, key, score, clear = read_own_scores(subject, same, batch, tokens, subject.dim)
         if not bool(clear.any()):
             return
         last = clear.double().cumsum(-1).argmax(-1, keepdim=True)
         expected = score.gather(-1, last).expand_as(score)
-        yield equal(
+        yield expect_equal(
             torch.where(clear, expected, 0.0).transpose(1, 2),
             torch.where(clear, score, 0.0).transpose(1, 2),
             output="scores",
             changed="the same token everywhere",
             effect="of a token with itself depends on its place",
             reduction=tokens + subject.dim,
-            scale=_size(query, key, None),
+            scale=_find_logit_size(query, key, None),
         )
 
     def _observe_layer(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
@@ -136,9 +137,9 @@ class RelativePosition(Law):
         output = subject.run(x)
         apart = (output - output[:, :1]).abs().max() if "aligned" in subject.abilities else torch.inf
         same = bool(apart <= 1e3 * subject.eps * output.abs().max())
-        coarse = _table_coarseness(subject)
+        coarse = table_coarseness(subject)
         for weights in seen if same else seen[:1]:  # deeper layers too, if equal tokens stay equal
-            yield from by_distance(weights, "the same token everywhere", coarse)
+            yield from expect_by_distance(weights, "the same token everywhere", coarse)
 
     def _observe_shift(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, tokens, shift = int(case["batch"]), int(case["tokens"]), int(case["shift"])
@@ -151,17 +152,17 @@ class RelativePosition(Law):
             mask[:, :shift] = False
             before = subject.run(x, mask[:, shift:])
             after = subject.run(torch.cat([front, x], 1), mask)[:, shift:]
-        yield equal(
+        yield expect_equal(
             before,
             after,
             changed=f"every place moved by {shift}",
             by_design=True,
             reduction=tokens + subject.channels,
-            scale=float(before.abs().nan_to_num(0, 0, 0).max()) * _table_coarseness(subject),  # other rows of a table
+            scale=float(before.abs().nan_to_num(0, 0, 0).max()) * table_coarseness(subject),  # other rows of a table
         )
 
 
-class _Same(Rng):
+class _ConstantTokens(Rng):
     """A random generator that gives every token the same content."""
 
     def __init__(self, rng: Rng) -> None:
@@ -172,16 +173,16 @@ class _Same(Rng):
         return one.expand(shape).clone()
 
 
-def steps(weights: Tensor) -> tuple[Tensor, Tensor]:
+def find_logit_steps(weights: Tensor) -> tuple[Tensor, Tensor]:
     """The growth of the logit from one key to the next, `(batch, head, query, key - 1)`, and where both are seen."""
     seen = (weights[..., 1:] > 1e-30) & (weights[..., :-1] > 1e-30)
     logits = weights.clamp(min=1e-300 if weights.dtype == torch.float64 else 1e-37).log()
     return torch.where(seen, logits[..., 1:] - logits[..., :-1], 0.0), seen
 
 
-def by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[Observation]:
+def expect_by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[Observation]:
     """Steps of square weights depend on the distance alone: each equals the first of its diagonal."""
-    found, seen = steps(weights)
+    found, seen = find_logit_steps(weights)
     tokens = weights.shape[-1]
     distance = torch.arange(tokens)[:, None] - torch.arange(1, tokens)[None, :] + tokens
     flat, known = found.flatten(2), seen.flatten(2)
@@ -194,7 +195,7 @@ def by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[
     expected = flat.gather(-1, first.clamp(max=flat.shape[-1] - 1).gather(-1, places))
     expected = torch.where(known, expected, 0.0).unflatten(-1, found.shape[-2:])
     largest = float(weights[weights > 1e-30].log().abs().max()) if bool((weights > 1e-30).any()) else 1.0
-    yield equal(
+    yield expect_equal(
         expected.transpose(1, 2),
         found.transpose(1, 2),
         output="scores",
@@ -205,7 +206,7 @@ def by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[
     )
 
 
-def _size(query: Tensor, key: Tensor, weights: Tensor | None) -> float:
+def _find_logit_size(query: Tensor, key: Tensor, weights: Tensor | None) -> float:
     """The size of the logits that rounding is relative to."""
     size = 1.0 + float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
     if weights is not None and bool((weights > 1e-30).any()):

@@ -1,4 +1,4 @@
-"""L7: the weights of a query are shares: none is negative, and together they are one."""
+"""L7: the weights of a query are non-negative and sum to one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from regard.adapters.call_signature import find_switches
 from regard.adapters.layer import SequenceAdapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, equal, zero
+from regard.laws.law import Case, Law, Observation, expect_equal, expect_zero
+from regard.laws.masks import BROADCAST_MASKS, draw_broadcast_mask, make_padding
+from regard.laws.probes import find_visible_lengths
 
 # A sum that is as near to one as this, in any precision, was normalised.
 ROUNDED = 1e-4
-# Shapes of masks that broadcast to (batch, head, query, key).
-MASKS = ("none", "keys", "rows of keys", "pairs", "pairs of rows", "pairs of heads")
 
 
-class RowStochasticity(Law):
+class RowStochasticityLaw(Law):
     id = "L7"
     slug = "row-stochasticity"
     title = "Row-stochasticity"
@@ -35,20 +35,26 @@ class RowStochasticity(Law):
         "a softmax over the wrong axis, a mask after the softmax, no normalisation after a selection, added epsilons"
     )
     smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
+    kinds = ("by", "mask", "tokens", "keys")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):
             return None
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
-        return None if visible_lengths(subject) or _constant_is_fair(subject) else "its weights cannot be observed"
+        return (
+            None
+            if find_visible_lengths(subject) or _maps_equal_tokens_to_equal_outputs(subject)
+            else "its weights cannot be observed"
+        )
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masked = "mask" in subject.abilities
         if not isinstance(subject, OperatorAdapter):
-            yield from self._cases_of_layers(subject, masked, fast)
+            yield from self._make_layer_cases(subject, masked, fast)
             return
-        masks = MASKS if masked else MASKS[:1]
+        masks = BROADCAST_MASKS if masked else BROADCAST_MASKS[:1]
         for mask in masks:
             yield {"batch": 3, "queries": 5, "keys": 5, "mask": mask}
         # Tails of several keys behind whole blocks of 8, 16, 32, 64 and 128; one query; the smallest.
@@ -61,16 +67,16 @@ class RowStochasticity(Law):
                 for mask in masks:
                     yield {"batch": 1, "queries": queries, "keys": keys, "mask": mask}
 
-    def _cases_of_layers(self, subject: Adapter, masked: bool, fast: bool) -> Iterator[Case]:
+    def _make_layer_cases(self, subject: Adapter, masked: bool, fast: bool) -> Iterator[Case]:
         masks = ("none", "right", "left") if masked else ("none",)
-        visible = visible_lengths(subject)
+        visible = find_visible_lengths(subject)
         for tokens in visible[: 4 if fast else None]:
             for mask in masks:
                 for batch in (3, 1) if tokens < 60 or not fast else (2,):
                     if batch != tokens:
                         yield {"batch": batch, "tokens": tokens, "mask": mask, "by": "weights"}
         # What shows its weights in short sequences only may be another path in long ones.
-        if not visible or (max(visible) < 100 and _constant_is_fair(subject)):
+        if not visible or (max(visible) < 100 and _maps_equal_tokens_to_equal_outputs(subject)):
             for tokens in subject.lengths(5, 37, 1, 3, 70, 141) if fast else subject.lengths(5, 37, 1, 3, 17, 70, 141):
                 for mask in masks:
                     yield {"batch": 2, "tokens": tokens, "mask": mask, "by": "constant tokens"}
@@ -94,43 +100,47 @@ class RowStochasticity(Law):
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         query, key, _ = subject.tensors(rng, batch, queries, keys)
         weights = free = subject.matrix(query, key)
-        # Queries before the first key may see nothing; elsewhere what is no number is a fault.
+        # Queries before the first key may see nothing; elsewhere NaN is a fault.
         seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
         if queries <= keys:
-            seen = seen | _dead(seen, keys)
+            seen = seen | _find_dead_heads(seen, keys)
         if case["mask"] != "none":
-            mask = draw_mask(str(case["mask"]), rng, batch, subject.heads, queries, keys)
+            mask = draw_broadcast_mask(str(case["mask"]), rng, batch, subject.heads, queries, keys)
             weights = subject.matrix(query, key, mask)
             seen = ((free > 0) & mask).any(-1) & ~free.isnan().any(-1)
         changed = f"a mask of {case['mask']}" if case["mask"] != "none" else "no mask"
-        yield from shares(weights, seen, changed, case["mask"] == "none")
+        yield from expect_shares(weights, seen, changed, case["mask"] == "none")
         if case["mask"] == "none" and queries <= keys and subject.conventions.layout != "tokens":
-            for returned in _returned(subject.target(*subject.tensors(rng, batch, queries, keys)), queries, keys):
-                yield from shares(returned, torch.ones_like(returned[..., 0], dtype=torch.bool), "weights returned")
+            for returned in _find_returned_weights(
+                subject.target(*subject.tensors(rng, batch, queries, keys)), queries, keys
+            ):
+                yield from expect_shares(
+                    returned, torch.ones_like(returned[..., 0], dtype=torch.bool), "weights returned"
+                )
 
     def _observe_weights(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
         if not attention_watch.fair_lengths(subject, batch, tokens):
             return
         x = subject.draw(batch, tokens, rng)
-        mask = padding(str(case["mask"]), batch, tokens)
+        mask = make_padding(str(case["mask"]), batch, tokens)
         for place, weights in enumerate(subject.weights(x, mask)):
             if weights.shape[-2:] != (tokens, tokens):
                 continue
             real = torch.ones(batch, tokens, dtype=torch.bool) if mask is None else mask
             seen = (weights != 0).any(-1)
-            seen = seen | _dead(seen, tokens)
+            seen = seen | _find_dead_heads(seen, tokens)
             if weights.shape[0] == batch:
                 seen = seen & real[:, None, :]
             elif mask is not None:
                 continue
-            yield from shares(weights, seen, f"{case['mask']} padding, attention {place}", mask is None)
+            yield from expect_shares(weights, seen, f"{case['mask']} padding, attention {place}", mask is None)
         if mask is None and isinstance(subject, SequenceAdapter):
             asked = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
             for words in asked:
-                for returned in _returned(subject.call(x, **words), tokens, tokens):
+                for returned in _find_returned_weights(subject.call(x, **words), tokens, tokens):
                     told = f"weights returned with {words}" if words else "weights returned"
-                    yield from shares(returned, (returned != 0).any(-1), told)
+                    yield from expect_shares(returned, (returned != 0).any(-1), told)
 
     def _observe_constants(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """Equal tokens have equal values, and their mean by any weights is that value again."""
@@ -138,11 +148,11 @@ class RowStochasticity(Law):
         x = subject.draw(batch, tokens, rng)
         constant = x[:, :1].expand_as(x).contiguous()
         one = subject.run(x[:, :1].contiguous())
-        mask = padding(str(case["mask"]), batch, tokens)
+        mask = make_padding(str(case["mask"]), batch, tokens)
         if mask is not None:
             constant = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), constant, x)
         many = subject.run(constant, mask)
-        yield equal(
+        yield expect_equal(
             one.expand_as(many),
             many,
             where=mask,
@@ -152,13 +162,13 @@ class RowStochasticity(Law):
         )
 
 
-def _dead(seen: Tensor, keys: int) -> Tensor:
-    """Heads that look at nothing at all: a query may see nothing, and features may happen to be orthogonal; not all."""
+def _find_dead_heads(seen: Tensor, keys: int) -> Tensor:
+    """Heads whose weights are all zero: a query may see nothing, and features may happen to be orthogonal; not all."""
     many = seen.shape[0] * seen.shape[2] * keys >= 25
     return ~seen.any(-1, keepdim=True).any(0, keepdim=True) & many
 
 
-def _returned(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
+def _find_returned_weights(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
     """What stands beside the output and looks like weights: shares of queries and keys, none of them negative."""
     beside = output[1:] if isinstance(output, tuple | list) else ()
     for each in beside:
@@ -188,7 +198,7 @@ def may_be_meant(weights: Tensor, seen: Tensor) -> bool:
     return missed and not dead and not other
 
 
-def shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = False) -> Iterator[Observation]:
+def expect_shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = False) -> Iterator[Observation]:
     """Weights `(batch, head, query, key)` are shares wherever `seen`, which is `(batch, head, query)`."""
     meant = ordinary and may_be_meant(weights, seen)
     total = weights.sum(-1)
@@ -197,56 +207,13 @@ def shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = False) 
     worst = total[(total - 1).abs().nan_to_num(torch.inf, torch.inf, torch.inf) > 0]
     effect = f"sums to {float(worst[(worst - 1).abs().argmax()]):.6g}, not 1" if worst.numel() else ""
     words = {"changed": changed, "output": "weights", "reduction": keys, "by_design": meant}
-    yield equal(torch.ones_like(total), total, scale=1.0, effect=effect, **words)
+    yield expect_equal(torch.ones_like(total), total, scale=1.0, effect=effect, **words)
     least = torch.where(seen[..., None], weights, torch.zeros_like(weights)).amin(-1).transpose(1, 2)
-    yield zero(least.clamp(max=0), 1.0, effect="is negative", **words)
-
-
-def draw_mask(kind: str, rng: Rng, batch: int, heads: int, queries: int, keys: int) -> Tensor:
-    """A random mask of one of the shapes of `MASKS`, in which every query keeps its own key and the first."""
-    shape = {
-        "keys": (1, 1, 1, keys),
-        "rows of keys": (batch, 1, 1, keys),
-        "pairs": (queries, keys),
-        "pairs of rows": (batch, 1, queries, keys),
-        "pairs of heads": (batch, heads, queries, keys),
-    }[kind]
-    mask = rng.integers(0, 2, *shape).bool()
-    mask[..., 0] = True
-    if kind.startswith("pairs"):
-        own = torch.arange(queries) + keys - queries
-        mask[..., torch.arange(queries), own.clamp(min=0)] = True
-        mask[..., torch.arange(queries), torch.arange(queries).clamp(max=keys - 1)] = True
-    return mask
-
-
-def padding(side: str, batch: int, tokens: int) -> Tensor | None:
-    """Masks of tokens with another number of real ones in each row."""
-    if side == "none":
-        return None
-    real = torch.tensor([max(tokens - 1 - 2 * row, 1) for row in range(batch)])
-    order = torch.arange(tokens)
-    order = order.flip(0) if side == "left" else order
-    return order[None, :] < real[:, None]
-
-
-def visible_lengths(subject: Adapter) -> list[int]:
-    """Lengths at which the subject's weights can be observed without mistaking another axis for tokens."""
-    try:
-        with torch.no_grad():
-            found = []
-            for tokens in attention_watch.fair_lengths(subject, 3, 11, 67, 131, 13, 7):
-                x = subject.draw(2, tokens, Rng(0, "weights"))
-                if not any(weights.shape[-2:] == (tokens, tokens) for weights in subject.weights(x)):
-                    break
-                found.append(tokens)
-        return found
-    except Exception:  # a stranger may refuse to be watched in any way
-        return []
+    yield expect_zero(least.clamp(max=0), 1.0, effect="is negative", **words)
 
 
 @torch.no_grad()
-def _constant_is_fair(subject: Adapter) -> bool:
+def _maps_equal_tokens_to_equal_outputs(subject: Adapter) -> bool:
     """Whether equal tokens must give equal outputs: nothing in the subject tells places apart.
 
     Then outputs move with their tokens when these change places; or, if it sees only what came before, the last output

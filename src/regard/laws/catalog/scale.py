@@ -1,9 +1,8 @@
-"""L14: scores are the products of queries and keys, times scale."""
+"""L14: scores are scale times the products of queries and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +11,16 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import visible_lengths
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.probes import find_visible_lengths
+from regard.laws.score_reading import is_kernelised, read_own_scores, read_scores_of_few_queries
 
 DIMS = (4, 8, 16, 32, 64)
 # Attributes in which a module says the size of its heads, for which it may have fixed its scale.
 SAYS_DIM = ("head_dim", "dim_head", "d_head", "d_k", "dim", "head_size")
 
 
-class Scale(Law):
+class ScaleLaw(Law):
     id = "L14"
     slug = "scale"
     title = "Scale"
@@ -33,35 +33,37 @@ class Scale(Law):
         "a scale that is missing, applied twice, or computed from the model width, another head dim or the value dim"
     )
     smallest = {"batch": 1, "queries": 1, "tokens": 2}
+    kinds = ("tokens", "dim", "factor")
+    minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):
-            return "its weights are not exponential in scores: it sums features" if kernelised(subject) else None
+            return "its weights are not exponential in scores: it sums features" if is_kernelised(subject) else None
         if "lengths" not in subject.abilities:
             return "its tokens cannot be named from outside"
-        for tokens in visible_lengths(subject)[:1]:
+        for tokens in find_visible_lengths(subject)[:1]:
             if find_scales(subject.at(torch.float64) or subject, 2, tokens, Rng(0, "scale")) is not None:
                 return None
         return "its queries, keys and scores cannot be observed"
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         if not isinstance(subject, OperatorAdapter):
-            for place, tokens in enumerate(visible_lengths(subject)[: 2 if fast else 3]):
+            for place, tokens in enumerate(find_visible_lengths(subject)[: 2 if fast else 3]):
                 for batch in ((2, 1), (2,))[place] if fast else (2, 1, 3):
                     yield {"batch": batch, "tokens": tokens}
             return
-        yield from self._cases_of_shapes(subject, fast)
+        yield from self._make_shape_cases(subject, fast)
         for factor in (1.0, 4.0, 0.1):
-            for dim in dims_of(subject):
+            for dim in list_head_dims(subject):
                 yield {"batch": 2, "tokens": 2, "dim": dim, "factor": factor}
                 yield {"batch": 1, "tokens": 5, "dim": dim, "factor": factor}
         for tokens in (17,) if fast else (3, 9, 17, 66, 131):
-            yield {"batch": 1, "tokens": tokens, "dim": dims_of(subject)[0], "factor": 1.0}
+            yield {"batch": 1, "tokens": tokens, "dim": list_head_dims(subject)[0], "factor": 1.0}
 
     @staticmethod
-    def _cases_of_shapes(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
+    def _make_shape_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
         """Few queries, many keys, values of another size, fewer key heads: scale is the same for all of them."""
-        dim = dims_of(subject)[0]
+        dim = list_head_dims(subject)[0]
         base: Case = {"batch": 1, "tokens": 5, "dim": dim, "factor": 1.0}
         yield base
         for value_dim in (3, dim + 5):
@@ -91,7 +93,7 @@ class Scale(Law):
             for scale, dim in found or []:
                 declared = subject.conventions.scale or dim**-0.5
                 effect = f"has scale {scale:.6g}; {declared:.6g} was declared for heads of {dim}"
-                yield equal(
+                yield expect_equal(
                     torch.tensor([declared]).double(),
                     torch.tensor([scale]).double(),
                     output="attention",
@@ -103,17 +105,19 @@ class Scale(Law):
         scale = subject.conventions.scale or dim**-0.5
         sizes = {name: int(case[name]) for name in ("heads", "kv_heads", "value_dim") if name in case}
         if "queries" in case:
-            read = few_scores(subject, rng, batch, int(case["queries"]), tokens, dim, float(case["factor"]), **sizes)
+            read = read_scores_of_few_queries(
+                subject, rng, batch, int(case["queries"]), tokens, dim, float(case["factor"]), **sizes
+            )
         else:
-            read = [own_scores(subject, rng, batch, tokens, dim, float(case["factor"]), **sizes)]
-        found = [(*self._compared(scale, *one), one) for one in read if bool(one[3].any())]
+            read = [read_own_scores(subject, rng, batch, tokens, dim, float(case["factor"]), **sizes)]
+        found = [(*self._read_scores(scale, *one), one) for one in read if bool(one[3].any())]
         if not found or not bool(read[0][3].any()):
             return
-        # Nobody promised where unequal lengths meet: either end will do.
+        # How unequal lengths are aligned was not declared: either end will do.
         expected, actual, (query, key, score, clear) = min(found, key=lambda one: float((one[0] - one[1]).abs().max()))
         products = (query * key).sum(-1)
         share = (score * products)[clear].sum() / (products[clear] ** 2).sum()
-        yield equal(
+        yield expect_equal(
             expected.transpose(1, 2),
             actual.transpose(1, 2),
             output="scores",
@@ -124,125 +128,18 @@ class Scale(Law):
         )
 
     @staticmethod
-    def _compared(scale: float, query: Tensor, key: Tensor, score: Tensor, clear: Tensor) -> tuple[Tensor, Tensor]:
+    def _read_scores(scale: float, query: Tensor, key: Tensor, score: Tensor, clear: Tensor) -> tuple[Tensor, Tensor]:
         """Expected and found scores, where they can be read off."""
         return torch.where(clear, scale * (query * key).sum(-1), 0.0), torch.where(clear, score, 0.0)
 
 
-def dims_of(subject: OperatorAdapter) -> list[int]:
+def list_head_dims(subject: OperatorAdapter) -> list[int]:
     """Head sizes to try: the subject's own first; only those that a module names, since it may have fixed its scale."""
     if isinstance(subject.target, nn.Module):
         said = [getattr(subject.target, name, None) for name in SAYS_DIM]
         own = [size for size in said if isinstance(size, int) and not isinstance(size, bool)]
         return own[:1] or [subject.dim]
     return list(dict.fromkeys([subject.dim, *DIMS]))
-
-
-def own_scores(
-    subject: OperatorAdapter, rng: Rng, batch: int, tokens: int, dim: int, factor: float = 1.0, **sizes: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query, its own key, the score of each query with the key of its own place, and where it can be read off.
-
-    With a first key of zeros, whose score is zero, the score is a logarithm of two weights. Biases and
-    normalisers fall out against the same with queries of zero; rotations do nothing at equal places.
-
-        score_ii = log(A_ii / A_i0)(q) - log(A_ii / A_i0)(0)
-    """
-    query, key = _drawn(subject, rng, batch, tokens, tokens, dim, **sizes)
-    query = query * factor
-    key[:, :, 0] = 0
-    own = []
-    for content in (query, torch.zeros_like(query)):
-        logs = _logs(weights_of(subject, content, key, sizes.get("value_dim")))
-        own.append(logs.diagonal(dim1=-2, dim2=-1) - logs[..., 0])
-    score = own[0] - own[1]
-    clear = score.isfinite()
-    clear[..., 0] = False
-    return query, key.repeat_interleave(query.shape[1] // key.shape[1], 1), score, clear
-
-
-def few_scores(
-    subject: OperatorAdapter, rng: Rng, batch: int, queries: int, keys: int, dim: int, factor: float = 1.0, **sizes: int
-) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The same as `own_scores` for fewer queries than keys, an odd number; once for each end at which they may meet.
-
-    Every other key is zeros, so that each key that is not stands beside one, within the reach of any window. The end at
-    which the subject says that lengths meet comes first.
-    """
-    query, key = _drawn(subject, rng, batch, queries, keys, dim, **sizes)
-    query = query * factor
-    key[:, :, 1::2] = 0
-    wide = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    contents = (query, torch.zeros_like(query))
-    logs = [_logs(weights_of(subject, content, key, sizes.get("value_dim"))) for content in contents]
-    found = []
-    rows = torch.arange(queries)
-    for own in (rows + keys - queries, rows):
-        beside = torch.where(own > 0, own - 1, own + 1)
-        score, nothing = (each[..., rows, own] - each[..., rows, beside] for each in logs)
-        score = score - nothing
-        found.append((query, wide[:, :, own], score, score.isfinite() & (own % 2 == 0)))
-    return found[::-1] if subject.conventions.align == "start" else found
-
-
-def _logs(weights: Tensor) -> Tensor:
-    """Logarithms; NaN for what comes near the smallest of numbers, where digits are lost."""
-    return torch.where(weights > 1e6 * torch.finfo(weights.dtype).tiny, weights.log(), torch.nan)
-
-
-def _drawn(
-    subject: OperatorAdapter, rng: Rng, batch: int, queries: int, keys: int, dim: int, **sizes: int
-) -> tuple[Tensor, Tensor]:
-    """Query and key. Groups of heads have the same keys: which of them a head uses is another law's business."""
-    own = {"heads": subject.heads, "kv_heads": subject.kv_heads, **sizes}
-    query, key, _ = subject.tensors(rng, batch, queries, keys, dim=dim, **own)
-    return query, key if key.shape[1] == query.shape[1] else key[:, :1].expand_as(key).clone()
-
-
-def weights_of(subject: OperatorAdapter, query: Tensor, key: Tensor, value_dim: int | None = None) -> Tensor:
-    """The weights, also for heads and values of another size than the subject's own."""
-    size = subject.value_dim
-    fits = value_dim is None and query.shape[-1] != subject.dim
-    subject.value_dim = query.shape[-1] if fits else value_dim or size
-    try:
-        return subject.matrix(query, key)
-    finally:
-        subject.value_dim = size
-
-
-_KERNELISED: WeakKeyDictionary[Adapter, bool] = WeakKeyDictionary()
-
-
-def kernelised(subject: OperatorAdapter) -> bool:
-    """Whether weights are products of features, found out once for each subject."""
-    if subject not in _KERNELISED:
-        _KERNELISED[subject] = _sums_features(subject)
-    return _KERNELISED[subject]
-
-
-@torch.no_grad()
-def _sums_features(subject: OperatorAdapter) -> bool:
-    """A large matrix of products of features has no more rank than there are features.
-
-    It is taken beside the weights of zero queries, so that a bias falls out; for features that is a scaling of rows and
-    columns.
-    """
-    tokens = 65
-    view = subject.at(torch.float64) or subject
-    if not isinstance(view, OperatorAdapter) or view.eps > 1e-12:
-        return False
-    try:
-        once, thrice = (own_scores(view, Rng(0, "growth"), 3, 2, view.dim, factor)[2] for factor in (1.0, 3.0))
-        if float((thrice - 3 * once)[..., 1].norm()) < 0.01 * float(thrice[..., 1].norm()):
-            return False  # logits that grow with the query are no logarithms of sums
-        query, key, _ = view.tensors(Rng(0, "features"), 1, 2 * tokens, 2 * tokens)
-        weights, plain = (view.matrix(content, key)[0, 0, tokens:, :tokens] for content in (query * 1.5, query * 0))
-        weights = weights / plain  # the late and the early: a causal operator shows these too
-        weights = weights / weights.amax(0) / (weights / weights.amax(0)).amax(1, keepdim=True)
-        values = torch.linalg.svdvals(weights)
-    except Exception:  # the law itself will meet it
-        return False
-    return bool((weights != 0).all() and values[-1] < 1e-13 * values[0])
 
 
 @torch.no_grad()
@@ -259,17 +156,17 @@ def find_scales(subject: Adapter, batch: int, tokens: int, rng: Rng) -> list[tup
         runs.append(attention_watch.observe(lambda x=x: subject.run(x), batch, tokens))
     found = []
     for first, second in zip(runs[0].calls, runs[1].calls, strict=False):
-        factor = _factor(first, second)
+        factor = _fit_factor(first, second)
         if factor is None or first.query is None or first.key is None:
             continue
-        before = [_before(part, runs[0].rows) for part in (first.query, first.key)]
+        before = [_find_prior_scale(part, runs[0].rows) for part in (first.query, first.key)]
         if before[0] is None or before[1] is None:
             continue
         found.append((factor * before[0] * before[1], first.query.shape[-1]))
     return found or None
 
 
-def _factor(first: attention_watch.AttentionCall, second: attention_watch.AttentionCall) -> float | None:
+def _fit_factor(first: attention_watch.AttentionCall, second: attention_watch.AttentionCall) -> float | None:
     """How much the logarithms of weights grow with the product of query and key."""
     if first.query is None or first.key is None or second.query is None or second.key is None:
         return None
@@ -295,7 +192,7 @@ def _factor(first: attention_watch.AttentionCall, second: attention_watch.Attent
     return factor if rest < 1e-6 * float((logits**2).sum()) else None
 
 
-def _before(part: Tensor, rows: list[Tensor]) -> float | None:
+def _find_prior_scale(part: Tensor, rows: list[Tensor]) -> float | None:
     """By how much an operand `(batch, head, token, dim)` is longer than the projected rows it came from."""
     lengths = part.double().norm(dim=-1).transpose(1, 2)  # (batch, token, head)
     heads, dim = part.shape[1], part.shape[-1]

@@ -1,4 +1,4 @@
-"""L23: the shape of the output follows from the shape of the input, never from what a mask contains."""
+"""L23: the shape of the output depends on the shape of the input alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, true
+from regard.laws.law import Case, Law, Observation, expect_true
 from regard.laws.masks import key_mask, pair_mask, token_mask
-from regard.laws.probes import different
+from regard.laws.probes import draw_other_content
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 MASKS = ("same", "left", "right", "interior", "single", "row", "random")
 
 
-class Shape(Law):
+class ShapeLaw(Law):
     id = "L23"
     slug = "shape"
     title = "Shape"
@@ -34,6 +34,8 @@ class Shape(Law):
         "precision in and float32 out"
     )
     smallest = {"batch": 1, "tokens": 1, "queries": 1, "keys": 1, "hidden": 1}
+    kinds = ("mask", "form", "gradients")
+    minimum = 6
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masks = MASKS if "mask" in subject.abilities else ()
@@ -75,27 +77,27 @@ class Shape(Law):
         with torch.set_grad_enabled(bool(case["gradients"])):
             if "form" in case:
                 assert isinstance(subject, OperatorAdapter)
-                yield from _operator(subject, case, rng)
+                yield from _observe_operator(subject, case, rng)
             else:
-                yield from _tokens(subject, case, rng)
+                yield from _observe_tokens(subject, case, rng)
 
 
-def _tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, tokens = int(case["batch"]), int(case["tokens"])
     x = subject.draw(batch, tokens, rng)
     plain = subject.run(x)
     if "aligned" in subject.abilities:
-        yield _has(plain, (batch, tokens), f"an input of {batch} rows and {tokens} tokens", leading=2)
+        yield _expect_shape(plain, (batch, tokens), f"an input of {batch} rows and {tokens} tokens", leading=2)
     if _keeps_precision(subject):
         kinds = f"is {plain.dtype} for an input of {x.dtype}".replace("torch.", "")
-        yield true(plain.dtype == x.dtype, kinds, changed=f"the precision: {x.dtype}".replace("torch.", ""))
+        yield expect_true(plain.dtype == x.dtype, kinds, changed=f"the precision: {x.dtype}".replace("torch.", ""))
     if case["mask"] == "none":
-        other = subject.run(different(subject, x, rng, 30.0))
-        yield from _alike(subject, plain, other, "the content of the input")
+        other = subject.run(draw_other_content(subject, x, rng, 30.0))
+        yield from _expect_same_shape_and_dtype(subject, plain, other, "the content of the input")
         return
     subject.run(x, torch.ones(batch, tokens, dtype=torch.bool))  # what refuses every mask is not judged by one
     mask = token_mask(str(case["mask"]), batch, tokens, int(case["hidden"]), rng)
-    yield from _masked(subject, plain, lambda: subject.run(x, mask), f"a mask ({case['mask']})")
+    yield from _observe_masked_call(subject, plain, lambda: subject.run(x, mask), f"a mask ({case['mask']})")
 
 
 def _keeps_precision(subject: Adapter) -> bool:
@@ -111,12 +113,12 @@ def _keeps_precision(subject: Adapter) -> bool:
     return all(each.dtype == subject.dtype for each in numbers if each.is_floating_point())
 
 
-def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
+def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
     plain = subject.attend(query, key, value)
     expected = (batch, subject.heads, queries, subject.value_dim)
-    yield _has(plain, expected, f"{queries} queries for {keys} keys")
+    yield _expect_shape(plain, expected, f"{queries} queries for {keys} keys")
     if form == "none":
         return
     if form in ("keys", "empty"):
@@ -125,32 +127,36 @@ def _operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observ
     else:
         mask = pair_mask(subject, form, batch, queries, keys, rng)
     subject.attend(query, key, value, torch.ones_like(mask))  # what refuses every mask is not judged by one
-    yield from _masked(subject, plain, lambda: subject.attend(query, key, value, mask), f"a mask ({form})")
+    yield from _observe_masked_call(subject, plain, lambda: subject.attend(query, key, value, mask), f"a mask ({form})")
 
 
-def _masked(subject: Adapter, plain: Tensor, call: Callable[[], Tensor], changed: str) -> Iterator[Observation]:
+def _observe_masked_call(
+    subject: Adapter, plain: Tensor, call: Callable[[], Tensor], changed: str
+) -> Iterator[Observation]:
     try:
         output = call()
     except Exception as failure:  # another mask of this shape ran, so it is the content that is refused
         words = str(failure).strip().splitlines()[:1]
-        effect = f"is none with this mask, though others of its shape run: {type(failure).__name__} {' '.join(words)}"
-        yield true(False, effect, changed=changed)
+        effect = f"raises with this mask, though others of its shape run: {type(failure).__name__} {' '.join(words)}"
+        yield expect_true(False, effect, changed=changed)
         return
-    yield from _alike(subject, plain, output, changed)
+    yield from _expect_same_shape_and_dtype(subject, plain, output, changed)
 
 
-def _alike(subject: Adapter, plain: Tensor, output: Tensor, changed: str) -> Iterator[Observation]:
-    yield _has(output, tuple(plain.shape), changed)
+def _expect_same_shape_and_dtype(
+    subject: Adapter, plain: Tensor, output: Tensor, changed: str
+) -> Iterator[Observation]:
+    yield _expect_shape(output, tuple(plain.shape), changed)
     form = getattr(subject, "form", None)
     if form is None or not form.dtype.is_floating_point:  # a mask in another precision may bring its own
         kinds = f"is {output.dtype}, not {plain.dtype}".replace("torch.", "")
         reading = f"value.dtype == {plain.dtype}"
-        yield true(output.dtype == plain.dtype, kinds, of=output, reading=reading, changed=changed)
+        yield expect_true(output.dtype == plain.dtype, kinds, of=output, reading=reading, changed=changed)
 
 
-def _has(output: Tensor, shape: tuple[int, ...], changed: str, leading: int | None = None) -> Observation:
+def _expect_shape(output: Tensor, shape: tuple[int, ...], changed: str, leading: int | None = None) -> Observation:
     """The sizes of an output, or the first `leading` of them."""
     found = tuple(output.shape[:leading])
     reading = f"tuple(value.shape[:{leading}]) == {shape}"
     effect = f"is {tuple(output.shape)}, not {shape}"
-    return true(found == shape, effect, of=output, reading=reading, changed=changed)
+    return expect_true(found == shape, effect, of=output, reading=reading, changed=changed)

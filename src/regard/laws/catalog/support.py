@@ -1,4 +1,4 @@
-"""L8: a query has weights exactly where its pattern and its mask let it look."""
+"""L8: weights are positive exactly where pattern and mask allow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import MASKS, draw_mask, padding
-from regard.laws.law import Case, Law, Observation, equal
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import BROADCAST_MASKS, draw_broadcast_mask, make_padding
 from regard.laws.variants import LONG, head_sizes, long_lengths
 from regard.patterns import Causal, Pattern
 
@@ -20,7 +20,7 @@ from regard.patterns import Causal, Pattern
 MODERATE = 0.5
 
 
-class Support(Law):
+class SupportLaw(Law):
     id = "L8"
     slug = "support"
     title = "Support exactness"
@@ -29,31 +29,37 @@ class Support(Law):
     equation = "{(i, j): A_ij > 0} = pattern & mask"
     catches = "a window that is one too wide, an inverted or ignored mask, a pattern applied to the wrong layers"
     smallest = {"batch": 1, "queries": 1, "keys": 1, "tokens": 2}
+    kinds = ("mask", "tokens", "keys")
+    minimum = 5
 
     def applies(self, subject: Adapter) -> str | None:
         if isinstance(subject, OperatorAdapter):
             return None
         if "aligned" not in subject.abilities:
             return "its output has no row for each token"
-        if declared(subject) is None and not _claims_past(subject) and "mask" not in subject.abilities:
+        if (
+            find_declared_pattern(subject) is None
+            and not _claims_causality(subject)
+            and "mask" not in subject.abilities
+        ):
             return "it declares no pattern and takes no mask"
         return None
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         masked = "mask" in subject.abilities
-        width = self._width(subject)
+        width = self._find_row_width(subject)
         if isinstance(subject, OperatorAdapter):
-            masks = MASKS if masked else MASKS[:1]
+            masks = BROADCAST_MASKS if masked else BROADCAST_MASKS[:1]
             if "lengths" not in subject.abilities:  # a grid has one size
                 for mask in masks:
-                    yield {"batch": 2, "queries": subject.shortest, "keys": subject.shortest, "mask": mask}
+                    yield {"batch": 2, "queries": subject.min_length, "keys": subject.min_length, "mask": mask}
                 return
             around = sorted({7, max(width - 1, 1), width, width + 1, width + 2, 2 * width + 1})
             short = [size for size in around if size <= (40 if fast else 300)]
             for mask in masks:
                 yield {"batch": 2, "queries": 7, "keys": 7, "mask": mask}
             if "head-groups" in subject.context:
-                yield from self._cases_of_groups(masks, fast)
+                yield from self._make_group_cases(masks, fast)
             yield {"batch": 1, "queries": 2, "keys": LONG, "mask": "none"}
             for wide in head_sizes(subject):
                 yield {"batch": 1, "queries": 7, "keys": 7, "mask": masks[-1], **wide}
@@ -76,7 +82,7 @@ class Support(Law):
                 yield {"batch": 2, "tokens": tokens, "mask": mask}
 
     @staticmethod
-    def _cases_of_groups(masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
+    def _make_group_cases(masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
         """Fewer key heads than query heads: each query head keeps its own mask."""
         lengths = ((5, 5), (1, 41)) if fast else ((5, 5), (1, 41), (3, 11), (37, 37))
         for queries, keys in lengths:
@@ -86,12 +92,12 @@ class Support(Law):
                     yield {"batch": 2, "queries": queries, "keys": keys, "mask": mask, **sizes}
 
     @staticmethod
-    def _width(subject: Adapter) -> int:
+    def _find_row_width(subject: Adapter) -> int:
         """How many keys the longest row of the declared pattern sees, where it has an end."""
-        pattern = declared(subject)
+        pattern = find_declared_pattern(subject)
         if pattern is None or "lengths" not in subject.abilities:
             return 7
-        rows = [int(allowed(pattern, tokens, tokens, subject)[0].sum(-1).max()) for tokens in (300, 301)]
+        rows = [int(make_allowed_pairs(pattern, tokens, tokens, subject)[0].sum(-1).max()) for tokens in (300, 301)]
         return rows[0] if rows[0] == rows[1] else 7
 
     @torch.no_grad()
@@ -107,39 +113,39 @@ class Support(Law):
         query, key, _ = subject.tensors(rng, batch, queries, keys, heads=heads, kv_heads=kv_heads)
         query = query * MODERATE
         free = subject.matrix(query, key)
-        pattern = declared(subject)
+        pattern = find_declared_pattern(subject)
         known = torch.ones_like(free, dtype=torch.bool)
         if pattern is not None:
-            expected = allowed(pattern, queries, keys, subject, batch)[:, None].expand_as(free)
-        elif _claims_past(subject):
-            expected, past = band(surely(free, subject), queries, keys, subject)
+            expected = make_allowed_pairs(pattern, queries, keys, subject, batch)[:, None].expand_as(free)
+        elif _claims_causality(subject):
+            expected, past = find_band(exceeds_rounding(free, subject), queries, keys, subject)
             known = expected | ~past
         else:  # whatever it is, each row of the batch has the same, and masks only take away
-            expected = surely(free, subject)[:1].expand_as(free)
+            expected = exceeds_rounding(free, subject)[:1].expand_as(free)
             known = (expected | (free == 0))[:1].expand_as(free)
-        yield from same_pairs(expected, free, known, subject, "no mask")
+        yield from expect_same_pairs(expected, free, known, subject, "no mask")
         if case["mask"] != "none":
-            mask = draw_mask(str(case["mask"]), rng, batch, heads, queries, keys)
+            mask = draw_broadcast_mask(str(case["mask"]), rng, batch, heads, queries, keys)
             weights = subject.matrix(query, key, mask)
-            yield from same_pairs(expected & mask, weights, known | ~mask, subject, f"a mask of {case['mask']}")
+            yield from expect_same_pairs(expected & mask, weights, known | ~mask, subject, f"a mask of {case['mask']}")
 
     def _observe_layer(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
         x = subject.draw(batch, tokens, rng)
-        mask = padding(str(case["mask"]), batch, tokens)
-        places = _places(tokens)
-        apart = dependency(subject, x, mask, places, rng)  # (batch, token, place)
-        free = apart if mask is None else dependency(subject, x, None, places, rng)
-        pattern = declared(subject)
+        mask = make_padding(str(case["mask"]), batch, tokens)
+        places = _choose_places(tokens)
+        apart = measure_dependency(subject, x, mask, places, rng)  # (batch, token, place)
+        free = apart if mask is None else measure_dependency(subject, x, None, places, rng)
+        pattern = find_declared_pattern(subject)
         compared = torch.arange(tokens)[:, None] != torch.tensor(places)[None, :]  # its own place is no news
         compared = compared.expand_as(apart)
         if pattern is not None:
-            expected = allowed(pattern, tokens, tokens, subject, batch)[..., places]
-        elif _claims_past(subject):
-            expected, past = _past(surely(free, subject), places)
+            expected = make_allowed_pairs(pattern, tokens, tokens, subject, batch)[..., places]
+        elif _claims_causality(subject):
+            expected, past = _find_expected_past(exceeds_rounding(free, subject), places)
             compared = compared & (expected | ~past)
         else:
-            expected = surely(free, subject)
+            expected = exceeds_rounding(free, subject)
             full = bool((expected | ~compared).all())
             compared = compared & (torch.tensor(full) | ~expected if mask is None else ~mask[:, None, places] | full)
         if mask is not None:
@@ -149,13 +155,13 @@ class Support(Law):
         fading = torch.where(apart > 0, apart, torch.inf).amin(1, keepdim=True) < 1e-9
         wide = subject.eps < 1e-12 or subject.at(torch.float64) is None
         missing = (apart == 0) & ~fading if wide else torch.zeros_like(compared)
-        moved = torch.where(expected, ~missing, surely(apart, subject))
-        yield equal(
+        moved = torch.where(expected, ~missing, exceeds_rounding(apart, subject))
+        yield expect_equal(
             (expected & compared).double(),
             (moved & compared).double(),
             exact=True,
             changed="one token at a time",
-            effect=_told(expected & compared, moved & compared, places, "other "),
+            effect=_describe_wrong_pair(expected & compared, moved & compared, places, "other "),
         )
         if pattern is not None and case["mask"] == "none":
             yield from self._observe_weights(subject, pattern, x)
@@ -166,27 +172,27 @@ class Support(Law):
         batch, tokens = x.shape[:2]
         seen = subject.weights(x) if tokens in attention_watch.fair_lengths(subject, batch, tokens) else []
         if len(seen) == 1 and seen[0].shape[0] == batch and seen[0].shape[-2:] == (tokens, tokens):
-            expected = allowed(pattern, tokens, tokens, subject, batch)[:, None].expand_as(seen[0])
-            yield from same_pairs(expected, seen[0], torch.ones_like(expected), subject, "no mask")
+            expected = make_allowed_pairs(pattern, tokens, tokens, subject, batch)[:, None].expand_as(seen[0])
+            yield from expect_same_pairs(expected, seen[0], torch.ones_like(expected), subject, "no mask")
 
     def measure(self, subject: Adapter) -> str | None:
         try:
             with torch.no_grad():
-                return _shape_of(*_measured(subject))
+                return _name_pattern(*_measure_pairs(subject))
         except Exception:  # what refuses to run shows no pattern
             return None
 
 
-def declared(subject: Adapter) -> Pattern | None:
+def find_declared_pattern(subject: Adapter) -> Pattern | None:
     """The pattern that the subject says it has."""
     return subject.conventions.pattern
 
 
-def _claims_past(subject: Adapter) -> bool:
+def _claims_causality(subject: Adapter) -> bool:
     return "causality" in subject.context
 
 
-def allowed(pattern: Pattern, queries: int, keys: int, subject: Adapter, batch: int = 1) -> Tensor:
+def make_allowed_pairs(pattern: Pattern, queries: int, keys: int, subject: Adapter, batch: int = 1) -> Tensor:
     """The declared pairs `(batch, query, key)`, with unequal lengths aligned as the subject says."""
     if subject.conventions.align == "start":
         most = max(queries, keys)
@@ -196,12 +202,12 @@ def allowed(pattern: Pattern, queries: int, keys: int, subject: Adapter, batch: 
     return pairs.expand(batch, queries, keys) if pairs.ndim == 2 else pairs[:batch]
 
 
-def band(found: Tensor, queries: int, keys: int, subject: Adapter) -> tuple[Tensor, Tensor]:
+def find_band(found: Tensor, queries: int, keys: int, subject: Adapter) -> tuple[Tensor, Tensor]:
     """What is seen of the past, the same distances for each query and its own place among them; and the past.
 
-    Who claims to be causal and says no more may have a window, but not a hole in its own place.
+    A target that claims causality and declares no pattern may have a window, but not a hole at its own position.
     """
-    past = allowed(Causal(), queries, keys, subject)[0]
+    past = make_allowed_pairs(Causal(), queries, keys, subject)[0]
     offset = 0 if subject.conventions.align == "start" else keys - queries
     distance = torch.arange(queries)[:, None] + offset - torch.arange(keys)[None, :]
     expected = torch.empty_like(found)
@@ -213,13 +219,13 @@ def band(found: Tensor, queries: int, keys: int, subject: Adapter) -> tuple[Tens
     return expected, past
 
 
-def surely(numbers: Tensor, subject: Adapter) -> Tensor:
+def exceeds_rounding(numbers: Tensor, subject: Adapter) -> Tensor:
     """What is there, and not by rounding."""
     sizes = numbers.abs().nan_to_num(1.0, 1.0, 1.0)
     return sizes > 64 * subject.eps * sizes.max().clamp(max=1.0)
 
 
-def same_pairs(
+def expect_same_pairs(
     expected: Tensor, weights: Tensor, known: Tensor, subject: Adapter, changed: str
 ) -> Iterator[Observation]:
     """Weights are positive exactly where expected, in rows that may see anything."""
@@ -227,19 +233,19 @@ def same_pairs(
     compared = expected.any(-1, keepdim=True) & known
     # A row whose weights fade until they underflow is not cut off.
     fading = torch.where(weights > 0, weights, torch.inf).amin(-1, keepdim=True) < 1e-25
-    found = torch.where(expected, (weights != 0) | fading, surely(weights, subject)) & compared
+    found = torch.where(expected, (weights != 0) | fading, exceeds_rounding(weights, subject)) & compared
     wanted = expected & compared
-    yield equal(
+    yield expect_equal(
         wanted.double().transpose(1, 2),
         found.double().transpose(1, 2),
         exact=True,
         output="weights",
         changed=changed,
-        effect=_told(wanted.flatten(0, 1), found.flatten(0, 1), range(weights.shape[-1])),
+        effect=_describe_wrong_pair(wanted.flatten(0, 1), found.flatten(0, 1), range(weights.shape[-1])),
     )
 
 
-def _told(expected: Tensor, found: Tensor, places: range | list[int], but: str = "") -> str:
+def _describe_wrong_pair(expected: Tensor, found: Tensor, places: range | list[int], but: str = "") -> str:
     """The first pair that is wrong, in words; tensors are (any, query, key)."""
     wrong = (expected != found).nonzero()
     if not len(wrong):
@@ -251,14 +257,14 @@ def _told(expected: Tensor, found: Tensor, places: range | list[int], but: str =
     return f"{word} key {places[place]} at query {query}; it sees {count} {keys}, {right} declared"
 
 
-def _places(tokens: int) -> list[int]:
+def _choose_places(tokens: int) -> list[int]:
     if tokens <= 13:
         return list(range(tokens))
     edges = {15, 16, 31, 32, 63, 64, 127, 128, tokens // 2, tokens // 3, tokens - 2, tokens - 1}
     return sorted({0, 1} | {edge for edge in edges if edge < tokens})
 
 
-def dependency(subject: Adapter, x: Tensor, mask: Tensor | None, places: list[int], rng: Rng) -> Tensor:
+def measure_dependency(subject: Adapter, x: Tensor, mask: Tensor | None, places: list[int], rng: Rng) -> Tensor:
     """By how much outputs `(batch, token, place)` move, beside their size, when the token at a place is another one."""
     before = subject.run(x, mask)
     other = subject.draw(x.shape[0], x.shape[1], rng)
@@ -275,7 +281,7 @@ def dependency(subject: Adapter, x: Tensor, mask: Tensor | None, places: list[in
     return torch.stack(columns, -1) / (scale or 1.0)
 
 
-def _past(moved: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+def _find_expected_past(moved: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
     """What a causal layer that says no more must move: all later tokens, or those within one distance; and the past."""
     distance = torch.arange(moved.shape[1])[:, None] - torch.tensor(places)[None, :]
     past = distance >= 0
@@ -284,7 +290,7 @@ def _past(moved: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
     return (past & (distance <= farthest)).expand_as(moved), past.expand_as(moved)
 
 
-def _measured(subject: Adapter) -> tuple[Tensor, list[int]]:
+def _measure_pairs(subject: Adapter) -> tuple[Tensor, list[int]]:
     """Which pairs interact, `(token, token)`, without any mask."""
     rng = Rng(0, "support")
     if isinstance(subject, OperatorAdapter):
@@ -294,11 +300,11 @@ def _measured(subject: Adapter) -> tuple[Tensor, list[int]]:
     tokens = subject.lengths(257, 131, 33)[0]
     view = subject.at(torch.float64) or subject
     places = sorted({0, tokens // 2, tokens - 1})
-    return surely(dependency(view, view.draw(1, tokens, rng), None, places, rng), view)[0], places
+    return exceeds_rounding(measure_dependency(view, view.draw(1, tokens, rng), None, places, rng), view)[0], places
 
 
-def _shape_of(pairs: Tensor, places: list[int]) -> str:
-    """A name for the measured pairs, read off one key in the middle: who sees it."""
+def _name_pattern(pairs: Tensor, places: list[int]) -> str:
+    """A name for the measured pairs, read off the queries that see one key in the middle."""
     tokens = pairs.shape[0]
     middle = places[len(places) // 2]
     seers = pairs[:, len(places) // 2].nonzero().flatten() - middle

@@ -1,4 +1,4 @@
-"""L20: tables of positions are computed before they are rounded, not after."""
+"""L20: position tables are computed in full precision and rounded last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.adapters.dispatch_mode import HigherOrderDispatchMode
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.precision import perturb_parameters
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, true
+from regard.laws.law import Case, Law, Observation, expect_true
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Positions whose tables even half precision gets right.
@@ -28,7 +28,7 @@ FAINT = 1e-4
 WIDE = 64.0
 
 
-class TablePrecision(Law):
+class TablePrecisionLaw(Law):
     id = "L20"
     slug = "table-precision"
     title = "Table precision law"
@@ -44,6 +44,8 @@ class TablePrecision(Law):
     )
     needs = ("lengths",)
     smallest = {"batch": 1, "tokens": 301}
+    kinds = ("precision", "tokens", "size")
+    minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         for tokens in subject.lengths(701, 307) if fast else subject.lengths(701, 307, 1201):
@@ -61,51 +63,53 @@ class TablePrecision(Law):
             return  # said once, of the subject as it came
         half, double = subject.at(HALVES[str(case["precision"])]), subject.at(torch.float64)
         for view in dict.fromkeys(view for view in (subject, half) if view is not None):
-            yield from self._angles(view, int(case["tokens"]), rng)
-        if half is None or double is None or half is subject or _positionless(double):
+            yield from self._observe_angles(view, int(case["tokens"]), rng)
+        if half is None or double is None or half is subject or _ignores_positions(double):
             return
         words = {"changed": f"the precision: {case['precision']}"}
         if isinstance(subject, OperatorAdapter):
-            yield from self._operator(half, double, case, rng, words)
+            yield from self._observe_operator(half, double, case, rng, words)
         else:
-            yield from self._tokens(half, double, case, rng, words)
+            yield from self._observe_tokens(half, double, case, rng, words)
 
-    def _angles(self, subject: Adapter, tokens: int, rng: Rng) -> Iterator[Observation]:
+    def _observe_angles(self, subject: Adapter, tokens: int, rng: Rng) -> Iterator[Observation]:
         """No sine or cosine of a wide angle that has been rounded to half precision."""
         x = subject.draw(1, tokens, rng)
         with _Angles(tokens) as angles:
             subject.run(x)
         words = f"takes sines of angles up to {angles.largest:.0f} that were rounded to {angles.worst}"
-        yield true(angles.worst is None, words, output="a table", changed="nothing but the length")
+        yield expect_true(angles.worst is None, words, output="a table", changed="nothing but the length")
 
-    def _operator(self, half: Any, double: Any, case: Case, rng: Rng, words: dict) -> Iterator[Observation]:
+    def _observe_operator(self, half: Any, double: Any, case: Case, rng: Rng, words: dict) -> Iterator[Observation]:
         tokens, start = int(case["tokens"]), min(int(case["tokens"]), 2 * NEAR)
         query, key, value = half.tensors(rng, int(case["batch"]), tokens, tokens)
         query = query * float(case["size"])
         near, far = slice(0, start), slice(tokens - start, tokens)
         try:  # few queries are enough
             first = tuple(tensor[:, :, near] for tensor in (query, key, value))
-            close = _ratio(*_off(double.attend, half.attend, first, None, rng))
-            error, spread = _off(double.attend, half.attend, (query[:, :, far], key, value), None, rng)
+            close = _compare_with_rounding(*_measure_error(double.attend, half.attend, first, None, rng))
+            error, spread = _measure_error(double.attend, half.attend, (query[:, :, far], key, value), None, rng)
         except Exception:  # it wants as many queries as keys
-            error, spread = _off(double.attend, half.attend, (query, key, value), None, rng)
-            close = _ratio(error[:, :, near], spread[:, :, near])
+            error, spread = _measure_error(double.attend, half.attend, (query, key, value), None, rng)
+            close = _compare_with_rounding(error[:, :, near], spread[:, :, near])
             error, spread = error[:, :, far], spread[:, :, far]
-        yield _verdict(close, error, spread, "output", words)
+        yield _expect_few_roundings(close, error, spread, "output", words)
 
-    def _tokens(self, half: Adapter, double: Adapter, case: Case, rng: Rng, words: dict) -> Iterator[Observation]:
+    def _observe_tokens(
+        self, half: Adapter, double: Adapter, case: Case, rng: Rng, words: dict
+    ) -> Iterator[Observation]:
         tokens = int(case["tokens"])
         start = min(tokens, 2 * NEAR)
         x = half.draw(int(case["batch"]), tokens, rng)
         if x.is_floating_point():
             x = x * float(case["size"])
-        reference = _with_parameters(double, half)
-        error, spread = _off(reference.run, half.run, (x,), reference.target, rng)
+        reference = _copy_parameters(double, half)
+        error, spread = _measure_error(reference.run, half.run, (x,), reference.target, rng)
         close = 0.0
         if "aligned" in half.abilities:
-            close = _ratio(error[:, :NEAR], spread[:, :NEAR])
+            close = _compare_with_rounding(error[:, :NEAR], spread[:, :NEAR])
             error, spread = error[:, -start:], spread[:, -start:]
-        yield _verdict(close, error, spread, "output", words)
+        yield _expect_few_roundings(close, error, spread, "output", words)
         found = reference.weights(x.to(reference.dtype) if x.is_floating_point() else x)
         if not found:
             return
@@ -121,12 +125,12 @@ class TablePrecision(Law):
 
             return run
 
-        error, spread = _off(scores(reference), scores(half), (x,), reference.target, rng, half.dtype)
-        close = _ratio(error[:, :, 1:NEAR], spread[:, :, 1:NEAR])
-        yield _verdict(close, error[:, :, -start:], spread[:, :, -start:], "the score", words)
+        error, spread = _measure_error(scores(reference), scores(half), (x,), reference.target, rng, half.dtype)
+        close = _compare_with_rounding(error[:, :, 1:NEAR], spread[:, :, 1:NEAR])
+        yield _expect_few_roundings(close, error[:, :, -start:], spread[:, :, -start:], "the score", words)
 
 
-def _off(
+def _measure_error(
     wide: Callable[..., Tensor],
     narrow: Callable[..., Tensor],
     inputs: tuple[Tensor, ...],
@@ -149,21 +153,21 @@ def _off(
     return expected - output.double(), spread.sqrt()
 
 
-def _ratio(error: Tensor, spread: Tensor) -> float:
+def _compare_with_rounding(error: Tensor, spread: Tensor) -> float:
     """The error, in units of what one rounding does, both as root mean squares."""
     if not error.isfinite().all() or not spread.isfinite().all():
-        return 0.0  # of what is not finite, range speaks
+        return 0.0  # outputs that are not finite are covered by `range`
     return float(error.square().mean().sqrt() / (spread.square().mean().sqrt() + 1e-30))
 
 
-def _verdict(close: float, error: Tensor, spread: Tensor, name: str, words: dict) -> Observation:
+def _expect_few_roundings(close: float, error: Tensor, spread: Tensor, name: str, words: dict) -> Observation:
     """The far positions may be off by a few roundings, and by a few times what the near ones are."""
-    far, bound = _ratio(error, spread), max(SAFETY, 3 * close)
+    far, bound = _compare_with_rounding(error, spread), max(SAFETY, 3 * close)
     effect = f"is off by {far:.1f} roundings at the last positions and by {close:.1f} at the first, bound {bound:.1f}"
-    return true(far <= bound, effect, output=name, **words)
+    return expect_true(far <= bound, effect, output=name, **words)
 
 
-def _with_parameters(double: Adapter, half: Adapter) -> Adapter:
+def _copy_parameters(double: Adapter, half: Adapter) -> Adapter:
     """The subject in float64 with its own exact tables, and the parameters of the one in half precision."""
     if not isinstance(double.target, nn.Module):
         return double
@@ -176,7 +180,7 @@ def _with_parameters(double: Adapter, half: Adapter) -> Adapter:
     return reference
 
 
-def _positionless(double: Adapter) -> bool:
+def _ignores_positions(double: Adapter) -> bool:
     """Whether the last token cares in no way about the order of those before it."""
     rng = Rng(0, "positions")
     tokens = double.lengths(11)[0]

@@ -1,4 +1,4 @@
-"""Beam search: several texts grow side by side, and the best of those that end is taken."""
+"""Beam search."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.models.generation.penalties import LengthPenalty, read_penalty
-from regard.models.generation.prompts import Prompts, Stop, read_prompts, read_stop, whole
-from regard.models.generation.sampling import exact_enough, highest, largest, log_probabilities
-from regard.models.generation.writer import Writer, resting
+from regard.layers.modes import eval_mode
+from regard.models.generation.penalties import LengthPenalty, parse_penalty
+from regard.models.generation.prompts import Prompts, StopTokens, check_integer, parse_prompts, parse_stop_tokens
+from regard.models.generation.protocol import GenerativeModel
+from regard.models.generation.sampling import find_max_logits, find_top_logits, log_probabilities, to_float32_or_wider
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -40,14 +41,15 @@ class Hypothesis(NamedTuple):
 
 
 def beam_search(
-    model: Writer,
+    model: GenerativeModel,
     prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
     *,
     max_new_tokens: int,
     num_beams: int = 4,
     length_penalty: float | LengthPenalty = 0.6,
-    stop_tokens: Stop = (),
+    stop_tokens: StopTokens = (),
     best: int = 1,
+    attention_mask: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable continuations, weighed by length, as far as `num_beams` texts side by side can find them.
 
@@ -71,6 +73,8 @@ def beam_search(
     `PowerPenalty` the result is that of Hugging Face's `generate(num_beams=..., early_stopping="never")`; their
     default, `early_stopping=False`, may stop before the best text is found.
 
+    A tensor of padded prompts comes with its `attention_mask`, `(batch, token)`, 1 for real tokens.
+
     Returns, for each prompt, the `best` first hypotheses, the best one first (fewer if there are fewer texts).
 
     >>> from regard.models.generation import Markov, beam_search
@@ -82,7 +86,8 @@ def beam_search(
     ([2, 0], -0.9163)
     """
     max_new_tokens, num_beams, best = (
-        whole(*each, least=1) for each in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams), ("best", best))
+        check_integer(*each, least=1)
+        for each in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams), ("best", best))
     )
     if best > num_beams:
         raise InputError(
@@ -93,7 +98,7 @@ def beam_search(
         )
     return search(
         model,
-        read_prompts(model, prompts, max_new_tokens),
+        parse_prompts(model, prompts, max_new_tokens, attention_mask),
         max_new_tokens,
         num_beams,
         length_penalty,
@@ -104,49 +109,49 @@ def beam_search(
 
 @torch.no_grad()
 def search(
-    model: Writer,
+    model: GenerativeModel,
     read: Prompts,
     max_new_tokens: int,
     num_beams: int,
     length_penalty: float | LengthPenalty,
-    stop_tokens: Stop,
+    stop_tokens: StopTokens,
     best: int = 1,
 ) -> list[list[Hypothesis]]:
     """`beam_search` of prompts that were read already, with numbers that were checked."""
-    penalty = read_penalty(length_penalty, max_new_tokens)
-    wanted = _Search(model, max_new_tokens, num_beams, best, penalty, read_stop(model, stop_tokens))
-    with resting(model):
+    penalty = parse_penalty(length_penalty, max_new_tokens)
+    wanted = _BeamSearch(model, max_new_tokens, num_beams, best, penalty, parse_stop_tokens(model, stop_tokens))
+    with eval_mode(model):
         return [pool.hypotheses(best) for pool in wanted.run(read)]
 
 
 @dataclass(frozen=True)
-class _Search:
-    """What is looked for, and how widely."""
+class _BeamSearch:
+    """The arguments of a search, and its loop."""
 
-    model: Writer
+    model: GenerativeModel
     max_new_tokens: int
     num_beams: int
     best: int
     penalty: LengthPenalty
     ends: frozenset[int]
 
-    def run(self, read: Prompts) -> list[_Pool]:
+    def run(self, read: Prompts) -> list[_FinishedBeams]:
         """Grows the texts of all prompts, and returns the finished ones of each."""
         device = read.tokens.device
-        pools = [_Pool(self.num_beams) for _ in read.lists]
+        pools = [_FinishedBeams(self.num_beams) for _ in read.lists]
         is_end = torch.zeros(self.model.vocab_size, dtype=torch.bool, device=device)
         is_end[sorted(self.ends)] = True
-        logits, memory = self.model.start(read.tokens, read.lengths, self.max_new_tokens)
+        logits, cache = self.model.prefill(read.tokens, read.lengths, self.max_new_tokens)
         items = list(range(len(pools)))  # the prompts that are not done, in the order of the model's rows
         live = torch.zeros(len(items), 1, dtype=torch.float64, device=device)  # (item, beam) log-probabilities
         for length in range(1, self.max_new_tokens + 1):
-            totals, parents, tokens = _continued(logits, live, self.num_beams + len(self.ends))
+            totals, parents, tokens = _rank_continuations(logits, live, self.num_beams + len(self.ends))
             stops = is_end[tokens]
             if length == self.max_new_tokens:
-                self._keep(pools, items, length, totals, parents, tokens, stops)
+                self._add_finished(pools, items, length, totals, parents, tokens, stops)
                 break
             if bool(stops[:, : self.num_beams].any()):
-                self._keep(pools, items, length, totals, parents, tokens, stops)
+                self._add_finished(pools, items, length, totals, parents, tokens, stops)
             # Texts that do not end move to the front and keep their order; every item has as many of them.
             width = live.shape[1]
             lasting = min(self.num_beams, width * (self.model.vocab_size - len(self.ends)))
@@ -155,18 +160,18 @@ class _Search:
             for item, *step in zip(items, parents.tolist(), tokens.tolist(), strict=True):
                 pools[item].grow(*step)
             rows = parents + width * torch.arange(len(items), device=device)[:, None]
-            stay = [place for place, item in enumerate(items) if self._may_win(live[place], length, pools[item])]
+            stay = [place for place, item in enumerate(items) if self._can_improve(live[place], length, pools[item])]
             if not stay:
                 break
             if len(stay) < len(items):
                 rows, live, tokens = (x[stay] for x in (rows, live, tokens))
                 items = [items[place] for place in stay]
             if not torch.equal(rows.flatten(), torch.arange(len(logits), device=device)):
-                memory.reorder(rows.flatten())
-            logits = self.model.extend(tokens.reshape(-1, 1), memory)
+                cache.reorder(rows.flatten())
+            logits = self.model.decode_step(tokens.reshape(-1, 1), cache)
         return pools
 
-    def _keep(self, pools: list[_Pool], items: list[int], length: int, *continued: Tensor) -> None:
+    def _add_finished(self, pools: list[_FinishedBeams], items: list[int], length: int, *continued: Tensor) -> None:
         """Puts those of the first `num_beams` continuations that end, or all of them at last, into the pools."""
         divisor, last = self.penalty(length), length == self.max_new_tokens
         rows = zip(*(x[:, : self.num_beams].tolist() for x in continued), strict=True)
@@ -175,14 +180,14 @@ class _Search:
                 if (stopped or last) and total > -math.inf:
                     pools[item].add(total / divisor, total, parent, token, stopped)
 
-    def _may_win(self, live: Float[Tensor, "beam"], length: int, pool: _Pool) -> bool:
+    def _can_improve(self, live: Float[Tensor, "beam"], length: int, pool: _FinishedBeams) -> bool:
         """Whether the most probable live text of this length could still become one of the best."""
         if len(live) == 0:
             return False
         return self.penalty.bound(float(live[0]), length + 1, self.max_new_tokens) > pool.score_at(self.best)
 
 
-def _continued(
+def _rank_continuations(
     logits: Float[Tensor, "row vocabulary"], live: Float[Tensor, "item beam"], count: int
 ) -> tuple[Float[Tensor, "item rank"], Int[Tensor, "item rank"], Int[Tensor, "item rank"]]:
     """Continuations of each item in falling order of their log-probability: that, the beam before, the token.
@@ -190,10 +195,10 @@ def _continued(
     The `count` best of each beam are enough: `count` is the number of beams and of stop tokens together, so each
     beam offers as many tokens that do not end as could be wanted of all beams together.
     """
-    logits = exact_enough(logits)
+    logits = to_float32_or_wider(logits)
     items, num_beams = live.shape
-    highest(logits)
-    tokens = largest(logits, min(count, logits.shape[-1]))[1]
+    find_max_logits(logits)
+    tokens = find_top_logits(logits, min(count, logits.shape[-1]))[1]
     # Rounding must not make a probability larger than 1: the early end relies on it.
     steps = log_probabilities(logits, tokens).double().clamp_(max=0.0)
     totals = (live[:, :, None] + steps.view(items, num_beams, -1)).flatten(1)
@@ -202,7 +207,7 @@ def _continued(
 
 
 @dataclass
-class _Pool:
+class _FinishedBeams:
     """The finished texts of one prompt, best first, and the trail that all its texts have left.
 
     A text is kept as its last token and the beam before it; the rest is read off the trail when it is asked for,

@@ -1,4 +1,4 @@
-"""The smallest writer: the next token depends on the last one alone."""
+"""The smallest language model: the next token depends on the last one alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Markov"]
 
 
-class Length:
-    """The memory of a chain: it remembers no token, only how many there were."""
+class LengthCache:
+    """The cache of a chain: the number of tokens so far."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -41,7 +41,7 @@ class Markov:
     """
 
     context_length = None
-    prompts_count = True
+    prompt_fills_context = True
 
     def __init__(self, logits: Float[Tensor, "last next"]) -> None:
         if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
@@ -55,13 +55,13 @@ class Markov:
         self.logits = logits
         self.vocab_size = len(logits)
 
-    def start(
+    def prefill(
         self, prompts: Int[Tensor, "batch token"], lengths: Int[Tensor, "batch"] | None, capacity: int
-    ) -> tuple[Float[Tensor, "batch vocabulary"], Length]:
+    ) -> tuple[Float[Tensor, "batch vocabulary"], LengthCache]:
         """The scores after the last token of each prompt."""
-        return self.logits[prompts[:, -1]], Length(prompts.shape[1])
+        return self.logits[prompts[:, -1]], LengthCache(prompts.shape[1])
 
-    def extend(self, tokens: Int[Tensor, "batch 1"], memory: Length) -> Float[Tensor, "batch vocabulary"]:
+    def decode_step(self, tokens: Int[Tensor, "batch 1"], cache: LengthCache) -> Float[Tensor, "batch vocabulary"]:
         """The scores after these tokens."""
-        memory.length += 1
+        cache.length += 1
         return self.logits[tokens[:, 0]]

@@ -10,7 +10,7 @@ from regard.errors import InputError
 # Scores of divisors up to here, or one over it, are ordinary float64 numbers with all their digits.
 HUGE = 1e200
 
-__all__ = ["LengthPenalty", "PowerPenalty", "WuPenalty", "read_penalty"]
+__all__ = ["LengthPenalty", "PowerPenalty", "WuPenalty", "parse_penalty"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PowerPenalty(LengthPenalty):
         return float(length) ** self.alpha
 
 
-def read_penalty(penalty: float | LengthPenalty, longest: int) -> LengthPenalty:
+def parse_penalty(penalty: float | LengthPenalty, longest: int) -> LengthPenalty:
     """The penalty itself, or Wu's of this strength, known to be a good divisor up to this length."""
     read = penalty if isinstance(penalty, LengthPenalty) else WuPenalty(penalty)
     for length in (1, longest):  # monotone: all others lie between

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.models.generation.writer import Writer, device_of
-from regard.models.reading import check_tensor, listed, token_numbers
+from regard.models.generation.protocol import GenerativeModel, find_device
+from regard.models.padding import find_padding
+from regard.models.validation import check_vocabulary, to_list, to_token_lists
 
-__all__ = ["Prompts", "Stop", "read_prompts", "read_stop", "whole"]
+__all__ = ["Prompts", "StopTokens", "check_integer", "parse_prompts", "parse_stop_tokens"]
 
-Stop = int | Sequence[int] | Tensor | None
+StopTokens = int | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,19 @@ class Prompts:
     lengths: Tensor | None
 
 
-def read_prompts(
-    model: Writer, prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor, max_new_tokens: int
+def parse_prompts(
+    model: GenerativeModel,
+    prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None = None,
 ) -> Prompts:
-    """The prompts, known to fit the model together with `max_new_tokens` tokens more."""
-    lists = _as_lists(prompts)
+    """The prompts, known to fit the model together with `max_new_tokens` tokens more.
+
+    attention_mask: `(batch, token)` of prompts that are padded on either side; the padding is dropped.
+    """
+    lists = to_token_lists(prompts, "prompts", single=True)
+    if attention_mask is not None:
+        lists = _drop_padding(lists, attention_mask)
     if not lists:
         raise InputError(
             "There is no prompt.",
@@ -50,27 +59,20 @@ def read_prompts(
         if not tokens:
             raise InputError(
                 f"Prompt {row} is empty.",
-                found=f"prompts of {_few([len(other) for other in lists])} tokens",
+                found=f"prompts of {_format_first([len(other) for other in lists])} tokens",
                 because="the first new token needs one before it",
                 instead="begin with the token that starts a text in this vocabulary",
             )
-        if min(tokens) < 0 or max(tokens) >= model.vocab_size:
-            place = next(place for place, token in enumerate(tokens) if not 0 <= token < model.vocab_size)
-            raise InputError(
-                "A token is not in the vocabulary.",
-                found=f"prompts[{row}][{place}] = {tokens[place]}",
-                because=f"tokens are numbers from 0 to {model.vocab_size - 1}",
-                instead="the tokenizer that belongs to this model",
-            )
-    _check_room(model, max(map(len, lists)), max_new_tokens)
-    return _padded(lists, device_of(model))
+    check_vocabulary(lists, model.vocab_size, "prompts")
+    _check_context_length(model, max(map(len, lists)), max_new_tokens)
+    return _pad_left(lists, find_device(model))
 
 
-def read_stop(model: Writer, stop_tokens: Stop) -> frozenset[int]:
+def parse_stop_tokens(model: GenerativeModel, stop_tokens: StopTokens) -> frozenset[int]:
     """The tokens that end a text: one, several, or none."""
-    given = listed(() if stop_tokens is None else stop_tokens)
+    given = to_list(() if stop_tokens is None else stop_tokens)
     given = tuple(given) if isinstance(given, Iterable) else (given,)
-    tokens = frozenset(whole("stop_tokens", token, least=0) for token in given)
+    tokens = frozenset(check_integer("stop_tokens", token, least=0) for token in given)
     if tokens and max(tokens) >= model.vocab_size:
         raise InputError(
             "A stop token is not in the vocabulary.",
@@ -81,9 +83,9 @@ def read_stop(model: Writer, stop_tokens: Stop) -> frozenset[int]:
     return tokens
 
 
-def whole(name: str, value: SupportsIndex, least: int) -> int:
+def check_integer(name: str, value: SupportsIndex, least: int) -> int:
     """A whole number that is not too small."""
-    value = listed(value)
+    value = to_list(value)
     if isinstance(value, SupportsIndex) and not isinstance(value, bool) and operator.index(value) >= least:
         return operator.index(value)
     raise InputError(
@@ -94,54 +96,37 @@ def whole(name: str, value: SupportsIndex, least: int) -> int:
     )
 
 
-def _as_lists(prompts: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> list[list[int]]:
-    if isinstance(prompts, Tensor):
-        check_tensor("prompts", prompts, "torch.tensor([[464, 3290]])")
-        if (
-            prompts.is_meta
-            or prompts.ndim not in (1, 2)
-            or prompts.is_floating_point()
-            or prompts.is_complex()
-            or prompts.dtype == torch.bool
-        ):
-            raise InputError(
-                "A tensor of prompts holds whole numbers on one or two axes.",
-                found=f"{tuple(prompts.shape)} of {prompts.dtype}",
-                because="a prompt is a row of token numbers",
-                instead="an int64 tensor of shape (token,) or (batch, token)",
-            )
-        return prompts.tolist() if prompts.ndim == 2 else [prompts.tolist()]
-    rows: list = []
-    try:
-        rows = [listed(row) for row in listed(prompts)]
-        if rows and all(isinstance(token, SupportsIndex) for token in rows):
-            rows = [rows]
-        return [token_numbers(row) for row in rows]
-    except TypeError:
+def _drop_padding(lists: list[list[int]], attention_mask: Tensor) -> list[list[int]]:
+    if len(set(map(len, lists))) > 1:
         raise InputError(
-            "A prompt is a list of token numbers.",
-            found=f"prompts={_few(rows) if rows else repr(prompts)}",
-            because="a model reads numbers, not text",
-            instead="prompts=[[15496, 995], [40]], as a tokenizer gives them",
-        ) from None
+            "Prompts of unequal length have no padding.",
+            asked=f"attention_mask with prompts of {_format_first(sorted(set(map(len, lists))))} tokens",
+            because="an attention_mask belongs to a tensor of prompts, padded to one length",
+            instead="the tensor of prompts as the tokenizer gives it, or lists without a mask",
+        )
+    padding = find_padding(torch.tensor(lists), None, attention_mask, side="left")
+    if padding is None:
+        return lists
+    first = padding.side == "right"
+    return [row[:count] if first else row[len(row) - count :] for row, count in zip(lists, padding.counts, strict=True)]
 
 
-def _check_room(model: Writer, longest: int, max_new_tokens: int) -> None:
+def _check_context_length(model: GenerativeModel, longest: int, max_new_tokens: int) -> None:
     if model.context_length is None:
         return
-    capacity = model.context_length - longest if model.prompts_count else model.context_length
+    capacity = model.context_length - longest if model.prompt_fills_context else model.context_length
     if max_new_tokens <= capacity:
         return
     counted = (
         f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens}"
-        if model.prompts_count
+        if model.prompt_fills_context
         else f"max_new_tokens={max_new_tokens}"
     )
     raise InputError(
         "The text would outgrow the context.",
         asked=counted,
         because=f"the model holds {model.context_length} tokens"
-        + (f" and the prompt leaves room for {max(capacity, 0)}" if model.prompts_count else ""),
+        + (f" and the prompt leaves room for {max(capacity, 0)}" if model.prompt_fills_context else ""),
         instead=f"max_new_tokens={capacity} or less"
         if capacity > 0
         else f"the last {model.context_length - max_new_tokens} tokens of the prompt"
@@ -150,7 +135,7 @@ def _check_room(model: Writer, longest: int, max_new_tokens: int) -> None:
     )
 
 
-def _padded(lists: list[list[int]], device: torch.device) -> Prompts:
+def _pad_left(lists: list[list[int]], device: torch.device) -> Prompts:
     lengths = [len(tokens) for tokens in lists]
     longest = max(lengths)
     rows = [[0] * (longest - len(tokens)) + tokens for tokens in lists]
@@ -162,7 +147,7 @@ def _padded(lists: list[list[int]], device: torch.device) -> Prompts:
     )
 
 
-def _few(values: list) -> str:
+def _format_first(values: list) -> str:
     """The first values of a list, short enough for one line."""
     shown = ", ".join(repr(value) if len(repr(value)) < 40 else f"{repr(value)[:36]} ..." for value in values[:4])
     return shown + (", ..." if len(values) > 4 else "")

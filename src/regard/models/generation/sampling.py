@@ -1,4 +1,4 @@
-"""From logits to tokens: the best one, or one drawn by chance from the better ones."""
+"""From logits to tokens: greedy, or sampled with temperature, top-k and nucleus."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.models.generation.prompts import whole
+from regard.models.generation.prompts import check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Dice", "Sampler", "exact_enough", "highest", "largest", "log_probabilities"]
+__all__ = ["RowGenerators", "Sampler", "find_max_logits", "find_top_logits", "log_probabilities", "to_float32_or_wider"]
 
 # The nucleus is looked for among this many tokens first, then among eight times as many, and so on: it is
 # small in most texts, and sorting a vocabulary of 50,000 would cost a hundred times as much.
-FIRST_LOOK = 64
+FIRST_CANDIDATES = 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Sampler:
     z: logits; T: temperature, where 0 is the limit, the largest logit for certain (greedy).
     K: the `top_k` tokens with the largest z, all for None.
     N: the smallest set of the largest p, among K, whose probability reaches `top_p`; never empty, all for None.
+
+    Args:
+        temperature: T; 0 is greedy.
+        top_k: how many tokens are kept; all if `None`.
+        top_p: probability of the nucleus; all if `None`.
 
     Of equal logits the token with the lower number counts as the larger, in all three. Computed in float32 or
     better whatever the logits are; the draw inverts the distribution function in float64.
@@ -62,7 +67,7 @@ class Sampler:
                 instead="temperature=0 for the best token, temperature=1 for the model's own distribution",
             )
         if self.top_k is not None:
-            whole("top_k", self.top_k, least=1)
+            check_integer("top_k", self.top_k, least=1)
         if self.top_p is not None and not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
             raise InputError(
                 "top_p is a probability.",
@@ -76,17 +81,17 @@ class Sampler:
     ) -> Int[Tensor, "batch"]:
         """One token for each row; `generator` makes it repeatable (torch's own one for None)."""
         if self.temperature == 0:
-            return self.choose(logits, None)
+            return self.sample(logits, None)
         device = logits.device if generator is None else generator.device
-        return self.choose(logits, torch.rand(len(logits), generator=generator, dtype=torch.float64, device=device))
+        return self.sample(logits, torch.rand(len(logits), generator=generator, dtype=torch.float64, device=device))
 
-    def choose(
+    def sample(
         self, logits: Float[Tensor, "batch vocabulary"], chance: Float[Tensor, "batch"] | None
     ) -> Int[Tensor, "batch"]:
         """The token of each row at which the distribution function passes `chance`, a number in [0, 1)."""
         if self.temperature == 0 or chance is None:
-            return peaks(logits)
-        weights, tokens = self._weights(exact_enough(logits))
+            return find_argmax(logits)
+        weights, tokens = self._unnormalized_probabilities(to_float32_or_wider(logits))
         cumulative = weights.cumsum(-1, dtype=torch.float64)
         # Rounding might lift chance * total to the total itself, which no token passes.
         mark = (chance.to(cumulative) * (1 - 2**-52))[:, None] * cumulative[:, -1:]
@@ -95,35 +100,35 @@ class Sampler:
 
     def probabilities(self, logits: Float[Tensor, "batch vocabulary"]) -> Float[Tensor, "batch vocabulary"]:
         """The distribution that tokens are drawn from."""
-        logits = exact_enough(logits)
+        logits = to_float32_or_wider(logits)
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, peaks(logits)[:, None], 1.0)
-        weights, tokens = self._weights(logits)
+            return torch.zeros_like(logits).scatter_(-1, find_argmax(logits)[:, None], 1.0)
+        weights, tokens = self._unnormalized_probabilities(logits)
         weights = weights / weights.sum(-1, keepdim=True)
         return weights if tokens is None else torch.zeros_like(logits).scatter_(-1, tokens, weights)
 
-    def _weights(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _unnormalized_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Probabilities up to a factor, and the tokens they belong to, largest first; None for all in order."""
-        top = highest(logits)[:, None]
+        top = find_max_logits(logits)[:, None]
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            values, tokens = largest(logits, self.top_k)
+            values, tokens = find_top_logits(logits, self.top_k)
             weights = (values - top).div_(self.temperature).exp_()
-            return (weights, tokens) if self.top_p is None else (self._nucleus(weights, None), tokens)
+            return (weights, tokens) if self.top_p is None else (self._cut_to_nucleus(weights, None), tokens)
         # At most 1, and 1 for the largest: no temperature is too low, it can only leave zeros.
         weights = (logits - top).div_(self.temperature).exp_()
         if self.top_p is None or self.top_p == 1:
             return weights, None
         total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-        count = min(FIRST_LOOK, logits.shape[-1])
+        count = min(FIRST_CANDIDATES, logits.shape[-1])
         while True:
-            tokens = largest(logits, count)[1]
+            tokens = find_top_logits(logits, count)[1]
             found = weights.gather(-1, tokens)
             reached = found.sum(-1, keepdim=True, dtype=torch.float64) >= self.top_p * total
             if count == logits.shape[-1] or bool(reached.all()):
-                return self._nucleus(found, total), tokens
+                return self._cut_to_nucleus(found, total), tokens
             count = min(8 * count, logits.shape[-1])
 
-    def _nucleus(self, weights: Tensor, total: Tensor | None) -> Tensor:
+    def _cut_to_nucleus(self, weights: Tensor, total: Tensor | None) -> Tensor:
         """Weights, largest first, set to zero after the first few that reach top_p of the total."""
         assert self.top_p is not None
         if self.top_p == 1:
@@ -133,10 +138,10 @@ class Sampler:
         return weights.where(before < self.top_p * (cumulative[:, -1:] if total is None else total), 0.0)
 
 
-class Dice:
-    """Chances for the rows of a batch: a row's numbers depend on the seed and on its own number alone.
+class RowGenerators:
+    """Random numbers for the rows of a batch: those of a row depend on the seed and on its index alone.
 
-    Drawn on the CPU, so that every device writes the same text, in blocks, so that a step costs one look-up.
+    Drawn on the CPU, so that every device generates the same text, in blocks, so that a step costs one look-up.
     """
 
     BLOCK = 64
@@ -144,11 +149,11 @@ class Dice:
     def __init__(self, seed: int | None, rows: int) -> None:
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        self.generators = [torch.Generator().manual_seed(_mixed(seed, row)) for row in range(rows)]
+        self.generators = [torch.Generator().manual_seed(_mix_seed(seed, row)) for row in range(rows)]
         self.block = torch.empty(rows, self.BLOCK, dtype=torch.float64)
         self.used = self.BLOCK
 
-    def roll(self, rows: list[int]) -> Float[Tensor, "row"]:
+    def draw(self, rows: list[int]) -> Float[Tensor, "row"]:
         """The next number of each of these rows; a row that is left out once is left out for ever."""
         if self.used == self.BLOCK:
             self.block = torch.empty_like(self.block)  # numbers that were given out stay as they are
@@ -160,17 +165,17 @@ class Dice:
         return column if len(rows) == len(column) else column[rows]
 
 
-def _mixed(seed: int, row: int) -> int:
+def _mix_seed(seed: int, row: int) -> int:
     """A seed of 32 bits, which is all that torch's generator on the CPU looks at."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {row}".encode(), digest_size=4).digest(), "little")
 
 
-def exact_enough(logits: Tensor) -> Tensor:
+def to_float32_or_wider(logits: Tensor) -> Tensor:
     """The logits in float32, or float64 where they are."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def highest(logits: Float[Tensor, "batch vocabulary"]) -> Float[Tensor, "batch"]:
+def find_max_logits(logits: Float[Tensor, "batch vocabulary"]) -> Float[Tensor, "batch"]:
     """The largest logit of each row, which is a finite number or there is an error."""
     top = logits.amax(-1)  # NaN wins
     if not math.isfinite(top.sum()) and not bool((good := top.isfinite()).all()):
@@ -186,10 +191,10 @@ def highest(logits: Float[Tensor, "batch vocabulary"]) -> Float[Tensor, "batch"]
     return top
 
 
-def peaks(logits: Float[Tensor, "batch vocabulary"]) -> Int[Tensor, "batch"]:
+def find_argmax(logits: Float[Tensor, "batch vocabulary"]) -> Int[Tensor, "batch"]:
     """The token of each row's largest logit, the lowest number of equals."""
-    logits = exact_enough(logits).detach()
-    highest(logits)
+    logits = to_float32_or_wider(logits).detach()
+    find_max_logits(logits)
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))  # ten times as fast as torch's there
     return logits.argmax(-1)
@@ -199,10 +204,10 @@ def log_probabilities(
     logits: Float[Tensor, "batch vocabulary"], tokens: Int[Tensor, "batch count"]
 ) -> Float[Tensor, "batch count"]:
     """log softmax(logits) of these tokens."""
-    return exact_enough(logits).log_softmax(-1).gather(-1, tokens)
+    return to_float32_or_wider(logits).log_softmax(-1).gather(-1, tokens)
 
 
-def largest(
+def find_top_logits(
     logits: Float[Tensor, "batch vocabulary"], count: int
 ) -> tuple[Float[Tensor, "batch count"], Int[Tensor, "batch count"]]:
     """The `count` largest logits of each row in falling order, and their tokens; of equals the lower number first.

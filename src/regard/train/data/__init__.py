@@ -1,4 +1,4 @@
-"""Real images to learn from: digits of scikit-learn; MNIST and CIFAR-10 from registry packages or a user's files."""
+"""Image data sets: digits of scikit-learn; MNIST and CIFAR-10 from registry packages or a user's files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from regard.errors import InputError
 from regard.train.data.cifar import cifar10
 from regard.train.data.digits import digits
 from regard.train.data.idx import mnist
-from regard.train.data.images import Images, Part
+from regard.train.data.images import Images, ImageSplit
 
-__all__ = ["Images", "Part", "cifar10", "digits", "load", "mnist"]
+__all__ = ["ImageSplit", "Images", "cifar10", "digits", "load", "mnist"]
 
-# Sets that lie in a folder of files.
+# Data sets that are read from a folder of files.
 READERS = {"mnist": mnist, "cifar10": cifar10}
 NAMES = ("digits", *READERS)
 
@@ -22,26 +22,25 @@ NAMES = ("digits", *READERS)
 def load(name: str, folder: str | os.PathLike[str] | None = None, *, held: bool = False) -> Images:
     """The data set of this name; nothing is downloaded.
 
-    folder: where a user keeps the files of MNIST or CIFAR-10; without it they are those that
-        `python -m regard.downloads mnist` has fetched.
-    held: set the test part aside, and test on a fifth of the training part (`Images.held`).
+    folder: your files of MNIST or CIFAR-10; without it, those that `python -m regard.downloads mnist` fetched.
+    held: evaluate on a fifth of the training set instead of the test set (`Images.held`).
     """
-    images = _load(name, folder)
+    images = _load_by_name(name, folder)
     return images.held() if held else images
 
 
-def _load(name: str, folder: str | os.PathLike[str] | None) -> Images:
+def _load_by_name(name: str, folder: str | os.PathLike[str] | None) -> Images:
     if name not in NAMES:
         raise InputError(
             f"There is no data set called {name!r}.",
             asked=f"data={name!r}",
-            because=f"known are {', '.join(NAMES)}",
+            because=f"the data sets are {', '.join(NAMES)}",
             instead="one of these, or train(recipe, data=Images(...)) with images of your own",
         )
     if name == "digits":
         if folder is not None:
             raise InputError(
-                "The digits need no folder.",
+                "digits takes no folder.",
                 asked=f"data='digits', folder={str(folder)!r}",
                 because="they come inside scikit-learn",
                 instead=f"no folder, or one of {', '.join(READERS)}",
@@ -51,10 +50,10 @@ def _load(name: str, folder: str | os.PathLike[str] | None) -> Images:
     if place is None:
         package = downloads.DATASETS[name]
         raise InputError(
-            f"{name} is not here.",
+            f"{name} is not downloaded.",
             asked=f"data={name!r}",
             found=f"no {downloads.find_target(name)}",
-            because=f"it has to be downloaded first, {package.megabytes} MB, and nothing is without being asked for",
+            because=f"it is {package.megabytes} MB, and downloads only start on an explicit command",
             instead=f"python -m regard.downloads {name}, or the folder of a copy of your own",
         )
     return READERS[name](place)

@@ -35,31 +35,31 @@ class Augmentation:
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """For each image: rows down, columns right, whether mirrored, degrees, stretch of rows and of columns."""
-        if self._whole:
+        if self._shifts_whole_pixels:
             moves = torch.randint(-round(self.shift), round(self.shift) + 1, (count, 2), generator=generator).float()
         else:
-            moves = self.shift * self._even((count, 2), generator)
+            moves = self.shift * self._draw_uniform((count, 2), generator)
         mirrored = torch.randint(0, 2, (count, 1), generator=generator).float() * self.flip
-        angles = self.turn * self._even((count, 1), generator)
-        return torch.cat((moves, mirrored, angles, self.stretch * self._even((count, 2), generator)), 1)
+        angles = self.turn * self._draw_uniform((count, 1), generator)
+        return torch.cat((moves, mirrored, angles, self.stretch * self._draw_uniform((count, 2), generator)), 1)
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Apply the drawn parameters to images `(image, channel, row, column)` from 0 to 1."""
         if not (self.shift or self.turn or self.stretch or self.flip):
             return images
         images = torch.where(drawn[:, 2, None, None, None] > 0, images.flip(-1), images)
-        return self._moved(images, drawn) if self._whole else self._warped(images, drawn)
+        return self._shift_pixels(images, drawn) if self._shifts_whole_pixels else self._warp_affine(images, drawn)
 
     @property
-    def _whole(self) -> bool:
+    def _shifts_whole_pixels(self) -> bool:
         return not self.turn and not self.stretch and float(self.shift).is_integer()
 
     @staticmethod
-    def _even(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    def _draw_uniform(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Uniform random numbers from -1 to 1."""
         return 2 * torch.rand(shape, generator=generator) - 1
 
-    def _moved(self, images: Tensor, drawn: Tensor) -> Tensor:
+    def _shift_pixels(self, images: Tensor, drawn: Tensor) -> Tensor:
         side = round(self.shift)
         padded = functional.pad(images, (side, side, side, side)).permute(0, 2, 3, 1)
         row, column = (
@@ -68,7 +68,7 @@ class Augmentation:
         which = torch.arange(len(images))[:, None, None]
         return padded[which, row[:, :, None], column[:, None]].permute(0, 3, 1, 2).contiguous()
 
-    def _warped(self, images: Tensor, drawn: Tensor) -> Tensor:
+    def _warp_affine(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Affine warp about the centre of the image, with bilinear sampling."""
         rows, columns = images.shape[-2:]
         down, right, _, angle, taller, wider = drawn.unbind(1)

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels, which come inside scikit-learn: nothing is downloaded."""
+"""Handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.errors import InputError
-from regard.train.data.images import Images, Part, last_of_five
+from regard.train.data.images import Images, ImageSplit, hold_out_fifth
 
 
 def digits() -> Images:
@@ -23,15 +23,15 @@ def digits() -> Images:
         from sklearn.datasets import load_digits  # optional, and slow to import
     except ImportError as failure:
         raise InputError(
-            "The digits are not here.",
+            "digits needs scikit-learn.",
             asked='data="digits"',
             found=f"{type(failure).__name__}: {failure}",
-            because="they come inside scikit-learn, which is not installed",
+            because="the images are part of scikit-learn, which is not installed",
             instead="pip install 'regard[train]', or another data set: mnist, cifar10",
         ) from failure
     raw: Any = load_digits()
     pixels = torch.from_numpy(raw.images).to(torch.uint8)[:, None]
     labels = torch.from_numpy(raw.target).long()
-    tested = last_of_five(labels)
-    parts = (Part(pixels[chosen], labels[chosen], white=16) for chosen in (~tested, tested))
+    tested = hold_out_fifth(labels)
+    parts = (ImageSplit(pixels[chosen], labels[chosen], white=16) for chosen in (~tested, tested))
     return Images("digits", *parts, names=tuple("0123456789"))

@@ -13,7 +13,7 @@ from regard.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ImageSplit:
     """The training or the test set.
 
     Attributes:
@@ -30,7 +30,7 @@ class Part:
         fine = self.pixels.ndim == 4 and self.pixels.dtype == torch.uint8 and self.labels.dtype == torch.int64
         if not fine or self.labels.shape != self.pixels.shape[:1] or not len(self.pixels):
             raise InputError(
-                "These are no labelled images.",
+                "Pixels and labels do not form a labelled data set.",
                 asked=f"pixels {tuple(self.pixels.shape)} of {self.pixels.dtype}, labels {tuple(self.labels.shape)} "
                 f"of {self.labels.dtype}",
                 because="pixels are (image, channel, row, column) of uint8, and every image has one label, an int64",
@@ -38,7 +38,7 @@ class Part:
             )
         if not 0 < self.white <= 255 or int(self.pixels.max()) > self.white:
             raise InputError(
-                "These pixels are brighter than white.",
+                "A pixel is larger than `white`.",
                 asked=f"white={self.white}",
                 found=f"a pixel of {int(self.pixels.max())}",
                 because="white is the largest value a pixel may have, 1 to 255",
@@ -64,14 +64,14 @@ class Images:
         >>> from regard.train.data import digits
         >>> data = digits()
         >>> data
-        Images('digits', 1442 to learn from, 355 for the test, 1 x 8 x 8 pixels, 10 classes)
+        Images('digits', 1442 training and 355 test images of 1 x 8 x 8 pixels, 10 classes)
         >>> f"{data.mean[0]:.3f} {data.std[0]:.3f}"
         '0.305 0.376'
     """
 
     name: str
-    train: Part
-    test: Part
+    train: ImageSplit
+    test: ImageSplit
     names: tuple[str, ...]
     is_held: bool = False  # whether the test set is a validation split of another data set's training set
 
@@ -80,17 +80,17 @@ class Images:
         same = self.train.pixels.shape[1:] == self.test.pixels.shape[1:]
         if not same or int(labels.min()) < 0 or int(labels.max()) >= len(self.names):
             raise InputError(
-                "These images are no data set.",
+                "The two splits do not form one data set.",
                 asked=f"images {self.shape} and {tuple(self.test.pixels.shape[1:])} with labels "
                 f"{int(labels.min())} to {int(labels.max())} and {len(self.names)} names",
-                because="all images have the same size, and a label is the number of a name",
+                because="all images have the same size, and a label is an index into `names`",
                 instead="images of one size, and a name for every class",
             )
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
         return (
-            f"Images({self.name!r}, {len(self.train)} to learn from, {len(self.test)} for the test, {size} pixels, "
+            f"Images({self.name!r}, {len(self.train)} training and {len(self.test)} test images of {size} pixels, "
             f"{len(self.names)} classes)"
         )
 
@@ -101,7 +101,7 @@ class Images:
         return channels, rows, columns
 
     @lazy_property
-    def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         # From a histogram: exact, and without 50,000 images in float64.
         means, stds = [], []
         level = torch.arange(256, dtype=torch.float64) / self.train.white
@@ -115,12 +115,12 @@ class Images:
     @property
     def mean(self) -> tuple[float, ...]:
         """The mean of every channel over the training set."""
-        return self._moments[0]
+        return self._channel_statistics[0]
 
     @property
     def std(self) -> tuple[float, ...]:
         """The standard deviation of every channel over the training set."""
-        return self._moments[1]
+        return self._channel_statistics[1]
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise images from 0 to 1 to mean 0 and standard deviation 1 per channel."""
@@ -135,18 +135,18 @@ class Images:
 
             >>> from regard.train.data import digits
             >>> digits().held()
-            Images('digits, held', 1157 to learn from, 285 for the test, 1 x 8 x 8 pixels, 10 classes)
+            Images('digits, held', 1157 training and 285 test images of 1 x 8 x 8 pixels, 10 classes)
         """
-        held = last_of_five(self.train.labels)
+        held = hold_out_fifth(self.train.labels)
         if not bool(held.any()):
             raise InputError(
-                "There are too few images to hold some back.",
+                "There are too few images for a validation split.",
                 asked=f"{self!r}.held()",
-                found=f"{int(self.train.labels.bincount().max())} images of the class that has most",
-                because="of every five images of a class one is held back",
+                found=f"{int(self.train.labels.bincount().max())} images in the largest class",
+                because="one in five images of each class is held out",
                 instead="more images, or held=False",
             )
-        parts = (Part(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
+        parts = (ImageSplit(self.train.pixels[one], self.train.labels[one], self.train.white) for one in (~held, held))
         return Images(f"{self.name}, held", *parts, names=self.names, is_held=True)
 
     @lazy_property
@@ -160,7 +160,7 @@ class Images:
         return digest.hexdigest()
 
 
-def last_of_five(labels: Tensor) -> Tensor:
+def hold_out_fifth(labels: Tensor) -> Tensor:
     """The last of each five images of every class, in order: a deterministic split."""
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():

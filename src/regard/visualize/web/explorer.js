@@ -1,4 +1,4 @@
-// What a pixel sees: choose an image, a model, a layer and a pixel.
+// The explorer: choose an image, a model, a layer and a pixel.
 (function () {
   "use strict";
   const night = window.matchMedia("(prefers-color-scheme: dark)");

@@ -1,0 +1,229 @@
+"""Writing a file so that a crash leaves the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from regard.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not on every system; there each save still works under names of its own
+    fcntl = None
+
+# A file is made in a hidden folder beside its place, and then moved: only a rename within one file system is atomic.
+# No other program uses the name, so that what a killed save left there can be removed.
+WORK = ".regard-save-"
+# Where nothing can be locked, a folder that was made so long ago belongs to no save that still runs.
+STALE_SECONDS = 24 * 3600
+
+
+@contextlib.contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A hidden folder within `folder`, for files that are not complete; it is removed at the end."""
+    work = new_workplace(folder)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def new_workplace(folder: Path) -> Path:
+    """Such a folder, which the caller removes."""
+    work = folder / f"{WORK}{secrets.token_hex(4)}"
+    work.mkdir()
+    return work
+
+
+def stage(path: Path, write: Callable[[Path], None]) -> Path:
+    """Write a file of a workplace down to the disk; nothing that can be read has changed yet."""
+    usual = path.with_name(f"{path.name}.mode")
+    usual.touch()  # as any program would make it; some writers make files that only their owner may read
+    mode = usual.stat().st_mode & 0o777
+    os.remove(usual)
+    write(path)
+    path.chmod(mode)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return path
+
+
+def move(staged: Path, path: Path) -> None:
+    """What was staged takes its name, in one step that cannot be seen half done."""
+    os.replace(staged, path)
+    sync_folder(path.parent)
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """`write(temporary)` makes the file; only when it is complete and on the disk does it replace `path`.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write_atomically(path, lambda temporary: temporary.write_text("seven"))
+    >>> path.read_text()
+    'seven'
+    """
+    with workplace(path.parent) as work:
+        move(stage(work / path.name, write), path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Wait until no other process or thread writes to this folder; False where the system has no such locks.
+
+    The lock is on the folder itself, so it leaves no file behind and ends with the process that holds it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    except OSError:
+        descriptor = None
+    if fcntl is None or descriptor is None:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # some network file systems lock nothing
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The workplaces within a folder: of saves that run now, or that were killed."""
+    return sorted(place for place in folder.glob(f"{WORK}*") if place.is_dir())
+
+
+def sweep(folder: Path, *, alone: bool) -> None:
+    """Remove what killed saves left in a folder. alone: no other save runs there now, which a lock makes certain."""
+    for place in leftovers(folder):
+        with contextlib.suppress(OSError):
+            if alone or time.time() - place.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename is safe from a power cut only once the folder itself is on the disk."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # some systems do not open folders; their renames are as safe as they get
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that is not there, or that this user may not open."""
+    try:
+        there = path.is_file()
+    except OSError as failure:
+        raise forbidden(path, failure) from failure
+    if not there:
+        raise missing(path)
+    if not os.access(path, os.R_OK):
+        raise forbidden(path)
+
+
+def forbidden(path: Path, failure: OSError | None = None) -> CheckpointError:
+    """The error for a file that the system keeps from us."""
+    return CheckpointError(
+        f"{path.name} may not be opened by this user.",
+        asked=str(path),
+        found="no permission to read it" if failure is None else f"{type(failure).__name__}: {failure}",
+        because="the system does not let this user read it",
+        instead="ask its owner for permission to read (chmod), or copy the file",
+    )
+
+
+def missing(path: Path) -> CheckpointError:
+    """The error for a file that is not there."""
+    folder = path.parent
+    try:
+        present = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    except OSError:
+        present = []
+    listing = ", ".join(present[:8]) + (", ..." if len(present) > 8 else "")
+    return CheckpointError(
+        f"There is no {path.name}.",
+        asked=str(path),
+        found=f"in {folder}: {listing or 'nothing'}" if folder.is_dir() else f"no folder {folder}",
+        because="the file is not there",
+        instead="check the path, or save the model there first",
+    )
+
+
+def damage_error(
+    path: Path,
+    failure: BaseException | str,
+    because: str = "it is cut short, damaged, or not in the format its name says",
+) -> CheckpointError:
+    """The error for a file that is there and cannot be read; `failure` is what reading it ended in."""
+    try:
+        size = path.stat().st_size
+    except OSError:  # it was removed after it had been found
+        return missing(path)
+    first = str(failure).strip().splitlines() or ["no more is known"]
+    return CheckpointError(
+        f"{path.name} cannot be read.",
+        asked=str(path),
+        found=f"{size:,} bytes; {failure if isinstance(failure, str) else f'{type(failure).__name__}: {first[0]}'}",
+        because=because,
+        instead="get the file again, or save the model once more",
+    )
+
+
+# JSON, which configurations and indices are written in
+
+
+def json_text(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def json_writer(value: dict[str, Any]) -> Callable[[Path], None]:
+    """A writer of this value, for `stage` and `write_atomically`."""
+    text = json_text(value)
+
+    def write(path: Path) -> None:
+        path.write_text(text, encoding="utf-8")
+
+    return write
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a CheckpointError that names the file where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise missing(path) from None
+    except PermissionError as failure:
+        raise forbidden(path, failure) from failure
+    except (OSError, ValueError, RecursionError) as failure:
+        raise damage_error(path, failure, "it is not the JSON it should be, or may not be opened") from failure
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{path.name} does not hold what it should.",
+            asked=str(path),
+            found=f"a {type(value).__name__}",
+            because="a configuration or an index is a JSON object, {...}",
+            instead="get the file again, or save the model once more",
+        )
+    return value

@@ -1,0 +1,43 @@
+"""Heads may learn where to look faster than the rest learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regard.errors import ConfigError
+from regard.train import SpatialRecipe, train
+from regard.train.optimizer import make_optimizer
+
+SMALL = {
+    "epochs": 1,
+    "layers": 1,
+    "dim": 8,
+    "hidden_dim": 8,
+    "heads": 3,
+    "optimizer": "sgd",
+    "clip": None,
+    "warmup": 0.0,
+}
+
+
+def test_only_what_says_where_to_look_learns_faster(few):
+    recipe = SpatialRecipe(**SMALL, position_rate=7.0)
+    model = recipe.model(few)
+    groups = make_optimizer(recipe, model).param_groups
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    fast = {names[parameter] for group in groups if group.get("share", 1.0) == 7.0 for parameter in group["params"]}
+    assert fast == {name for name in names.values() if ".position." in name}
+    assert sum(len(group["params"]) for group in groups) == len(names)
+
+
+def test_heads_that_do_not_learn_where_to_look_stay(few):
+    still, moving = (train(SpatialRecipe(**SMALL, position_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
+    for run, moves in ((still, False), (moving, True)):
+        before, after = (epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))
+        assert torch.equal(before, after) != moves
+
+
+def test_a_negative_rate_is_refused():
+    with pytest.raises(ConfigError, match="position_rate"):
+        SpatialRecipe(position_rate=-1.0)
