@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import operator
 from regard.backends import find
+from regard.cost_model.quantity import Quantity
 from regard.layers import PatchEmbedding
 
 # Operators that multiply inside, where nobody sees it; and words in a name by which another one would give itself away.
@@ -229,3 +231,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _tensors(getattr(value, field.name))
+
+
+def in_input_sizes(quantity: Quantity) -> sympy.Expr:
+    """A formula in which only the sizes of the input are symbols."""
+    numbers: Any = {symbol: value for symbol, value in quantity.values.items() if str(symbol) not in "BNMTRW"}
+    return quantity.formula.subs(numbers)

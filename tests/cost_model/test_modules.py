@@ -131,8 +131,16 @@ def test_sizes_that_follow_from_others_have_no_symbol() -> None:
 
 def test_formulas_hold_at_other_sizes() -> None:
     """Every symbol of a model, with the numbers of another model: its cost."""
-    small = cost(GPT(GPTConfig.llama(11, 32, 12, 2, 3, hidden_dim=7)), batch=2, tokens=5)
-    large = cost(GPT(GPTConfig.llama(23, 64, 40, 3, 5, hidden_dim=29)), batch=3, tokens=17)
+    small = cost(
+        GPT(GPTConfig.llama(vocab_size=11, context_length=32, dim=12, layers=2, heads=3, hidden_dim=7)),
+        batch=2,
+        tokens=5,
+    )
+    large = cost(
+        GPT(GPTConfig.llama(vocab_size=23, context_length=64, dim=40, layers=3, heads=5, hidden_dim=29)),
+        batch=3,
+        tokens=17,
+    )
     for name in ("parameters", "macs", "activation_bytes", "pairs"):
         formula, values = small.quantity(name).formula, large.quantity(name).values
         assert formula.subs(values) == large.quantity(name).value, name

@@ -55,7 +55,7 @@ def test_a_causal_model_visits_half_the_square_unless_the_reference_is_asked_for
     found = cost(model("gpt"), tokens=13)
     H, L = size_symbols("H L")
     assert (found.pairs.formula - H * L * B * N * (N + 1) / 2).expand() == 0
-    assert cost(model("gpt"), tokens=13, backend="reference").pairs == 2 * 3 * 13 * 13
+    assert cost(model("gpt"), tokens=13, backend="reference").exponentials == 2 * 3 * 13 * 13
 
 
 def test_a_window_visits_the_window() -> None:

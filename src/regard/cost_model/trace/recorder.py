@@ -219,6 +219,11 @@ class ModuleTracker:
         self._numbers: list[int] = [0]
         self._paths: list[str] = [""]
         self._latest = ""
+        self._forward_end = ACCUMULATE
+
+    def end_forward(self) -> None:
+        """What autograd creates from now on belongs to the node that is running: it computes something again."""
+        self._forward_end = torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
 
     def current(self) -> tuple[str, bool]:
         """The path of what runs now, and whether it runs in the backward pass."""
@@ -226,11 +231,13 @@ class ModuleTracker:
             return self.call or self.stack[-1], False
         node = torch._C._current_autograd_node()
         number = ACCUMULATE if node is None else node._sequence_nr()
-        if 0 <= number < ACCUMULATE:
+        if 0 <= number < self._forward_end:
             self._latest = self._paths[bisect.bisect_right(self._numbers, number) - 1]
         return self._latest, True
 
     def _mark(self) -> None:
+        if self._forward_end < ACCUMULATE:
+            return
         self._numbers.append(torch.autograd._get_sequence_nr())  # pyright: ignore[reportPrivateImportUsage]
         self._paths.append(self.call or self.stack[-1])
 
@@ -366,6 +373,7 @@ def record(
             ends = [tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
             with torch.no_grad(), _paused(recorder):
                 grads = [torch.empty_like(tensor) for tensor in ends]
+            modules.end_forward()
             if ends:
                 torch.autograd.backward(ends, grads)
     recorder.collapse_attention()

@@ -418,13 +418,19 @@ def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int
     if len(values) < 4:
         return None
     products = [_Term(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in _products(variables)]
-    for count in (2, 3):
-        if (found := _combine_terms(singles, count, values[0], rises)) is not None:
-            return found
+    if (found := _combine_terms(singles, (2, 3), values[0], rises)) is not None:
+        return found
     for term in products:
         if (found := _scale_term(term, values[0], rises, 2)) is not None:
             return found
-    return _combine_terms([*singles, *products], 2, values[0], rises)
+    if (found := _combine_terms([*singles, *products], (2,), values[0], rises)) is not None:
+        return found
+    for several in itertools.combinations([*singles, *products], 3):
+        if sum(each.start for each in several) == values[0] and all(
+            sum(each.rises[place] for each in several) == rise for place, rise in enumerate(rises)
+        ):
+            return sympy.Add(*(each.expression for each in several))
+    return None
 
 
 class _Term(NamedTuple):
@@ -446,9 +452,12 @@ def _scale_term(term: _Term, start: int, rises: list[int], denominator: int) -> 
     return _rational(start - slope * term.start) + _rational(slope) * term.expression
 
 
-def _combine_terms(terms: list[_Term], count: int, start: int, rises: list[int]) -> sympy.Expr | None:
-    for several in itertools.combinations(terms, count):
-        for factors in itertools.product(FACTORS, repeat=count):
+def _combine_terms(terms: list[_Term], counts: tuple[int, ...], start: int, rises: list[int]) -> sympy.Expr | None:
+    """The sum with the smallest constant and coefficients, if there is one."""
+    every = [factors for count in counts for factors in itertools.product(FACTORS, repeat=count)]
+    found: list[tuple[Any, ...]] = []
+    for factors in every:
+        for several in itertools.combinations(terms, len(factors)):
             if any(
                 sum(c * each.rises[place] for c, each in zip(factors, several, strict=True)) != rise
                 for place, rise in enumerate(rises)
@@ -456,8 +465,11 @@ def _combine_terms(terms: list[_Term], count: int, start: int, rises: list[int])
                 continue
             constant = start - sum(c * each.start for c, each in zip(factors, several, strict=True))
             if abs(constant) <= LARGEST_CONSTANT:
-                return constant + sympy.Add(*(c * each.expression for c, each in zip(factors, several, strict=True)))
-    return None
+                found.append((abs(constant) + sum(map(abs, factors)), len(found), constant, factors, several))
+    if not found:
+        return None
+    *_, constant, factors, several = min(found, key=lambda each: each[:2])
+    return constant + sympy.Add(*(c * each.expression for c, each in zip(factors, several, strict=True)))
 
 
 def _products(variables: list[tuple[sympy.Expr, list[int]]]) -> Iterable[tuple[sympy.Expr, list[int]]]:
