@@ -1,4 +1,4 @@
-"""Attention written plainly, as strangers write it: right ones for laws to leave alone."""
+"""Correct attention written plainly, as third-party code is: no law may accuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain attention as people write it, right and wrong, for tests of laws."""
+"""Plain attention operators and a layer, for tests of laws."""
 
 from __future__ import annotations
 

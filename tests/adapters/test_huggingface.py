@@ -8,7 +8,8 @@ from twins import transformers
 
 from regard.adapters import adapt
 from regard.adapters.float64 import float64_casts
-from regard.adapters.huggingface import is_decoder, positions, tiny
+from regard.adapters.huggingface import is_decoder, tiny
+from regard.adapters.mask_patterns import count_positions
 from regard.adapters.rng import Rng
 from regard.errors import InputError
 from regard.laws import check
@@ -86,7 +87,7 @@ def test_special_tokens_are_never_drawn(llama):
 
 def test_positions_count_real_tokens():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    assert positions(mask)[mask].tolist() == [0, 1, 2, 0, 1, 2]
+    assert count_positions(mask)[mask].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_mask_comes_with_positions_so_that_padding_on_the_left_is_nothing():

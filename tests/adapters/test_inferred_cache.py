@@ -1,4 +1,4 @@
-"""How strangers take a cache, found out by trying."""
+"""How a third-party module takes a cache is inferred by trying."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 from regard import Alibi, Attention, Causal, Full, Mask, Padding, Window, attend
 from regard.adapters import adapt
-from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
+from regard.adapters.mask_patterns import count_positions, is_padding, pattern_of_mask
 from regard.adapters.rng import Rng
 from regard.errors import InputError
 from regard.layers import FeedForward, IncrementalAttention, MultiHeadAttention, TransformerBlock
@@ -44,7 +44,7 @@ def test_the_pattern_of_a_mask_is_padding_where_it_is_padding():
     assert pattern_of_mask(mask, 2, 3) == Mask(mask[:, None])
     assert is_padding(right, "right")
     assert not is_padding(right, "left")
-    assert positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
+    assert count_positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
 
 
 def test_a_description_claims_what_it_says():

@@ -160,15 +160,22 @@ def judge_kinds(*places: tuple[str, str], **how) -> Verdict:
 
 
 def test_many_cases_of_too_few_kinds_are_undecided():
-    left, middle, right = (("fine", place) for place in ("left", "middle", "right"))
-    verdict = judge_kinds(*[left] * 9, ("refuse", "middle"), right)
+    left, right = ("fine", "left"), ("fine", "right")
+    refused = [("refuse", f"place {number}") for number in range(4)]
+    verdict = judge_kinds(*[left] * 9, *refused, right)
     assert (verdict.outcome, verdict.tried) == ("undecided", 10)
     assert "only 2 of the 3 kinds of case (place)" in verdict.reason
     assert "not this one" in verdict.reason
-    assert judge_kinds(*[left] * 9, ("discard", "middle"), right).outcome == "undecided"
-    assert judge_kinds(*[left] * 9, ("discard", "middle"), middle, right).outcome == "holds"
-    assert judge_kinds(*[left] * 9, ("vacuous", "middle"), right).outcome == "holds"  # there are two kinds only
-    assert judge_kinds(*[left] * 9, right).outcome == "holds"
+    assert judge_kinds(*[left] * 9, *[("discard", place) for _, place in refused], right).outcome == "undecided"
+    assert judge_kinds(*[left] * 9, *refused, right, ("fine", "place 3")).outcome == "holds"
+    assert judge_kinds(*[left] * 9, *[("vacuous", place) for _, place in refused], right).outcome == "holds"
+
+
+def test_of_few_kinds_half_are_enough():
+    left, middle = ("fine", "left"), ("refuse", "middle")
+    assert judge_kinds(*[left] * 9, middle).outcome == "holds"
+    assert judge_kinds(*[left] * 9, middle, ("refuse", "right")).outcome == "undecided"
+    assert judge_kinds(*[left] * 9, middle, ("fine", "right")).outcome == "holds"
 
 
 def test_the_first_case_of_each_kind_runs_whatever_the_budget():

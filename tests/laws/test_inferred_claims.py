@@ -220,5 +220,5 @@ def test_rotations_that_switch_with_the_length_do_not_claim_relative_positions(s
     assert verdict.guessed == claimed
     if claimed:
         assert verdict.outcome == "holds"
-    elif scaling["rope_type"] == "longrope":  # who claims it all the same is held to it
+    elif scaling["rope_type"] == "longrope":  # an explicit claim is checked all the same
         assert verdict.outcome == "broken"

@@ -128,6 +128,31 @@ HOUSE |= {
 }
 
 
+# One of each backend, kind of layer and kind of model; the slow tests look at the others.
+FAST = {
+    "attend, full, on reference",
+    "attend, window and first, on native",
+    "attend, alibi, on blocked",
+    "attend, causal, on sdpa",
+    "attend, causal and linear",
+    "IncrementalAttention",
+    "MultiHeadAttention, rotary",
+    "BlockList",
+    "GridAttention, neighbours",
+    "WindowAttention",
+    "ChannelAttention",
+    "LLaMA",
+    "Bert",
+    "Transformer",
+    "ViT",
+}
+fast_and_slow = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in HOUSE]
+
+
+def test_every_fast_name_is_one_of_the_house():
+    assert set(HOUSE) >= FAST
+
+
 def verdicts(target: Any, seed: int) -> Iterator[Verdict]:
     """The word of each claimed law on the target and on its other views, after a short look."""
     subject = adapt(target)
@@ -144,7 +169,7 @@ def same_numbers():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HOUSE)
+@pytest.mark.parametrize("name", fast_and_slow)
 def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
     found = list(verdicts(HOUSE[name](), seed=0))
     assert [str(verdict) for verdict in found if not verdict.ok] == []

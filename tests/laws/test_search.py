@@ -29,7 +29,7 @@ def test_a_correct_operator_is_not_accused_at_any_seed():
 
 def test_the_counterexample_is_the_smallest_case():
     def leaks(q, k, v, mask=None):
-        allowed = visible(q, k) | (torch.arange(k.shape[-2]) == 4)  # everybody sees token 4
+        allowed = visible(q, k) | (torch.arange(k.shape[-2]) == 4)  # every query sees token 4
         return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
     verdict = check(leaks, kind="operator", claims=["causality"]).verdicts["causality"]
@@ -48,7 +48,7 @@ def test_a_length_beyond_which_a_law_breaks_is_found_in_few_runs(monkeypatch):
         return output if k.shape[-2] <= 517 else output + v.mean(2, keepdim=True)
 
     runs = []
-    monkeypatch.setattr(search, "run", lambda *args: runs.append(args) or run_case(*args))
+    monkeypatch.setattr(search, "run_case", lambda *args: runs.append(args) or run_case(*args))
     verdict = check(leaks, kind="operator", claims=["causality"], fast=True).verdicts["causality"]
     assert verdict.counterexample is not None
     assert verdict.counterexample.case["tokens"] == 518

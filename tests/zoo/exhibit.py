@@ -1,4 +1,4 @@
-"""One fault, rebuilt small: what broke, who reported it, and the same code put right."""
+"""One fault, rebuilt small: what broke, where it was reported, and the same code put right."""
 
 from __future__ import annotations
 

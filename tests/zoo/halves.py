@@ -84,7 +84,7 @@ def causal_but_not_in_half(q, k, v):
 
 
 class Decoder(nn.Module):
-    """A causal layer with padding; hidden scores are minus infinity, and who sees nothing gives zeros."""
+    """A causal layer with padding; hidden scores are minus infinity, and a query that sees nothing gives zeros."""
 
     def __init__(self, dim=16, heads=4):
         super().__init__()

@@ -46,7 +46,7 @@ class SmallBert(nn.Module):
 
 class BidirectionalBert(SmallBert):
     def attention_mask(self, mask, batch, tokens):
-        # create_bidirectional_mask(...): whoever asks, whatever is_decoder says
+        # create_bidirectional_mask(...), whatever is_decoder says
         return torch.ones(batch, 1, tokens, tokens, dtype=torch.bool) if mask is None else mask[:, None, None, :]
 
 
@@ -215,7 +215,7 @@ def hidden_by_minus_inf(q, k, v, mask=None):
         return scores.softmax(-1) @ v
     empty = ~mask.any(-1, keepdim=True)
     weights = scores.masked_fill(~mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1).masked_fill(~mask, 0.0)
-    # Zero times what is no number is no number, so such values reach only those who see them.
+    # Zero times NaN is NaN, so such values reach only the queries that see them.
     bad = ~v.isfinite()
     reached = (weights > 0).to(v.dtype) @ bad.to(v.dtype) > 0
     return (weights @ v.masked_fill(bad, 0.0)).masked_fill(reached, torch.nan)

@@ -106,7 +106,7 @@ class Swallowing(Propagating):
 
 
 class Encoder(nn.Module):
-    """torch's encoder layer inside, batch first, padding as everyone else has it."""
+    """torch's encoder layer inside, batch first, True marks padding."""
 
     def __init__(self, dim=16, heads=2):
         super().__init__()

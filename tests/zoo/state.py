@@ -206,7 +206,7 @@ class Windowed(nn.Module):
 
 
 class WindowedWithPadding(Windowed):
-    """The first caller's padding is kept as well, for everyone whose shape is the same."""
+    """The first caller's padding is kept as well, for every call of the same shape."""
 
     def key(self, x, mask):
         return x.shape[:2]
@@ -317,7 +317,7 @@ EXHIBITS = [
     Exhibit(
         "L22-mask",
         "",
-        "A mask is kept for each shape, with the padding of whoever came first.",
+        "A mask is kept for each shape, with the padding of the first call.",
         "layer",
         WindowedWithPadding,
         Windowed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from zoo.catalogue import EXHIBITS
+from zoo.catalogue import EXHIBITS, HOUSES
 from zoo.exhibit import Exhibit, twins
 
 from regard.laws import check
@@ -11,9 +11,15 @@ from regard.laws.catalog import LAWS
 
 SEEDS = (1,)  # `python tests/zoo/scoreboard.py --seeds 20` tries more
 TWINS = twins(EXHIBITS)
-# The fast tests check every fault, but one corrected twin of each law only; the slow ones check all twins.
+# The fast tests check one fault of each law and of each file, and one corrected twin of each law; the slow ones check
+# all of them.
 FIRST = list({exhibit.law[0]: exhibit for exhibit in reversed(EXHIBITS)}.values())
+FAST = {exhibit.id for exhibit in [*FIRST, *(house.EXHIBITS[-1] for house in HOUSES)]}
 every_fault = pytest.mark.parametrize("exhibit", EXHIBITS, ids=[exhibit.id for exhibit in EXHIBITS])
+fast_and_slow_faults = pytest.mark.parametrize(
+    "exhibit",
+    [pytest.param(each, id=each.id, marks=[] if each.id in FAST else pytest.mark.slow) for each in EXHIBITS],
+)
 every_twin = pytest.mark.parametrize("exhibit", TWINS, ids=[exhibit.id for exhibit in TWINS])
 one_of_each_law = pytest.mark.parametrize("exhibit", FIRST, ids=[exhibit.id for exhibit in FIRST])
 
@@ -34,7 +40,7 @@ def assert_acquitted(exhibit: Exhibit, claims: tuple[str, ...], seed: int = 0) -
         assert report.verdicts[law].outcome == "holds", f"seed {seed}: {report.verdicts[law]}"
 
 
-@every_fault
+@fast_and_slow_faults
 def test_a_fault_is_caught_by_its_law(exhibit: Exhibit):
     for law in exhibit.law:
         assert_caught(exhibit, law)

@@ -1,4 +1,4 @@
-"""Which product is this? Scores, a sum over values, or a projection of rows, told from the sizes of the axes."""
+"""Classifies a product as scores, a weighted sum of values, or a projection of rows, by the sizes of its axes."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Adapter:
         return []
 
     def variants(self) -> dict[str, Variant]:
-        """Other ways to compute the same: each a name and a function like `run`."""
+        """Other code paths that compute the same: each a name and a function like `run`."""
         return {}
 
     def copy_unused(self) -> Adapter:
@@ -324,7 +324,7 @@ def first_tensor(output: Any, names: Sequence[str] = OUTPUTS) -> Tensor:
     raise InputError(
         "the target returns no tensor.",
         found=f"{type(output).__name__}",
-        because="outputs are compared, and this is none",
+        because="laws compare output tensors",
         instead="a function that returns a tensor, or a tuple that begins with one",
     )
 

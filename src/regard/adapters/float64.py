@@ -1,4 +1,4 @@
-"""Double precision for programs that ask for single precision in their midst."""
+"""Double precision for code that casts to single precision inside."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from regard.adapters.float64 import float64_casts
 from regard.adapters.huggingface_cache import HuggingFaceCache, static_cache_variant
 from regard.adapters.huggingface_tiny import is_table, quiet, tiny
 from regard.adapters.known_layer import ATTENTION_CLAIMS
+from regard.adapters.mask_patterns import count_positions
 from regard.adapters.model import ImageModelAdapter, ModelAdapter
 from regard.adapters.rng import Rng
 from regard.caching import lazy_property
@@ -159,7 +160,7 @@ class HuggingFaceTextModel(ModelAdapter):
         if mask is not None:
             more[self.mask_argument] = mask.long()
             if self.takes_positions and "position_ids" not in more:
-                more["position_ids"] = positions(mask)[:, -x.shape[1] :]
+                more["position_ids"] = count_positions(mask)[:, -x.shape[1] :]
         with float64_casts(self.dtype):
             return model(**{self.ids: x}, **more)
 
@@ -328,11 +329,6 @@ class HuggingFaceImageModel(ImageModelAdapter):
 
     def _variant_of(self, model: Any, **more: Any) -> Variant:
         return lambda x, mask=None: first_tensor(self.call(x, None, model=model, **more))
-
-
-def positions(mask: Tensor) -> Tensor:
-    """The place of each real token among the real tokens."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _square_sizes(weights: Tensor) -> tuple[int, int, int]:

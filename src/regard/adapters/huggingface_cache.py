@@ -1,4 +1,4 @@
-"""How models of transformers run piece by piece."""
+"""How models of transformers run chunk by chunk with a cache."""
 
 from __future__ import annotations
 

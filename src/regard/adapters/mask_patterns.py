@@ -25,9 +25,9 @@ def is_padding(mask: Tensor, side: str) -> bool:
     return torch.equal(mask, real)
 
 
-def positions(mask: Tensor) -> Tensor:
+def count_positions(mask: Tensor) -> Tensor:
     """Each token's place among the real ones of its row."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-__all__ = ["is_padding", "pattern_of_mask", "positions"]
+__all__ = ["count_positions", "is_padding", "pattern_of_mask"]

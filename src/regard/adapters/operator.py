@@ -119,6 +119,10 @@ class OperatorAdapter(Adapter):
         """`(batch, head, token, dim)` as `(batch, token, head, dim)`."""
         return output.transpose(1, 2)
 
+    def attend_rows(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The output of `attend`, `(batch, query, head, dim)`."""
+        return self.rows(self.attend(query, key, value, mask))
+
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         query, key, _ = self.parted(x)
         return [self.matrix(query, key, None if mask is None else mask[:, None, None, :])]

@@ -103,7 +103,7 @@ def _copy_for_check(module: nn.Module) -> nn.Module:
     devices = {tensor.device.type for tensor in [*module.parameters(), *module.buffers()]}
     try:
         if "meta" in devices:
-            raise TypeError("its tensors are on the device meta, which holds no numbers")
+            raise TypeError("its tensors are on the device meta, which holds no data")
         return deepcopy(module).cpu().eval()
     except Exception as failure:
         raise InputError(
@@ -148,7 +148,7 @@ def _build_adapter(kind: type[Adapter], target: Any, name: str, conventions: Con
     for key in sizes:
         if key not in known:
             raise InputError(
-                f"{key!r} is no option of a {kind.kind}.",
+                f"Unknown option {key!r} for kind {kind.kind!r}.",
                 asked=f"{key}={sizes[key]!r}",
                 because=f"its sizes are {', '.join(known)}, its conventions {', '.join(CONVENTIONS)}",
                 instead="one of these",

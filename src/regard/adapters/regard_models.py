@@ -11,7 +11,7 @@ from regard.adapters.base import Adapter, Conventions, Variant
 from regard.adapters.call_signature import parameters
 from regard.adapters.example_inputs import ExampleInputs, token_ids
 from regard.adapters.known_layer import MODULE_CLAIMS, TEXT_CLAIMS, conventions_of
-from regard.adapters.mask_patterns import is_padding, pattern_of_mask, positions
+from regard.adapters.mask_patterns import count_positions, is_padding, pattern_of_mask
 from regard.adapters.model import ImageModelAdapter, ModelAdapter
 from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
@@ -101,7 +101,7 @@ class GPTAdapter(RegardTextModel):
 
     def _run_with_pattern(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         if mask is not None:
-            more |= {"pattern": pattern_of_mask(mask[:, None], *x.shape), "positions": positions(mask)}
+            more |= {"pattern": pattern_of_mask(mask[:, None], *x.shape), "positions": count_positions(mask)}
         return self.target(x, **more)
 
     def variants(self) -> dict[str, Variant]:
@@ -127,7 +127,7 @@ class BertAdapter(RegardTextModel):
     def _run_with_pattern(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return self.target.hidden(x)
-        return self.target.hidden(x, positions=positions(mask), pattern=pattern_of_mask(mask[:, None], *x.shape))
+        return self.target.hidden(x, positions=count_positions(mask), pattern=pattern_of_mask(mask[:, None], *x.shape))
 
     def variants(self) -> dict[str, Variant]:
         return {"pattern and positions": self._run_with_pattern}
@@ -158,7 +158,7 @@ class TransformerEncoderAdapter(RegardTextModel):
     def call(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         if mask is None:
             return self.target.encode(x)
-        return self.target.encode(x, pattern=pattern_of_mask(mask[:, None], *x.shape), positions=positions(mask))
+        return self.target.encode(x, pattern=pattern_of_mask(mask[:, None], *x.shape), positions=count_positions(mask))
 
 
 class TransformerSourceAdapter(RegardTextModel):
@@ -173,7 +173,7 @@ class TransformerSourceAdapter(RegardTextModel):
         if mask is None or is_padding(mask, "right"):
             return target(x, written, source_lengths=None if mask is None else mask.sum(-1))
         pattern = pattern_of_mask(mask[:, None], *x.shape)
-        context = target.encode(x, pattern=pattern, positions=positions(mask))
+        context = target.encode(x, pattern=pattern, positions=count_positions(mask))
         hidden = pattern_of_mask(mask[:, None], x.shape[0], OTHER)
         return target.output(target.decode(written, context, encoder_pattern=hidden))
 

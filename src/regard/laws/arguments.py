@@ -93,3 +93,11 @@ def expect_unwritten(arguments: list[Argument]) -> Iterator[Observation]:
             yield expect_equal(
                 before.double(), now.double(), changed="nothing; the call itself", output=each.name, exact=True
             )
+
+
+def expect_unchanged(given: dict[str, Tensor], before: list[Tensor]) -> Iterator[Observation]:
+    """What a call was given is as it was."""
+    for (name, now), kept in zip(given.items(), before, strict=True):
+        yield expect_equal(
+            kept.double(), now.detach().double(), changed="nothing; the call itself", output=name, exact=True
+        )

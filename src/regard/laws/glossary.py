@@ -1,4 +1,4 @@
-"""The parameters of a case, in plain words: what a report shows beside `kind=one key head`.
+"""Descriptions of the parameters of a case: what a report shows beside `kind=one key head`.
 
 `WORDS` has an entry for each law and each parameter of its cases: the name that reports use and what it means; for a
 parameter that is a word, also what each value means. `describe` gives the names and meanings of one case. A test runs

@@ -1,4 +1,4 @@
-"""Half precision against float64 on the same numbers: how far roundings may lead."""
+"""Half precision against float64 on the same inputs, with a tolerance from perturbed inputs and parameters."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def expect_like_native(
 ) -> Iterator[Observation]:
     """The half-precision variant of a subject gives what its rounded numbers give in the subject's own precision.
 
-    A variant that refuses the call says nothing: -1e9 is no number of float16.
+    A variant that refuses the call is not compared: -1e9 overflows float16.
     """
     wide, target = native, None
     if isinstance(half.target, nn.Module):

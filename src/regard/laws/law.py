@@ -103,7 +103,7 @@ class Law:
         """What must be equal in this case.
 
         May raise what the subject raises: that is a refusal, not a violation. `discard` leaves a case whose input turns
-        out to say nothing; a case that yields nothing is none.
+        out to say nothing; a case that yields nothing is not counted.
         """
         raise NotImplementedError
 

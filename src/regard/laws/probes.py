@@ -7,15 +7,17 @@ tokens are hidden from earlier ones, whether positions are counted from the left
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, compare
-from regard.laws.law import expect_equal
+from regard.laws.law import Observation, expect_equal
 
 _KNOWN: WeakKeyDictionary[Adapter, dict[str, bool]] = WeakKeyDictionary()
 
@@ -30,10 +32,21 @@ def agree_up_to_rounding(subject: Adapter, expected: Tensor, actual: Tensor, whe
 
 
 def find_magnitude(output: Tensor) -> float:
-    """The largest number of an output, for bounds of rounding; what is no number does not count."""
+    """The largest number of an output, for bounds of rounding; non-finite ones do not count."""
     numbers = output.detach()
     numbers = numbers[numbers.isfinite()]
     return (float(numbers.abs().max()) if numbers.numel() else 0.0) or 1.0
+
+
+def expect_same_output(
+    subject: Adapter, expected: Tensor, actual: Tensor, terms: int, beside: Tensor | None = None, **how: Any
+) -> Observation:
+    """An observation that two outputs agree up to the rounding of sums over `terms` tokens and the channels.
+
+    Rounding is relative to the largest number of `beside`, of `expected` if None.
+    """
+    scale = find_magnitude(expected if beside is None else beside)
+    return expect_equal(expected, actual, reduction=terms + subject.channels, scale=scale, **how)
 
 
 def draw_other_content(subject: Adapter, x: Tensor, rng: Rng, factor: float = 1.0) -> Tensor:
@@ -164,3 +177,29 @@ def _measure_positions(subject: Adapter) -> bool:
         return not agree_up_to_rounding(subject, output[:, :1].expand_as(output), output)
     except Exception:  # what cannot be measured is not asked for
         return True
+
+
+def find_visible_lengths(subject: Adapter) -> list[int]:
+    """Lengths at which the subject's weights can be observed without mistaking another axis for tokens."""
+    try:
+        with torch.no_grad():
+            found = []
+            for tokens in attention_watch.fair_lengths(subject, 3, 11, 67, 131, 13, 7):
+                x = subject.draw(2, tokens, Rng(0, "weights"))
+                if not any(weights.shape[-2:] == (tokens, tokens) for weights in subject.weights(x)):
+                    break
+                found.append(tokens)
+        return found
+    except Exception:  # a third-party module may fail in any way while it is traced
+        return []
+
+
+def table_coarseness(subject: Adapter) -> float:
+    """How much coarser tables of positions may be than the computation, in bounds.
+
+    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
+    """
+    if subject.eps > 1e-12:
+        return 1.0
+    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
+    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]

@@ -1,4 +1,4 @@
-"""Numbers that were read off a tensor and remember the arithmetic that was done with them."""
+"""Numbers that were read off a tensor, with the expression of the arithmetic that was done with them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
 from regard.errors import InputError
 from regard.laws.law import Case, Law, Observation, expect_equal
-from regard.laws.masks import pair_mask, token_mask
+from regard.laws.masks import draw_operator_mask, token_mask
 from regard.laws.probes import find_magnitude
 
 PAIRS = ("keys", "shared", "pairs", "heads")
@@ -126,14 +126,10 @@ class ReferenceLaw(Law):
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         sizes = {"heads": int(case["heads"])} if "heads" in case else {}
         inputs = list(subject.tensors(rng, batch, queries, keys, **sizes))
-        mask = None
-        if case["mask"] == "keys":
-            mask = token_mask("random", batch, keys, keys // 2, rng)[:, None, None, :]
-        elif case["mask"] != "none":
-            mask = pair_mask(subject, str(case["mask"]), batch, queries, keys, rng)
+        mask = draw_operator_mask(subject, str(case["mask"]), batch, queries, keys, rng)
 
         def run(view: OperatorAdapter) -> Any:
-            return lambda query, key, value, mask: view.rows(view.attend(query, key, value, mask))
+            return lambda query, key, value, mask: view.attend_rows(query, key, value, mask)
 
         return inputs, mask, None, (run(subject), run(other))
 

@@ -155,7 +155,7 @@ class Report:
         table.show(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON, written to `path` if one is given. What is no number is text: "inf", "-inf", "nan"."""
+        """The report as JSON, written to `path` if one is given. Non-finite numbers are text: "inf", "-inf", "nan"."""
         content = {
             "subject": self.subject,
             "kind": self.kind,

@@ -105,7 +105,7 @@ def widen(function):
 COMPARE = '''
 
 def compare(expected, actual, where, bound):
-    """The largest difference where both should agree; what is no number in one of them alone differs infinitely."""
+    """The largest difference where both should agree; NaN in one of them alone is an infinite difference."""
     if expected.shape != actual.shape:
         print(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
         return 1

@@ -32,7 +32,7 @@ class TargetSource:
 
 
 def find_source(view: Adapter, target: str, seed: int) -> Iterator[TargetSource]:
-    """The ways to get the target, the most readable first. Raises `Inexpressible` if there is none."""
+    """Code that builds the target, the most readable first. Raises `Inexpressible` if there is none."""
     function = not isinstance(view.target, nn.Module)
     if target and ":" in target and not target.startswith(("transformers:", "timm:")) and not Path(target).exists():
         yield TargetSource(_write_import_of_text(target, seed), function)

@@ -71,7 +71,7 @@ class Counterexample:
         if self.effect:
             return f"{self.place} {self.effect}"
         if self.moved == float("inf"):
-            return f"{self.place} became what is no number"
+            return f"{self.place} became NaN or infinite"
         bound = "every bit should agree" if self.bound == 0 else f"bound {self.bound:.1e}"
         return f"{self.place} moved by {self.moved:.1e}, {bound}"
 

@@ -1,4 +1,4 @@
-"""Unequal lengths meet at the end, and laws know who says otherwise."""
+"""L2: unequal lengths are aligned at the end; other alignments are found."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from third_party_attention import causal, naive
 from regard.adapters import adapt
 from regard.adapters.rng import Rng
 from regard.laws import check
-from regard.laws.catalog.cache import split_into
+from regard.laws.cached_runs import split_into
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -39,7 +39,7 @@ def test_a_window_is_passed_before_its_fault_shows():
 
 def test_an_operator_is_decoded_with_by_keeping_its_keys():
     assert check(causal, kind="operator", claims=["cache"], fast=True).ok
-    # Whoever sees later keys cannot be read in pieces.
+    # Attention to later keys cannot be decoded with a cache.
     assert not check(naive, kind="operator", claims=["cache"], fast=True).ok
 
 

@@ -1,4 +1,4 @@
-"""L1: who is causal holds, whatever it is built of; who sees ahead is caught, wherever it does."""
+"""L1: causal targets hold, however they are built; attention to later tokens is caught on every path."""
 
 from __future__ import annotations
 

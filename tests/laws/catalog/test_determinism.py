@@ -17,7 +17,7 @@ class Always(Layer):
 
 
 class Configured(Layer):
-    """Its dropout ignores the mode, and is zero unless somebody raises it."""
+    """Its dropout ignores the mode, and is zero unless the law raises it."""
 
     attn_drop = 0.0
 

@@ -1,4 +1,4 @@
-"""Who sees nothing still gets an answer."""
+"""L6: a query that sees no key has a documented output."""
 
 from __future__ import annotations
 

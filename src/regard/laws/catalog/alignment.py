@@ -1,4 +1,4 @@
-"""L2: the last queries alone are the last rows of all."""
+"""L2: the outputs of the last queries alone are the last rows of all outputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import Case, Law, Observation, expect_equal
-from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import find_magnitude
+from regard.laws.law import Case, Law, Observation
+from regard.laws.masks import draw_operator_mask
+from regard.laws.probes import expect_same_output
 from regard.laws.variants import LONG, LONGER, head_sizes
 
 MASKS = ("none", "keys", "causal", "shared", "pairs", "heads")
@@ -78,23 +78,20 @@ class AlignmentLaw(Law):
         asked, form = int(case["asked"]), str(case["mask"])
         query, key, value = subject.tensors(rng, batch, queries, keys)
         end = subject.conventions.align == "end"
-        mask = None
-        if form == "keys":
-            mask = token_mask("random", batch, keys, keys // 2, rng)[:, None, None, :]
-        elif form == "causal":
-            shift = keys - queries if end else 0
-            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(shift)
-        elif form != "none":
-            mask = pair_mask(subject, form, batch, queries, keys, rng)
+        if form == "causal":
+            mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries if end else 0)
+        else:
+            mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
         rows = slice(queries - asked, queries) if end else slice(0, asked)
         part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
-        everything = subject.rows(subject.attend(query, key, value, mask))
-        alone = subject.rows(subject.attend(query[:, :, rows], key, value, part))
-        yield expect_equal(
+        everything = subject.attend_rows(query, key, value, mask)
+        alone = subject.attend_rows(query[:, :, rows], key, value, part)
+        yield expect_same_output(
+            subject,
             everything[:, rows],
             alone,
+            keys,
+            everything,
             changed=f"queries[{'-' if end else ':'}{asked}{':' if end else ''}] of {queries} asked alone",
             tokens=range(queries)[rows],
-            reduction=keys + subject.channels,
-            scale=find_magnitude(everything),
         )

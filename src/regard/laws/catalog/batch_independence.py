@@ -1,4 +1,4 @@
-"""L10: a row of a batch knows nothing of the others."""
+"""L10: the output of a batch row does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.statelessness import is_random, run_concurrently, run_interrupted, with_fixed_seed
+from regard.laws.concurrent_calls import is_random, run_concurrently, run_interrupted, with_fixed_seed
 from regard.laws.law import Case, Law, Observation, expect_equal
-from regard.laws.masks import SIDES, pair_mask, token_mask
+from regard.laws.masks import SIDES, draw_operator_mask, token_mask
 from regard.laws.probes import draw_other_content, find_magnitude
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
@@ -172,7 +172,7 @@ def _observe_call_in_between(subject: Adapter, x: Tensor, mask: Tensor | None, r
 
 
 def _observe_concurrent_calls(subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng) -> Iterator[Observation]:
-    """Two callers at the same time: in the midst of one call the other is made, and both as it happens."""
+    """Concurrent calls: one during the other at chosen places, and both freely."""
     subject, other = subject.copy_unused(), draw_other_content(subject, x, rng)
     for alone, found, effect in run_interrupted(subject, x, mask, [other]):
         seen = _expect_same_rows(subject, alone, found, mask, "a call from another thread at the same time")
@@ -185,11 +185,11 @@ def _observe_concurrent_calls(subject: Adapter, x: Tensor, mask: Tensor | None, 
 def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
-    mask = None if form == "none" else pair_mask(subject, form, batch, queries, keys, rng)
+    mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
 
     def ask(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
-        return one.rows(one.attend(query, key, value, mask))
+        return one.attend_rows(query, key, value, mask)
 
     if is_random(subject, ask, batch, queries, keys, form):
         return
@@ -197,5 +197,5 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
     for row in range(batch):
         one = slice(row, row + 1)
         part = mask if mask is None or len(mask) == 1 else mask[one]
-        alone = subject.rows(subject.attend(query[one], key[one], value[one], part))
+        alone = subject.attend_rows(query[one], key[one], value[one], part)
         yield _expect_same_rows(subject, alone, whole[one], None, f"row {row} alone, against a batch of {batch}", row)

@@ -1,4 +1,4 @@
-"""L18: rows of a cache may be reordered and its end may be forgotten, and it is the cache of that text."""
+"""L18: a reordered or cropped cache is the cache of the reordered or cropped sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.adapters.base import Adapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.cache import find_cached, measure_coarseness, split_into
+from regard.laws.cached_runs import find_cached, measure_coarseness, split_into
 from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.variants import long_lengths
 

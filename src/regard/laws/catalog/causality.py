@@ -1,4 +1,4 @@
-"""L1: what comes later changes nothing that came before."""
+"""L1: later tokens do not change earlier outputs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _make_masked_run(
     if kind == "pairs":
         assert isinstance(subject, OperatorAdapter)
         pairs = pair_mask(subject, "pairs", batch, tokens, tokens, rng)
-        return real, lambda x: subject.rows(subject.attend(*subject.parted(x), pairs))
+        return real, lambda x: subject.attend_rows(*subject.parted(x), pairs)
     if kind == "none":
         return real, subject.run
     if kind != "ones":

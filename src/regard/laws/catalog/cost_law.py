@@ -1,4 +1,4 @@
-"""L19: the operations that are done are those that were promised."""
+"""L19: the operations counted at run time are those declared."""
 
 from __future__ import annotations
 

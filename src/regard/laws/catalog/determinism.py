@@ -1,12 +1,10 @@
-"""L12: in evaluation mode the same question has one answer."""
+"""L12: in eval mode equal calls give equal outputs."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +12,14 @@ from torch import Tensor, nn
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.arguments import expect_unwritten, record_arguments
+from regard.laws.arguments import expect_unchanged, expect_unwritten, record_arguments
 from regard.laws.law import Case, Law, Observation, expect_equal
-from regard.laws.masks import pair_mask, token_mask
+from regard.laws.masks import PAIRS, list_row_hiding_masks, make_token_mask, prepare_masked_call
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
-# The probability that every dropout of a copy is given, so that one which forgets the mode cannot hide.
+# The probability that every dropout of a copy is given, so that dropout which ignores eval mode shows.
 RAISED = 0.5
 REPEATS = 4
-# Masks of pairs that an operator may take: (query, key), and with a row for each of the batch, and for each head.
-PAIRS = ("plain", "pairs", "heads")
 
 
 class DeterminismLaw(Law):
@@ -132,62 +128,6 @@ def _prepare_call(
         x.requires_grad_(gradients)
     mask = make_token_mask(form, batch, tokens)
     return lambda: subject.run(x, mask), {"input": x} if mask is None else {"input": x, "mask": mask}
-
-
-def prepare_masked_call(
-    subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng
-) -> tuple[OperatorAdapter, Tensor | None]:
-    """A mask in the values that an operator wants, and the operator to which it is handed as it is, without a copy."""
-    mask = make_pair_mask(subject, form, batch, queries, keys, rng)
-    if mask is None or subject.form is None:
-        return subject, mask
-    asked = copy.copy(subject)
-    asked.form = replace(subject.form, hide=False, dtype=torch.bool)
-    return asked, subject.form.give(mask)
-
-
-def make_pair_mask(subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | None:
-    """A mask for an operator: "none", "right" for padding, or one of `PAIRS`."""
-    if form == "none":
-        return None
-    if form in ("right", "row"):
-        mask = make_token_mask(form, batch, keys)
-        assert mask is not None
-        return mask[:, None, None, :]
-    mask = pair_mask(subject, {"plain": "shared", "empty": "pairs"}.get(form, form), batch, queries, keys, rng)
-    if form == "empty":
-        mask[-1, :, queries // 2] = False
-    return mask[0, 0] if form == "plain" else mask
-
-
-def list_row_hiding_masks(subject: Adapter) -> tuple[str, ...]:
-    """Masks that hide everything from somewhere: a row of the batch, or one query of an operator."""
-    if "mask" not in subject.abilities:
-        return ()
-    return ("row", "empty") if isinstance(subject, OperatorAdapter) else ("row",)
-
-
-def make_token_mask(form: str, batch: int, tokens: int) -> Tensor | None:
-    """A mask of tokens: "none", "right" for padding, or "row" where the last row is all padding."""
-    if form == "none":
-        return None
-    if form == "row":
-        return token_mask("row", batch, tokens, tokens // 2, Rng(0, "row"))
-    return make_right_padding(batch, tokens)
-
-
-def expect_unchanged(given: dict[str, Tensor], before: list[Tensor]) -> Iterator[Observation]:
-    """What a call was given is as it was."""
-    for (name, now), kept in zip(given.items(), before, strict=True):
-        yield expect_equal(
-            kept.double(), now.detach().double(), changed="nothing; the call itself", output=name, exact=True
-        )
-
-
-def make_right_padding(batch: int, tokens: int) -> Tensor:
-    """A mask of which the rows end in padding, one token more in each; every row keeps half of its tokens."""
-    hidden = torch.arange(batch)[:, None].clamp(max=tokens // 2)
-    return torch.arange(tokens) < tokens - hidden
 
 
 def raise_dropout(subject: Adapter) -> Adapter:

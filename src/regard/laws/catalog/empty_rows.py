@@ -12,7 +12,7 @@ from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
 from regard.laws.law import Case, Law, Observation, expect_equal, expect_finite, expect_true
 from regard.laws.masks import pair_mask, token_mask
-from regard.laws.probes import agree_up_to_rounding, find_magnitude, is_causal
+from regard.laws.probes import agree_up_to_rounding, expect_same_output, find_magnitude, is_causal
 from regard.laws.variants import LONG, half_precisions, head_sizes, long_lengths
 
 
@@ -124,7 +124,7 @@ def _observe_gradients(
     if subject.conventions.empty == "nan":
         return
     query, key, value = tensors = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
-    output = subject.rows(subject.attend(query, key, value, mask))
+    output = subject.attend_rows(query, key, value, mask)
     if not output.requires_grad:
         return
     weight = rng.normal(*output.shape, dtype=output.dtype)
@@ -171,11 +171,11 @@ def _observe_masked_rows(subject: OperatorAdapter, case: Case, rng: Rng) -> Iter
     changed = "everything hidden" if form == "all" else changed
     shown = empty.expand(batch, subject.heads, queries).transpose(1, 2)
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors, mask))
+        output = subject.attend_rows(*tensors, mask)
         yield from _observe_empty_rows(subject, output, tensors[2], shown, changed)
         if not shown.all():
             filled = mask | empty[..., None] if mask.shape[2] == queries else mask | ~mask.any(-1, keepdim=True)
-            without = subject.rows(subject.attend(*tensors, filled))
+            without = subject.attend_rows(*tensors, filled)
             reduction = keys + subject.channels
             yield expect_equal(
                 without, output, where=~shown, reduction=reduction, changed=changed, scale=find_magnitude(without)
@@ -191,7 +191,7 @@ def _observe_more_queries_than_keys(subject: OperatorAdapter, case: Case, rng: R
     tensors = subject.tensors(rng, batch, queries, keys)
     empty = (torch.arange(queries) < queries - keys)[None, :, None].expand(batch, -1, subject.heads)
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors))
+        output = subject.attend_rows(*tensors)
     yield from _observe_empty_rows(subject, output, tensors[2], empty, f"{queries} queries for {keys} keys")
     yield from _observe_gradients(subject, tensors, None, empty, rng)
 
@@ -222,7 +222,7 @@ def _observe_left_padding(subject: OperatorAdapter, case: Case, rng: Rng) -> Ite
     empty = ~real[..., None].expand(-1, -1, subject.heads)
     mask = real[:, None, None, :]
     with torch.no_grad():
-        output = subject.rows(subject.attend(*tensors, mask))
+        output = subject.attend_rows(*tensors, mask)
     yield from _observe_empty_rows(subject, output, tensors[2], empty, f"the first {hidden} keys hidden")
     yield from _observe_gradients(subject, tensors, mask, empty, rng)
 
@@ -243,9 +243,7 @@ def _observe_paths(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
         except Exception:  # a path that does not take this mask is not compared
             continue
         changed = f"everything hidden from one row, {name}"
-        yield expect_equal(
-            expected, actual, changed=changed, reduction=tokens + subject.channels, scale=find_magnitude(expected)
-        )
+        yield expect_same_output(subject, expected, actual, tokens, changed=changed)
 
 
 @torch.no_grad()
@@ -260,21 +258,22 @@ def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     elif form == "early":
         seen = seen | (key_place < 2)
     mask = seen[None, None]
-    output = subject.rows(subject.attend(*tensors, mask))
+    output = subject.attend_rows(*tensors, mask)
     if subject.conventions.empty != "nan":
         yield expect_finite(output, changed="all but a few keys hidden from each query")
     # Hidden keys have no say, so one query at a time must agree with all of them together.
     several = mask.clone()
     several[:, :, 1::2] = True
-    others = subject.rows(subject.attend(*tensors, several))
+    others = subject.attend_rows(*tensors, several)
     alternate = (torch.arange(queries) % 2 == 0)[None].expand(batch, -1)
-    yield expect_equal(
+    yield expect_same_output(
+        subject,
         others,
+        output,
+        keys,
         output,
         where=alternate,
         changed="all but a few keys hidden from each query, against every other query",
-        reduction=keys + subject.channels,
-        scale=find_magnitude(output),
     )
 
 
@@ -301,13 +300,13 @@ def _observe_layer(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observati
                 yield expect_finite(other, changed=f"{changed}, {name}", touched=~mask)
         if side == "row" and batch > 1:
             without = subject.run(x[:-1], mask[:-1])
-            yield expect_equal(
+            yield expect_same_output(
+                subject,
                 without,
                 output[:-1],
+                tokens,
                 where=mask[:-1] if "aligned" in subject.abilities else None,
                 changed=changed,
-                reduction=tokens + subject.channels,
-                scale=find_magnitude(without),
             )
     if subject.conventions.empty == "nan":
         return

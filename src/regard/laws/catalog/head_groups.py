@@ -11,8 +11,9 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import draw_broadcast_mask, find_visible_lengths
 from regard.laws.law import Case, Law, Observation, expect_equal, expect_true
+from regard.laws.masks import draw_broadcast_mask
+from regard.laws.probes import find_visible_lengths
 
 GROUPS = ((6, 2), (4, 2), (6, 3), (8, 4), (3, 1), (4, 1), (2, 2), (5, 5))
 # Masks that broadcast to (batch, head, query, key); the first has one for each query head.

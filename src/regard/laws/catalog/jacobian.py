@@ -1,4 +1,4 @@
-"""L21: weights answer a change of their logits as a softmax does."""
+"""L21: the Jacobian of the weights is that of a softmax."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import draw_broadcast_mask
-from regard.laws.catalog.scale import is_kernelised
 from regard.laws.law import Case, Law, Observation, expect_equal, expect_true, expect_zero
+from regard.laws.masks import draw_broadcast_mask
+from regard.laws.score_reading import is_kernelised
 
 
 class JacobianLaw(Law):

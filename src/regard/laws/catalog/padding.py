@@ -1,4 +1,4 @@
-"""L4: what is hidden by a mask might as well not be there."""
+"""L4: masked tokens do not change the outputs of real ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.compare import FACTOR
 from regard.laws.law import Case, Law, Observation, expect_equal, expect_finite, expect_true, expect_zero
 from regard.laws.masks import SIDES, pair_mask, token_mask
 from regard.laws.probes import (
     agree_up_to_rounding,
     draw_other_content,
+    expect_same_output,
     find_magnitude,
     ignores_order,
     make_generating_permutations,
     owes_left_padding,
+    table_coarseness,
     takes_length,
 )
 from regard.laws.variants import LONG, LONGER, half_precisions, head_sizes, in_native_precision, is_half, long_lengths
@@ -237,17 +238,6 @@ def _observe_removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observa
         )
 
 
-def table_coarseness(subject: Adapter) -> float:
-    """How much coarser tables of positions may be than the computation, in bounds.
-
-    Tokens that move meet other entries of a table, which is often kept in the precision that the subject came in.
-    """
-    if subject.eps > 1e-12:
-        return 1.0
-    eps = max(torch.finfo(subject.native).eps, torch.finfo(torch.float32).eps)
-    return eps / subject.eps * FACTOR[torch.float32] / FACTOR[torch.float64]
-
-
 def _observe_mask_of_ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     """A mask that hides nothing is no mask."""
     if "form" in case:
@@ -257,18 +247,12 @@ def _observe_mask_of_ones(subject: Adapter, case: Case, rng: Rng) -> Iterator[Ob
         sizes = {"keys": (batch, 1, 1), "pairs": (batch, 1, queries), "shared": (1, 1, queries)}
         sizes["heads"] = (batch, subject.heads, queries)
         ones = torch.ones(*sizes[str(case["form"])], keys, dtype=torch.bool)
-        expected, actual = (subject.rows(subject.attend(*tensors, mask)) for mask in (None, ones))
+        expected, actual = (subject.attend_rows(*tensors, mask) for mask in (None, ones))
     else:
         x = subject.draw(int(case["batch"]), int(case["tokens"]), rng)
         keys = x.shape[1]
         expected, actual = subject.run(x), subject.run(x, torch.ones(x.shape[0], keys, dtype=torch.bool))
-    yield expect_equal(
-        expected,
-        actual,
-        changed="no mask, against a mask that hides nothing",
-        reduction=keys + subject.channels,
-        scale=find_magnitude(expected),
-    )
+    yield expect_same_output(subject, expected, actual, keys, changed="no mask, against a mask that hides nothing")
 
 
 def _observe_gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:

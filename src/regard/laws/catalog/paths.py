@@ -1,4 +1,4 @@
-"""L11: every way to compute the same gives the same."""
+"""L11: all code paths give the same output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.adapters.base import Adapter, Variant
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.determinism import make_right_padding
 from regard.laws.compare import FACTOR
 from regard.laws.half_precision import expect_like_native, make_nearly_equal_tokens
 from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import make_right_padding
 from regard.laws.textbook import Textbook, draw_pair_mask, find_textbook_formula, is_close
 from regard.laws.variants import HALVES, LONG, LONGER, half_precisions, long_lengths
 
@@ -393,22 +393,20 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
             "(1, H, Q, K)": mask[:1],
         }[variant.removeprefix("mask of ")]
         plain = subject.attend(*tensors, mask.expand(batch, subject.heads, queries, keys).contiguous())
-        yield expect_equal(subject.rows(plain), subject.rows(subject.attend(*tensors, mask)), **how)
+        yield expect_equal(subject.rows(plain), subject.attend_rows(*tensors, mask), **how)
     elif variant == "strided mask":
         assert mask is not None
         view = mask.mT.contiguous().mT
         plain = subject.attend(*tensors, mask)
-        yield expect_equal(subject.rows(plain), subject.rows(subject.attend(*tensors, view)), **how)
+        yield expect_equal(subject.rows(plain), subject.attend_rows(*tensors, view), **how)
     elif variant == "additive mask":
         if mask is not None and (adding := _with_additive_mask(subject)) is not None:
-            plain, hidden = subject.rows(subject.attend(*tensors)), subject.rows(subject.attend(*tensors, mask))
+            plain, hidden = subject.attend_rows(*tensors), subject.attend_rows(*tensors, mask)
             yield from _observe_additive_mask(plain, hidden, subject.rows(adding.attend(*tensors, mask)), how)
     else:
         plain, views = zip(*(_lay_out_in_memory(tensor, variant) for tensor in tensors), strict=True)
         expected = subject.attend(plain[0], plain[1], plain[2], mask)
-        yield expect_equal(
-            subject.rows(expected), subject.rows(subject.attend(views[0], views[1], views[2], mask)), **how
-        )
+        yield expect_equal(subject.rows(expected), subject.attend_rows(views[0], views[1], views[2], mask), **how)
 
 
 def _make_key_mask(mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""L9: without positions, the order of tokens is the order of outputs and nothing else."""
+"""L9: without positions, permuting the tokens permutes the outputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.law import MISSING, Case, Law, Observation, expect_equal
-from regard.laws.masks import key_mask, pair_mask, token_mask
-from regard.laws.probes import find_magnitude
+from regard.laws.law import MISSING, Case, Law, Observation
+from regard.laws.masks import draw_operator_mask, token_mask
+from regard.laws.probes import expect_same_output
 from regard.laws.variants import LONG, LONGER, head_sizes, long_lengths
 
 
@@ -84,40 +84,32 @@ class PermutationLaw(Law):
         before = subject.run(x, mask)
         after = subject.run(x[:, order].contiguous(), None if mask is None else mask[:, order].contiguous())
         aligned = "aligned" in subject.abilities
-        yield expect_equal(
+        yield expect_same_output(
+            subject,
             before[:, order] if aligned else before,
             after,
+            tokens,
+            before,
             where=mask[:, order] if mask is not None and aligned else None,
             changed="the order of tokens",
             tokens=order.tolist() if aligned else None,
-            reduction=tokens + subject.channels,
-            scale=find_magnitude(before),
         )
 
     @staticmethod
     def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observation:
         batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["mask"])
         query, key, value = subject.tensors(rng, batch, queries, keys)
-        mask = None
-        if form == "keys":
-            mask = key_mask(subject, token_mask("random", batch, keys, keys // 2, rng), "keys", queries)
-        elif form != "none":
-            mask = pair_mask(subject, form, batch, queries, keys, rng)
-        before = subject.rows(subject.attend(query, key, value, mask))
+        mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
+        before = subject.attend_rows(query, key, value, mask)
         order = rng.permutation(keys if case["what"] == "keys" else queries)
         if case["what"] == "keys":
             moved = None if mask is None else mask[..., order]
-            after = subject.rows(subject.attend(query, key[:, :, order], value[:, :, order], moved))
+            after = subject.attend_rows(query, key[:, :, order], value[:, :, order], moved)
             expected, names = before, None
         else:
             moved = mask if mask is None or mask.shape[2] == 1 else mask[:, :, order]
-            after = subject.rows(subject.attend(query[:, :, order], key, value, moved))
+            after = subject.attend_rows(query[:, :, order], key, value, moved)
             expected, names = before[:, order], order.tolist()
-        return expect_equal(
-            expected,
-            after,
-            changed=f"the order of {case['what']}",
-            tokens=names,
-            reduction=keys + subject.channels,
-            scale=find_magnitude(before),
+        return expect_same_output(
+            subject, expected, after, keys, before, changed=f"the order of {case['what']}", tokens=names
         )

@@ -1,4 +1,4 @@
-"""L17: large numbers and few digits stay finite, and right."""
+"""L17: large scores and half precision give finite and accurate outputs."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class RangeLaw(Law):
         after, moved = subject.run(x * size, real), subject.run(other * size, real)
         words = {"touched": ~real, "changed": f"hidden tokens, with an input {size:.0e} times as large"}
         if takes_length(subject, 2):
-            # Where the two that are seen give numbers among themselves, they do so behind a mask.
+            # Where the two visible tokens alone give finite outputs, they do so behind a mask.
             pairs = torch.stack([subject.run(x[row : row + 1, real[row]] * size)[0] for row in range(batch)])
             sound = torch.zeros_like(real)
             sound[real] = pairs.flatten(2).isfinite().all(-1).flatten()
@@ -384,7 +384,7 @@ class RangeLaw(Law):
         try:
             x = view.draw(batch, tokens, rng)
             output = view.run(x, mask)
-        except Exception:  # a refusal: masks of -1e9 are no numbers of float16
+        except Exception:  # a refusal: a mask of -1e9 overflows float16
             return
         rows = mask if mask is not None and "aligned" in subject.abilities else None
         spoken = expect_finite(output, where=rows, **words)

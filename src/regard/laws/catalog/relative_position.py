@@ -1,4 +1,4 @@
-"""L15: with the same content everywhere, weights know the distance of two tokens and nothing else of their places."""
+"""L15: for equal content, scores depend on the distance of two tokens alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.padding import table_coarseness
-from regard.laws.catalog.row_stochasticity import find_visible_lengths
-from regard.laws.catalog.scale import is_kernelised, read_own_scores
 from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.probes import find_visible_lengths, table_coarseness
+from regard.laws.score_reading import is_kernelised, read_own_scores
 
 # Places that an ordinary input moves by.
 FEW = 7

@@ -1,4 +1,4 @@
-"""L7: the weights of a query are shares: none is negative, and together they are one."""
+"""L7: the weights of a query are non-negative and sum to one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from regard.adapters.layer import SequenceAdapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
 from regard.laws.law import Case, Law, Observation, expect_equal, expect_zero
+from regard.laws.masks import BROADCAST_MASKS, draw_broadcast_mask, make_padding
+from regard.laws.probes import find_visible_lengths
 
 # A sum that is as near to one as this, in any precision, was normalised.
 ROUNDED = 1e-4
-# Shapes of masks that broadcast to (batch, head, query, key).
-MASKS = ("none", "keys", "rows of keys", "pairs", "pairs of rows", "pairs of heads")
 
 
 class RowStochasticityLaw(Law):
@@ -54,7 +54,7 @@ class RowStochasticityLaw(Law):
         if not isinstance(subject, OperatorAdapter):
             yield from self._make_layer_cases(subject, masked, fast)
             return
-        masks = MASKS if masked else MASKS[:1]
+        masks = BROADCAST_MASKS if masked else BROADCAST_MASKS[:1]
         for mask in masks:
             yield {"batch": 3, "queries": 5, "keys": 5, "mask": mask}
         # Tails of several keys behind whole blocks of 8, 16, 32, 64 and 128; one query; the smallest.
@@ -100,7 +100,7 @@ class RowStochasticityLaw(Law):
         batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
         query, key, _ = subject.tensors(rng, batch, queries, keys)
         weights = free = subject.matrix(query, key)
-        # Queries before the first key may see nothing; elsewhere what is no number is a fault.
+        # Queries before the first key may see nothing; elsewhere NaN is a fault.
         seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
         if queries <= keys:
             seen = seen | _find_dead_heads(seen, keys)
@@ -163,7 +163,7 @@ class RowStochasticityLaw(Law):
 
 
 def _find_dead_heads(seen: Tensor, keys: int) -> Tensor:
-    """Heads that look at nothing at all: a query may see nothing, and features may happen to be orthogonal; not all."""
+    """Heads whose weights are all zero: a query may see nothing, and features may happen to be orthogonal; not all."""
     many = seen.shape[0] * seen.shape[2] * keys >= 25
     return ~seen.any(-1, keepdim=True).any(0, keepdim=True) & many
 
@@ -210,49 +210,6 @@ def expect_shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = 
     yield expect_equal(torch.ones_like(total), total, scale=1.0, effect=effect, **words)
     least = torch.where(seen[..., None], weights, torch.zeros_like(weights)).amin(-1).transpose(1, 2)
     yield expect_zero(least.clamp(max=0), 1.0, effect="is negative", **words)
-
-
-def draw_broadcast_mask(kind: str, rng: Rng, batch: int, heads: int, queries: int, keys: int) -> Tensor:
-    """A random mask of one of the shapes of `MASKS`, in which every query keeps its own key and the first."""
-    shape = {
-        "keys": (1, 1, 1, keys),
-        "rows of keys": (batch, 1, 1, keys),
-        "pairs": (queries, keys),
-        "pairs of rows": (batch, 1, queries, keys),
-        "pairs of heads": (batch, heads, queries, keys),
-    }[kind]
-    mask = rng.integers(0, 2, *shape).bool()
-    mask[..., 0] = True
-    if kind.startswith("pairs"):
-        own = torch.arange(queries) + keys - queries
-        mask[..., torch.arange(queries), own.clamp(min=0)] = True
-        mask[..., torch.arange(queries), torch.arange(queries).clamp(max=keys - 1)] = True
-    return mask
-
-
-def make_padding(side: str, batch: int, tokens: int) -> Tensor | None:
-    """Masks of tokens with another number of real ones in each row."""
-    if side == "none":
-        return None
-    real = torch.tensor([max(tokens - 1 - 2 * row, 1) for row in range(batch)])
-    order = torch.arange(tokens)
-    order = order.flip(0) if side == "left" else order
-    return order[None, :] < real[:, None]
-
-
-def find_visible_lengths(subject: Adapter) -> list[int]:
-    """Lengths at which the subject's weights can be observed without mistaking another axis for tokens."""
-    try:
-        with torch.no_grad():
-            found = []
-            for tokens in attention_watch.fair_lengths(subject, 3, 11, 67, 131, 13, 7):
-                x = subject.draw(2, tokens, Rng(0, "weights"))
-                if not any(weights.shape[-2:] == (tokens, tokens) for weights in subject.weights(x)):
-                    break
-                found.append(tokens)
-        return found
-    except Exception:  # a third-party module may fail in any way while it is traced
-        return []
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""L23: the shape of the output follows from the shape of the input, never from what a mask contains."""
+"""L23: the shape of the output depends on the shape of the input alone."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _observe_masked_call(
         output = call()
     except Exception as failure:  # another mask of this shape ran, so it is the content that is refused
         words = str(failure).strip().splitlines()[:1]
-        effect = f"is none with this mask, though others of its shape run: {type(failure).__name__} {' '.join(words)}"
+        effect = f"raises with this mask, though others of its shape run: {type(failure).__name__} {' '.join(words)}"
         yield expect_true(False, effect, changed=changed)
         return
     yield from _expect_same_shape_and_dtype(subject, plain, output, changed)

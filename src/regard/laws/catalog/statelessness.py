@@ -1,33 +1,29 @@
-"""L22: an answer does not depend on what was asked before, or is being asked at the same time."""
+"""L22: the output does not depend on earlier or concurrent calls."""
 
 from __future__ import annotations
 
 import copy
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from regard.adapters.base import Adapter
-from regard.adapters.dispatch_mode import HigherOrderDispatchMode
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.arguments import expect_unwritten, record_arguments
-from regard.laws.catalog.determinism import (
+from regard.laws.arguments import expect_unchanged, expect_unwritten, record_arguments
+from regard.laws.concurrent_calls import is_random, run_concurrently, run_interrupted, with_fixed_seed
+from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import (
     PAIRS,
-    expect_unchanged,
     list_row_hiding_masks,
     make_pair_mask,
     make_right_padding,
     make_token_mask,
     prepare_masked_call,
 )
-from regard.laws.law import Case, Law, Observation, expect_equal
 from regard.laws.variants import LONG, long_lengths
 
 # What may happen between two equal calls, and how a report says it.
@@ -50,8 +46,6 @@ BETWEEN = {
     "cached": "a text read with a cache",
     "many": "many calls of all lengths",
 }
-# Places inside one call at which another is made in a second thread, and the seconds that it may take.
-PLACES, PATIENCE = 6, 0.5
 # Queries of the question and of the call before it, over the same keys. One query is a step of decoding.
 QUERIES = ((3, 7), (7, 3), (1, 3), (11, 7), (7, 1), (1, 7), (7, 11), (3, 1))
 
@@ -246,7 +240,7 @@ def _observe_other_queries(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     def ask(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
         given = [tensor.clone() for tensor in question]
-        return one.rows(one.attend(given[0], given[1], given[2], None if mask is None else mask.clone()))
+        return one.attend_rows(given[0], given[1], given[2], None if mask is None else mask.clone())
 
     if is_random(subject, ask, batch, queries, keys, form):
         return  # determinism says so
@@ -260,91 +254,6 @@ def _observe_other_queries(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     yield from _observe_arguments(subject, batch, keys, form, rng)
 
 
-def is_random(subject: Adapter, ask: Callable[[Adapter], Tensor], *words: object) -> bool:
-    """Whether the answer is drawn from torch's random numbers: it follows their seed, and nothing else.
-
-    `words` say what is asked, so that the same need not be found out again.
-    """
-    known = _RANDOM.setdefault(subject, {})
-    if words not in known:
-        answers = []
-        with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
-            other = subject.copy_unused()
-            for seed in (0, 1, 1, 0):  # no memory of a few calls has this order
-                torch.manual_seed(seed)
-                answers.append(ask(other).nan_to_num())
-                if len(answers) == 2 and torch.equal(answers[0], answers[1]):
-                    break
-        same = [torch.equal(answers[one], answers[two]) for one, two in ((0, 3), (1, 2), (0, 1)) if len(answers) == 4]
-        known[words] = same == [True, True, False]
-    return known[words]
-
-
-_RANDOM: WeakKeyDictionary[Adapter, dict[tuple, bool]] = WeakKeyDictionary()
-
-
-def with_fixed_seed(subject: Adapter) -> Adapter:
-    """The same subject, which draws the same numbers in every call."""
-    other = copy.copy(subject)
-
-    def run(x: Tensor, mask: Tensor | None = None) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return subject.run(x, mask)
-
-    other.run = run  # type: ignore[method-assign]
-    other.copy_unused = lambda: with_fixed_seed(subject.copy_unused())  # type: ignore[method-assign]
-    return other
-
-
-class _Interruption(HigherOrderDispatchMode):
-    """Counts operations, and at one of them lets something else happen."""
-
-    def __init__(self, place: int = -1, happen: Callable[[], None] | None = None) -> None:
-        super().__init__()
-        self.count, self.place, self.happen = 0, place, happen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.count == self.place and self.happen is not None:
-            self.happen()
-        self.count += 1
-        return self.call(func, args, kwargs)
-
-
-def run_interrupted(
-    subject: Adapter, x: Tensor, mask: Tensor | None, others: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor, str]]:
-    """One call is stopped midway while another thread makes another call on the same instance.
-
-    Yields the answer alone, the answer when interrupted, and what the interruption did if there is none.
-    """
-    subject.run(x, mask)
-    with _Interruption() as counted:
-        alone = subject.run(x, mask)  # being watched may change what a compiled part does
-    step = max(1, counted.count // PLACES)
-    waiting: list[threading.Thread] = []
-    for place in range(0, counted.count, step):
-        for other in others:
-
-            def happen(other: Tensor = other) -> None:
-                thread = threading.Thread(target=_run_suppressing_errors, args=(subject, other), daemon=True)
-                thread.start()
-                thread.join(PATIENCE)
-                if thread.is_alive():  # it waits for a lock, as it may
-                    waiting.append(thread)
-
-            effect = ""
-            try:
-                with _Interruption(place, happen):
-                    found = subject.run(x, mask)
-            except Exception as failure:  # alone it ran
-                found, effect = torch.full_like(alone, torch.nan), f"was lost: {type(failure).__name__}"
-            yield alone, found, effect
-            if waiting:
-                waiting[0].join()
-                return
-
-
 def _observe_interruption(
     subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng, how: dict
 ) -> Iterator[Observation]:
@@ -353,43 +262,6 @@ def _observe_interruption(
     others = [subject.draw(batch, tokens, rng), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], rng)]
     for alone, found, effect in run_interrupted(subject, x, mask, others):
         yield expect_equal(alone, found, changed="another call at the same time", effect=effect, **how)
-
-
-def _run_suppressing_errors(subject: Adapter, x: Tensor) -> None:
-    with suppress(Exception), torch.no_grad():
-        subject.run(x)
-
-
-def run_concurrently(
-    subject: Adapter, questions: Sequence[Tensor], mask: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two threads ask one instance again and again. Yields each answer alone, and the answer found."""
-    alone = [subject.run(question, mask) for question in questions]
-    answers: list[list[Tensor]] = [[], []]
-    gate = threading.Barrier(2)
-
-    def ask(number: int) -> None:
-        gate.wait(20 * PATIENCE)
-        with torch.no_grad():
-            for _ in range(8):
-                try:
-                    answers[number].append(subject.run(questions[number], mask))
-                except Exception:  # alone it ran
-                    answers[number].append(torch.full_like(alone[number], torch.nan))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    for expected, found in zip(alone, answers, strict=True):
-        for answer in found:
-            yield expected, answer
 
 
 def _observe_concurrent_calls(

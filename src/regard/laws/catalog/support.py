@@ -1,4 +1,4 @@
-"""L8: a query has weights exactly where its pattern and its mask let it look."""
+"""L8: weights are positive exactly where pattern and mask allow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from regard.adapters import attention_watch
 from regard.adapters.base import Adapter
 from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
-from regard.laws.catalog.row_stochasticity import MASKS, draw_broadcast_mask, make_padding
 from regard.laws.law import Case, Law, Observation, expect_equal
+from regard.laws.masks import BROADCAST_MASKS, draw_broadcast_mask, make_padding
 from regard.laws.variants import LONG, head_sizes, long_lengths
 from regard.patterns import Causal, Pattern
 
@@ -49,7 +49,7 @@ class SupportLaw(Law):
         masked = "mask" in subject.abilities
         width = self._find_row_width(subject)
         if isinstance(subject, OperatorAdapter):
-            masks = MASKS if masked else MASKS[:1]
+            masks = BROADCAST_MASKS if masked else BROADCAST_MASKS[:1]
             if "lengths" not in subject.abilities:  # a grid has one size
                 for mask in masks:
                     yield {"batch": 2, "queries": subject.min_length, "keys": subject.min_length, "mask": mask}

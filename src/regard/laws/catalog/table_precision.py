@@ -1,4 +1,4 @@
-"""L20: tables of positions are computed before they are rounded, not after."""
+"""L20: position tables are computed in full precision and rounded last."""
 
 from __future__ import annotations
 
