@@ -236,7 +236,7 @@ def test_a_band_slabs_and_a_transform_are_the_same_sum(product, monkeypatch):
                 assert_agrees(Alibi(3), lengths, dtype=dtype, pattern=Window(4, 1))
     table = torch.zeros(2, 9 * 13, dtype=torch.float64)
     with only(product):
-        chosen = type(ratio.Ways(table, RelativeLayout((5, 7), (5, 7)), torch.float64).product).__name__
+        chosen = type(ratio.RatioPlan(table, RelativeLayout((5, 7), (5, 7)), torch.float64).product).__name__
     assert chosen == {"band": "Band", "slabs": "Slabs", "transform": "Spectrum"}[product]
 
 
@@ -390,20 +390,20 @@ def test_nothing_to_see_is_zero_and_nobody_asking_is_empty():
 
 
 REFUSED = [
-    (dict(scale=0), "no bias says where"),
+    (dict(scale=0), "needs a positional bias"),
     (dict(scale=0, bias=torch.zeros(35, 35)), "a tensor has a score for each pair"),
     (dict(scale=0, bias=TransformerXL(3, 3)), "more than relative position"),
-    (dict(scale=float("inf"), bias=Alibi(3)), "looks for the best content"),
+    (dict(scale=float("inf"), bias=Alibi(3)), "needs content scores"),
     (dict(scale=0, bias=Quadratic(3, (5, 8))), "the 5 x 8 tokens of the grid and nothing else"),
     (dict(scale=0, bias=Quadratic(3, (17, 2), start=1)), "the 17 x 2 tokens of the grid and nothing else"),
-    (dict(scale=0, bias=Quadratic(3, (5, 7)), pattern=Causal()), "does not follow from their relative position"),
+    (dict(scale=0, bias=Quadratic(3, (5, 7)), pattern=Causal()), "is not a function of relative position"),
     (dict(scale=0, bias=Alibi(3), pattern=Neighborhood((5, 7), 1)), "on a line"),
     (
         dict(scale=0, bias=Quadratic(3, (5, 7)), pattern=Neighborhood((5, 7), 1, edges="shift")),
-        r"edges='shift'\) shows does not follow from their relative position",
+        r"edges='shift'\) is not a function of relative position",
     ),
-    (dict(scale=0, bias=Shift(3, [[0, 1]] * 3, (5, 7)), pattern=Axial((5, 7))), "no pattern beside Full"),
-    (dict(scale=1.0, bias=Alibi(3)), "no product of features"),
+    (dict(scale=0, bias=Shift(3, [[0, 1]] * 3, (5, 7)), pattern=Axial((5, 7))), "no pattern but Full"),
+    (dict(scale=1.0, bias=Alibi(3)), "not an inner product of position features"),
     (dict(scale=1.0, bias=Quadratic(3), pattern=Causal()), "it takes no pattern"),
     (dict(feature_map="elu1"), "feature map"),
 ]

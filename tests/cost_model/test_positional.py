@@ -62,7 +62,7 @@ def test_a_head_that_looks_at_one_place_copies() -> None:
 @pytest.mark.parametrize(
     ("attention", "because"),
     [
-        (lambda: Attention(), "no bias says where"),
+        (lambda: Attention(), "needs a positional bias"),
         (lambda: Attention(bias=Alibi(4)), "content is in the scores"),
         (lambda: Attention(scale=0.0, bias=torch.zeros(4, 35, 35)), "a tensor has a score for each pair"),
         (lambda: Attention(scale=0.0, bias=Alibi(4), pattern=Window(2, 0)), "ratio of convolutions"),

@@ -48,7 +48,7 @@ def test_a_length_beyond_which_a_law_breaks_is_found_in_few_runs(monkeypatch):
         return output if k.shape[-2] <= 517 else output + v.mean(2, keepdim=True)
 
     runs = []
-    monkeypatch.setattr(search, "run", lambda *args: runs.append(args) or run_case(*args))
+    monkeypatch.setattr(search, "run_case", lambda *args: runs.append(args) or run_case(*args))
     verdict = check(leaks, kind="operator", claims=["causality"], fast=True).verdicts["causality"]
     assert verdict.counterexample is not None
     assert verdict.counterexample.case["tokens"] == 518

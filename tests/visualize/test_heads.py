@@ -78,6 +78,10 @@ def test_the_panel_reaches_as_far_as_the_heads_and_no_farther_than_the_grid():
     far = read_trajectories([{"": head_profile(Quadratic(1, grid=(3, 13), centre=[[2, 11]], alpha=0.5))}])
     assert find_extent(near) == (2.5, 2.5)
     assert find_extent(far) == (2.5, 12.5)
+    # The ellipse of nine tenths has a radius of 2.15 around a centre one column away, although the border of the small
+    # grid makes the weights themselves narrower than that.
+    cut = read_trajectories([{"": head_profile(Quadratic(1, grid=(5, 7), centre=[[0, 1]], alpha=0.5))}])
+    assert find_extent(cut) == (2.5, 3.5)
 
 
 def test_a_layer_that_lost_heads_is_drawn_since_it_lost_them():

@@ -37,7 +37,7 @@ def conventions_of(options: dict[str, Any], **own: Any) -> Conventions:
     for key in options:
         if key not in CONVENTIONS and key not in SIZE_OPTIONS:
             raise InputError(
-                f"{key!r} is no option here.",
+                f"Unknown option {key!r}.",
                 asked=f"{key}={options[key]!r}",
                 because=f"the class is known, and only its conventions are open: {', '.join(CONVENTIONS)}",
                 instead="one of these",

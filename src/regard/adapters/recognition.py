@@ -148,7 +148,7 @@ def _build_adapter(kind: type[Adapter], target: Any, name: str, conventions: Con
     for key in sizes:
         if key not in known:
             raise InputError(
-                f"{key!r} is no option of a {kind.kind}.",
+                f"Unknown option {key!r} for kind {kind.kind!r}.",
                 asked=f"{key}={sizes[key]!r}",
                 because=f"its sizes are {', '.join(known)}, its conventions {', '.join(CONVENTIONS)}",
                 instead="one of these",

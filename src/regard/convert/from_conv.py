@@ -101,7 +101,7 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
     because = _explain_unsupported(conv)
     if because:
         raise ConfigError(
-            "This is no convolution that can become attention.",
+            f"{type(conv).__name__} cannot be converted to attention.",
             asked=f"conv_to_attention({conv})",
             because=because,
             instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights",

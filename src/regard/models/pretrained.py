@@ -216,7 +216,7 @@ def _download_from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download  # an extra, and imported only where the hub is used
     except ImportError as failure:
         raise CheckpointError(
-            f"{name!r} is no path here, and the hub needs the package huggingface_hub.",
+            f"{name!r} does not exist, and looking it up on the hub needs the package huggingface_hub.",
             asked=repr(name),
             found=f"no such file or folder in {Path.cwd()}",
             because=f"{type(failure).__name__}: {failure}",
@@ -233,7 +233,7 @@ def _download_from_hub(name: str) -> Path:
     except Exception as failure:  # the client, the network and the hub each have errors of their own
         first = str(failure).strip().splitlines()
         raise CheckpointError(
-            f"{name!r} is no path here, and the hub did not give it.",
+            f"{name!r} does not exist, and could not be loaded from the hub.",
             asked=repr(name),
             found=f"no such file or folder in {Path.cwd()}",
             because=f"{type(failure).__name__}: {first[0] if first else ''}",

@@ -142,6 +142,8 @@ def to_token_lists(texts: Any, name: str, *, single: bool = False) -> list[list[
     lists: list[list[int]] = []
     rows = None
     try:
+        if isinstance(texts, str):
+            raise TypeError  # a string is a sequence too, of characters
         rows = list(to_list(texts))
         if single and rows and all(isinstance(to_list(token), SupportsIndex) for token in rows):
             rows = [rows]

@@ -129,16 +129,24 @@ def read_trajectories(epochs: Sequence[Mapping[str, HeadProfile]]) -> dict[str, 
 
 
 def find_extent(trajectories: Mapping[str, list[HeadProfile]]) -> tuple[float, float]:
-    """The extent of the panels around the query, in rows and columns: two standard deviations beyond every centre."""
+    """The extent of the panels around the query, in rows and columns, at most the grid's.
+
+    Two standard deviations beyond every centre, and the whole ellipses of the last step.
+    """
     reach = [2.5, 2.5]
-    most = [0.0, 0.0]
-    for profile in (profile for steps in trajectories.values() for profile in steps):
-        spread = profile.covariance.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        far = (profile.mean.abs() + 2 * spread).amax(0).tolist()
+    most = [1.5, 1.5]
+    for steps in trajectories.values():
+        outlines = [contour.ellipse.points() for lines in contours(steps[-1]) for contour in lines if contour.ellipse]
         for axis in range(2):
-            reach[axis] = max(reach[axis], math.floor(far[axis]) + 0.5)
-            most[axis] = max(most[axis], profile.grid[axis] - 0.5)
-    return min(reach[0], max(most[0], 1.5)), min(reach[1], max(most[1], 1.5))
+            ends = [abs(point[axis]) for outline in outlines for point in outline]
+            reach[axis] = max([reach[axis], *(math.ceil(end - 0.5) + 0.5 for end in ends)])
+        for profile in steps:
+            spread = profile.covariance.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+            far = (profile.mean.abs() + 2 * spread).amax(0).tolist()
+            for axis in range(2):
+                reach[axis] = max(reach[axis], math.floor(far[axis]) + 0.5)
+                most[axis] = max(most[axis], profile.grid[axis] - 0.5)
+    return min(reach[0], most[0]), min(reach[1], most[1])
 
 
 def select_layers(
