@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from regard.attention import Attention
-from regard.cost_model import cost, lifetimes
+from regard.cost_model import cost, peak_memory
 from regard.cost_model.cost import Cost
 from regard.cost_model.memory import Memory, memory_of
 from regard.cost_model.memory_fit import largest
@@ -209,7 +209,7 @@ class TestHook:
     def test_a_prediction_by_the_long_way_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where somebody looks on, the bend of a feed-forward part takes a second tensor."""
         model, inputs, sizes = CASES["gpt small"]()
-        monkeypatch.setattr(lifetimes, "GEMV_ROWS", 1 << 40)
+        monkeypatch.setattr(peak_memory, "GEMV_ROWS", 1 << 40)
         assert int(cost(model, **sizes).memory.peak_forward) > 1.1 * forward_peak(model, inputs)
 
 

@@ -189,7 +189,7 @@ class Cost:
         """Everything, in plain Python: formulas as text."""
         return {
             "name": self.name,
-            "mode": self.mode.to_dict(),
+            "setting": self.mode.to_dict(),
             "letters": {letter: {"meaning": words, "value": number} for letter, words, number in self.legend()},
             "quantities": _plain(self),
             "parts": {name: _plain(part) for name, part in self.by_part().items()},

@@ -66,7 +66,7 @@ class Memory:
         >>> memory.peak_training > memory.peak_forward > memory.parameters
         True
 
-    Peaks are found by following a run on the CPU without running it (see `lifetimes`), as `backend="auto"` runs
+    Peaks are found by tracing a run on the CPU with fake tensors (see `peak_memory`), as `backend="auto"` runs
     where nobody looks on; they include parameters, buffers and inputs. What is asked for first is computed first.
 
     Attributes:

@@ -25,7 +25,7 @@ from regard.cost_model.trace.operation import Operation
 from regard.cost_model.trace.operator_costs import is_known
 from regard.cost_model.trace.part_names import list_parameters
 from regard.cost_model.trace.recorder import DisableDropout, ModuleTracker, Recorder, Trace, find_tensors, record
-from regard.errors import CostError
+from regard.errors import CostError, RegardError
 
 # Raised where control flow depends on the values of fake tensors.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -138,6 +138,14 @@ class Runner:
         operation = _find_operator(error) or recorder.last
         shapes = [tuple(sizes[axis] if isinstance(axis, str) else axis for axis in s.axes) for s in self.inputs.specs()]
         needs_values = isinstance(error, NEEDS_VALUES) or "FakeTensor" in str(error) or "subclass" in str(error)
+        if isinstance(error, RegardError):  # it says itself what to do
+            return CostError(
+                f"{name} cannot be traced.",
+                asked=f"{self.mode.step} with inputs {', '.join(map(str, shapes)) or 'none'}",
+                found=f"{type(error).__name__}: {first_line(error)}",
+                because=error.because,
+                instead=error.instead,
+            )
         reported = CostError(
             f"{name} cannot be traced.",
             asked=f"{self.mode.step} with inputs {', '.join(map(str, shapes)) or 'none'}",
