@@ -146,6 +146,17 @@ def test_formulas_hold_at_other_sizes() -> None:
         assert formula.subs(values) == large.quantity(name).value, name
 
 
+@pytest.mark.parametrize("position", ["quadratic", "gaussian", "content"])
+def test_formulas_of_rows_and_columns_hold_at_other_sizes(position: str) -> None:
+    """Rows and columns have the same operations, so one layer more must not take one for the other."""
+    kept = {"position": position, "channels": 3, "patch": 2, "hidden_dim": 7, "classes": 2}
+    small = cost(SpatialTransformer(SpatialConfig(image=(8, 6), dim=10, layers=2, heads=3, **kept)), image=(8, 6))
+    large = cost(SpatialTransformer(SpatialConfig(image=(10, 14), dim=6, layers=4, heads=2, **kept)), image=(10, 14))
+    for name in ("parameters", "macs", "pairs"):
+        formula, values = small.quantity(name).formula, large.quantity(name).values
+        assert formula.subs(values) == large.quantity(name).value, name
+
+
 def test_what_was_changed_after_it_was_built_is_not_rebuilt() -> None:
     model = Bert(BertConfig(vocab_size=11, context_length=16, dim=12, layers=2, heads=3))
     assert find_configuration(model) is not None

@@ -27,6 +27,7 @@ from regard.errors import CostError
 
 LAYERS = "L"
 BASE_LAYERS = 2  # with which symbols are found; one more run has a layer more
+GRID = ("R", "W")  # rows and columns of a grid, which has 2 n - 1 relative positions along each
 LARGEST_DENOMINATOR = 64  # of the coefficient of a single product
 FACTORS = (1, 2, 3, 4, -1)  # coefficients of sums
 LARGEST_CONSTANT = 16  # beside a sum
@@ -100,6 +101,8 @@ class SizeSpace:
             expression = size_symbol(name) / sympy.Mul(*(size_symbol(other) for other in divisors))
             values = [point[name] // math.prod(point[other] for other in divisors) for point in points]
             found.append((expression, values))
+            if name in GRID:
+                found.append((2 * expression - 1, [2 * value - 1 for value in values]))
         return found
 
     def _multiple(self, name: str) -> tuple[tuple[str, ...], int]:
@@ -270,7 +273,7 @@ class SymbolFinder:
         points = [origin, *self.space.points(active, POINTS)]
         made = self._recognise(points, active)
         if LAYERS in active:
-            made.deeper = self._deepen(made, points[1])
+            made.deeper = self._deepen(made, points[1:])
         return made
 
     def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
@@ -307,37 +310,55 @@ class SymbolFinder:
             known[column] = expression
         return [known[column] for column in columns]
 
-    def _deepen(self, made: SymbolicTrace, point: dict[str, int]) -> SymbolicTrace:
-        """A run with one layer more, whose operations must be among those of the layers before."""
-        shallow, deep = self.run(point), self.run({**point, LAYERS: BASE_LAYERS + 1})
-        operations = {
-            _identify(each, shallow.names): symbolic
-            for each, symbolic in zip(shallow.trace.operations, made.operations, strict=True)
-        }
-        saved = {
-            (shallow.names.find_part(path, ""), maker, one.shape, one.item): symbolic
-            for (path, maker, one), (*_, symbolic) in zip(shallow.trace.saved, made.saved, strict=True)
-        }
-        parameters = {
-            (shallow.names.find_part(path, ""), name, shape): symbolic
-            for (path, name, shape), (*_, symbolic) in zip(shallow.trace.parameters, made.parameters, strict=True)
-        }
-        try:
-            return SymbolicTrace(
-                deep,
-                [operations[_identify(each, deep.names)] for each in deep.trace.operations],
-                [
-                    (path, maker, saved[deep.names.find_part(path, ""), maker, one.shape, one.item])
-                    for path, maker, one in deep.trace.saved
-                ],
-                [
-                    (path, name, parameters[deep.names.find_part(path, ""), name, shape])
-                    for path, name, shape in deep.trace.parameters
-                ],
-                made.symbols,
+    def _deepen(self, made: SymbolicTrace, points: list[dict[str, int]]) -> SymbolicTrace:
+        """A run with one layer more, whose operations must be among those of the layers before.
+
+        They are found by their sizes, so at a point where no two different expressions have the same value.
+        """
+        for point in points:
+            shallow = self.run(point)
+            operations = _index_unique(
+                (_identify(each, shallow.names), symbolic.sizes(), symbolic)
+                for each, symbolic in zip(shallow.trace.operations, made.operations, strict=True)
             )
-        except KeyError as missing:
-            raise Unfit("a layer more runs other operations") from missing
+            saved = _index_unique(
+                ((shallow.names.find_part(path, ""), maker, one.shape, one.item), symbolic.shape, symbolic)
+                for (path, maker, one), (*_, symbolic) in zip(shallow.trace.saved, made.saved, strict=True)
+            )
+            parameters = _index_unique(
+                ((shallow.names.find_part(path, ""), name, shape), symbolic, symbolic)
+                for (path, name, shape), (*_, symbolic) in zip(shallow.trace.parameters, made.parameters, strict=True)
+            )
+            if operations is None or saved is None or parameters is None:
+                continue
+            deep = self.run({**point, LAYERS: BASE_LAYERS + 1})
+            try:
+                return SymbolicTrace(
+                    deep,
+                    [operations[_identify(each, deep.names)] for each in deep.trace.operations],
+                    [
+                        (path, maker, saved[deep.names.find_part(path, ""), maker, one.shape, one.item])
+                        for path, maker, one in deep.trace.saved
+                    ],
+                    [
+                        (path, name, parameters[deep.names.find_part(path, ""), name, shape])
+                        for path, name, shape in deep.trace.parameters
+                    ],
+                    made.symbols,
+                )
+            except KeyError as missing:
+                raise Unfit("a layer more runs other operations") from missing
+        raise Unfit("sizes of different meaning are equal at every size that was tried")
+
+
+def _index_unique(entries: Iterable[tuple[Any, Any, Any]]) -> dict[Any, Any] | None:
+    """Values by key, or None where one key has values of different expressions."""
+    found: dict[Any, tuple[Any, Any]] = {}
+    for key, expressions, value in entries:
+        expressions = list(expressions)
+        if found.setdefault(key, (expressions, value))[0] != expressions:
+            return None
+    return {key: value for key, (_, value) in found.items()}
 
 
 def _first_line(error: CostError) -> str:
