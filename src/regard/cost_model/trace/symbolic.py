@@ -442,7 +442,8 @@ def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int
     if (found := _combine_terms(singles, (2, 3), values[0], rises)) is not None:
         return found
     for term in products:
-        if (found := _scale_term(term, values[0], rises, 2)) is not None:
+        found = _scale_term(term, values[0], rises, LARGEST_DENOMINATOR**2)
+        if found is not None and abs(found.as_coeff_Add()[0]) <= LARGEST_CONSTANT:
             return found
     if (found := _combine_terms([*singles, *products], (2,), values[0], rises)) is not None:
         return found
