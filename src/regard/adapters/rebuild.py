@@ -28,16 +28,12 @@ def find_configuration(module: nn.Module, image: tuple[int, int] | None = None) 
     if found is None:
         return None
     build, frozen = found.build, {name for name, each in module.named_parameters() if not each.requires_grad}
-    if frozen and "L" in found.sizes:
-        layers = found.sizes.pop("L")
-        inner = build
-
-        def build(sizes: Values) -> nn.Module:
-            return inner({**sizes, "L": layers})
+    # Which parameters are frozen is known by their names, which tell layers apart.
+    fixed = {"L": found.sizes.pop("L")} if frozen and "L" in found.sizes else {}
 
     def build_alike(sizes: Values) -> nn.Module:
         with torch.device("meta"):
-            made = build(sizes)
+            made = build({**sizes, **fixed})
         made.train(module.training)
         for name, parameter in made.named_parameters():
             parameter.requires_grad_(name not in frozen)
@@ -65,11 +61,11 @@ FIELDS = {"vocab_size": "V", "context_length": "S", "dim": "D", "layers": "L", "
 
 def _from_regard_config(module: nn.Module, image: tuple[int, int] | None) -> Configuration | None:
     config: Any = getattr(module, "config", None)
-    if not type(module).__module__.startswith("regard.models") or not dataclasses.is_dataclass(config):
+    if not type(module).__module__.startswith("regard.models") or not hasattr(config, "__dataclass_fields__"):
         return None
     if hasattr(config, "dims"):  # stages of different widths, whose batch is cut into pieces by size
         return None
-    values = {name: getattr(config, name) for name in FIELDS if hasattr(config, name)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in FIELDS if hasattr(config, name)}
     if values.get("hidden_dim", 0) is None:
         values["hidden_dim"] = 4 * values["dim"]
     heads, dim, kv_heads = values.get("heads"), values.get("dim"), values.get("kv_heads")
@@ -94,7 +90,7 @@ def _from_regard_config(module: nn.Module, image: tuple[int, int] | None) -> Con
         values.pop("layers", None)  # layers that differ
     sizes = {FIELDS[name]: value for name, value in values.items() if isinstance(value, int) and value > 0}
     multiples: dict[str, tuple[tuple[str, ...], int]] = {}
-    if divides:
+    if divides and isinstance(dim, int) and isinstance(heads, int):
         multiples["D"] = (("H",), 2 if (dim // heads) % 2 == 0 else 1)
     elif isinstance(dim, int):
         multiples["D"] = ((), 2 if dim % 2 == 0 else 1)
@@ -102,9 +98,9 @@ def _from_regard_config(module: nn.Module, image: tuple[int, int] | None) -> Con
         multiples["d"] = ((), 2 if sizes["d"] % 2 == 0 else 1)
     if shares_keys:
         multiples["H"] = (("G",), 1)
-    sides = getattr(config, "image", None)
+    sides: Any = getattr(config, "image", None)
     is_resized = sides is not None and image in (None, tuple(sides))
-    if is_resized:
+    if is_resized and sides is not None:
         sizes |= {"R": sides[0], "W": sides[1]}
         multiples |= {"R": (("p",), 1), "W": (("p",), 1)}
     elif sides is not None:
@@ -165,7 +161,7 @@ def _from_hugging_face(module: nn.Module, image: tuple[int, int] | None) -> Conf
         multiples["D"] = (("H",), 2 if (sizes["D"] // sizes["H"]) % 2 == 0 else 1)
     if "G" in sizes:
         multiples["H"] = (("G",), 1)
-    side = getattr(config, "image_size", None)
+    side: Any = getattr(config, "image_size", None)
     resized = isinstance(side, int) and image in (None, (side, side)) and "p" in sizes
     if resized:
         sizes["R"] = side

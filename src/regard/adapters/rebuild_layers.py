@@ -224,7 +224,7 @@ def _block(module: TransformerBlock) -> Configuration | None:
             FeedForward(width, values["F"], forward.activation, **more),
             cross=None if cross is None else cross.build(values),  # type: ignore[arg-type]
             norm=type(module.attention_norm),
-            eps=module.attention_norm.eps,
+            eps=float(module.attention_norm.eps),  # type: ignore[arg-type]
             order=module.order,
             dropout=_dropout_of(module),
             shortcut="same" if module.shortcut is None else "project",
@@ -294,8 +294,8 @@ def _torch_stack(module: Any) -> Configuration | None:
     )
 
     def build(sizes: Values) -> nn.Module:
-        norm = None if module.norm is None else nn.LayerNorm(sizes["D"], eps=module.norm.eps)
-        return type(module)(layer.build(sizes), sizes["L"], norm, **more)
+        norm = None if module.norm is None else nn.LayerNorm(sizes["D"], eps=module.norm.eps)  # type: ignore[arg-type]
+        return type(module)(layer.build(sizes), sizes["L"], norm, **more)  # type: ignore[arg-type]
 
     return Configuration({**layer.sizes, "L": len(module.layers)}, build, layer.multiples)
 

@@ -93,16 +93,17 @@ class OperatorCosts:
             work = part.backward if operation.backward else part.forward
             pairs = 0 if operation.backward else part.pairs
             each = (work.macs, work.exponentials, work.bytes, work.depth, pairs)
-            costs.append(
-                OperatorCost(*(settled(sympy.sympify(one), found.values, common) for one in each), 0, part.name)
+            macs, exponentials, moved, depth, pairs = (
+                settled(sympy.sympify(one), found.values, common) for one in each
             )
+            costs.append(OperatorCost(macs, exponentials, moved, depth, pairs, name=part.name))
         return costs
 
     def depth(self, key: Any, sizes: Values) -> int:
         """The depth of an operation at some sizes."""
         if key not in self._depths:
             numbers: Any = {**self.found_values, **sizes}
-            self._depths[key] = int(sum(each.depth for each in self.known[key]).subs(numbers))
+            self._depths[key] = int(sympy.Add(*(each.depth for each in self.known[key])).subs(numbers))
         return self._depths[key]
 
 

@@ -207,6 +207,7 @@ class SymbolFinder:
         reasons, origin = dict(self._excluded), dict(self.space.sizes)
         active = set(self.space.sizes) - set(self.space.tied) - set(reasons)
         for attempt in range(5):
+            reason = ""
             for batch in (1, 2) if "B" in active and self.space.sizes["B"] == 1 else (self.space.sizes.get("B", 1),):
                 origin = {**self.space.sizes, **({"B": batch} if "B" in self.space.sizes else {})}
                 try:
