@@ -411,7 +411,7 @@ class TestShown:
             int(part.memory.peak_forward)
 
     def test_too_long_a_text_is_refused_as_the_model_does(self) -> None:
-        with pytest.raises(CostError, match="at most 384 tokens"):
+        with pytest.raises(CostError, match="The text is longer than the context"):
             cost(gpt(), tokens=385)
         with pytest.raises(CostError, match="385 tokens"):
             cost(gpt(), tokens=384, step="decode")

@@ -193,7 +193,7 @@ def test_a_story_that_cannot_be_told_is_refused(monkeypatch, capsys, wrong):
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [
-        (b"caf\xe9", [], "no text in UTF-8 (byte 3)"),
+        (b"caf\xe9", [], "is not UTF-8 text (byte 3)"),
         (b"\n  \n", [], "has no sentences"),
         (None, [], "No such file"),
         (b"a line", ["--count", "0"], "--count is 1 or more, not 0"),

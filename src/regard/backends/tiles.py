@@ -104,6 +104,7 @@ class Group:
     alone: bool
     masks: Tensor | None = None  # (mask, query, key)
     mask_of: Tensor | None = None  # (tile,)
+    mask_numbers: tuple[int, ...] = ()  # the same, readable where tensors are fake
     may_be_empty: bool = False
     _jobs: dict = field(default_factory=dict, repr=False)  # pieces by size and device
     _masks: dict = field(default_factory=dict, repr=False)  # masks by device
@@ -146,6 +147,7 @@ class Group:
         self.real = None if self.real is None else self.real[order]
         self.row = None if self.row is None else self.row[order]
         self.masks, self.mask_of = torch.from_numpy(np.stack(distinct.masks)), torch.tensor(which)[order]
+        self.mask_numbers = tuple(sorted(which))
         self.may_be_empty = not bool(self.masks.any(-1).all())
 
     def jobs(self, heads: int, device: torch.device) -> list[Job]:
@@ -177,7 +179,8 @@ class Group:
         if self.masks is None:
             return self.evaluate_masks(first, last).to(device)
         if device not in self._masks:
-            self._masks[device] = self.masks.to(device)
+            with outside_modes():
+                self._masks[device] = self.masks.to(device)
         return self._masks[device][self._select_masks(first, last)]
 
     def additive_mask(self, first: int, last: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
@@ -186,13 +189,14 @@ class Group:
             mask = self.mask(first, last, device)
             return None if mask is None else _make_additive(mask, dtype)
         if (device, dtype) not in self._additive_masks:
-            self._additive_masks[device, dtype] = _make_additive(self.masks.to(device), dtype)
+            with outside_modes():
+                self._additive_masks[device, dtype] = _make_additive(self.masks.to(device), dtype)
         return self._additive_masks[device, dtype][self._select_masks(first, last)]
 
     def _select_masks(self, first: int, last: int) -> slice | Tensor:
         """The masks of these tiles; one is enough when they are all the same."""
         assert self.mask_of is not None
-        low, high = int(self.mask_of[first]), int(self.mask_of[last - 1])
+        low, high = self.mask_numbers[first], self.mask_numbers[last - 1]
         # Tiles are sorted by mask, so equal ends mean that all are equal.
         return slice(low, low + 1) if low == high else self.mask_of[first:last]
 
