@@ -146,7 +146,7 @@ def test_a_model_of_measurements_takes_rows_of_numbers():
         (lambda: adapt(SelfAttention), ("is a class", "check(SelfAttention(...))")),
         (lambda: adapt(lambda x: 3, "layer"), ("does not run as a layer", "channels=")),
         (lambda: adapt(lambda q, k, v: q[0], "operator"), ("does not run as an operator", "heads=")),
-        (lambda: adapt(Words(), "model", heads=3), ("no option of a model", "vocab_size")),
+        (lambda: adapt(Words(), "model", heads=3), ("Unknown option 'heads'", "vocab_size")),
         (lambda: check(operator, claims=["casuality"]), ("casuality", "causality")),
     ],
 )

@@ -1,0 +1,114 @@
+"""One size of a tensor as an expression in the symbols, recognised from its values in a few runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import sympy
+
+LARGEST_DENOMINATOR = 64  # of the coefficient of a single product
+FACTORS = (1, 2, 3, 4, -1)  # coefficients of sums
+LARGEST_CONSTANT = 16  # beside a sum
+
+
+def recognise_size(column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
+    """The expression that has these values at all points, or None.
+
+    >>> from regard.cost_model.symbols import size_symbol
+    >>> n, d = size_symbol("N"), size_symbol("D")
+    >>> recognise_size((30, 154, 442), [(n, [5, 7, 13]), (d, [3, 11, 17])]), recognise_size((11, 15), [(n, [5, 7])])
+    (2*D*N, 2*N + 1)
+    """
+    if all(value == column[0] for value in column):
+        return sympy.Integer(column[0])
+    rest, factor = list(column), sympy.Integer(1)
+    for expression, values in variables:
+        while any(rest) and all(value % each == 0 for value, each in zip(rest, values, strict=True)):
+            rest = [value // each for value, each in zip(rest, values, strict=True)]
+            factor *= expression
+            if all(each == 1 for each in values):
+                break
+    if all(value == rest[0] for value in rest):
+        return factor * rest[0]
+    sums = _recognise_sum(rest, variables)
+    return None if sums is None else factor * sums
+
+
+def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
+    """A constant and one variable, or sums of two and three, or of products of two.
+
+    Sums have small coefficients only: three equations and any coefficients would often be solved by chance.
+    """
+    rises = [value - values[0] for value in values[1:]]
+    singles = [_Term(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in variables]
+    for term in singles:
+        if (found := _scale_term(term, values[0], rises, LARGEST_DENOMINATOR)) is not None:
+            return found
+    if len(values) < 4:
+        return None
+    products = [_Term(expression, at[0], [each - at[0] for each in at[1:]]) for expression, at in _products(variables)]
+    if (found := _combine_terms(singles, (2, 3), values[0], rises)) is not None:
+        return found
+    for term in products:
+        found = _scale_term(term, values[0], rises, LARGEST_DENOMINATOR**2)
+        if found is not None and abs(found.as_coeff_Add()[0]) <= LARGEST_CONSTANT:
+            return found
+    if (found := _combine_terms([*singles, *products], (2,), values[0], rises)) is not None:
+        return found
+    for several in itertools.combinations([*singles, *products], 3):
+        if sum(each.start for each in several) == values[0] and all(
+            sum(each.rises[place] for each in several) == rise for place, rise in enumerate(rises)
+        ):
+            return sympy.Add(*(each.expression for each in several))
+    return None
+
+
+class _Term(NamedTuple):
+    """An expression, its value at the first point, and by how much it is larger at the others."""
+
+    expression: sympy.Expr
+    start: int
+    rises: list[int]
+
+
+def _scale_term(term: _Term, start: int, rises: list[int], denominator: int) -> sympy.Expr | None:
+    """`c0 + c1 m`: every rise is c1 times that of m, so that they are in the same proportion."""
+    run, *others = term.rises
+    if not run or any(rise * run != rises[0] * other for rise, other in zip(rises[1:], others, strict=True)):
+        return None
+    slope = Fraction(rises[0], run)
+    if slope.denominator > denominator:
+        return None
+    return _rational(start - slope * term.start) + _rational(slope) * term.expression
+
+
+def _combine_terms(terms: list[_Term], counts: tuple[int, ...], start: int, rises: list[int]) -> sympy.Expr | None:
+    """The sum with the smallest constant and coefficients, if there is one."""
+    every = [factors for count in counts for factors in itertools.product(FACTORS, repeat=count)]
+    found: list[tuple[Any, ...]] = []
+    for factors in every:
+        for several in itertools.combinations(terms, len(factors)):
+            if any(
+                sum(c * each.rises[place] for c, each in zip(factors, several, strict=True)) != rise
+                for place, rise in enumerate(rises)
+            ):
+                continue
+            constant = start - sum(c * each.start for c, each in zip(factors, several, strict=True))
+            if abs(constant) <= LARGEST_CONSTANT:
+                found.append((abs(constant) + sum(map(abs, factors)), len(found), constant, factors, several))
+    if not found:
+        return None
+    *_, constant, factors, several = min(found, key=lambda each: each[:2])
+    return constant + sympy.Add(*(c * each.expression for c, each in zip(factors, several, strict=True)))
+
+
+def _products(variables: list[tuple[sympy.Expr, list[int]]]) -> Iterable[tuple[sympy.Expr, list[int]]]:
+    for (one, first), (other, second) in itertools.combinations(variables, 2):
+        yield one * other, [a * b for a, b in zip(first, second, strict=True)]
+
+
+def _rational(number: Fraction) -> sympy.Expr:
+    return sympy.Rational(number.numerator, number.denominator)
