@@ -410,7 +410,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.Monkey
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match="the hub did not give it") as caught:
+    with pytest.raises(CheckpointError, match="could not be loaded from the hub") as caught:
         Ladder.from_pretrained("somebody/nothing-of-the-kind")
     assert caught.value.because
     assert "local cache" in caught.value.instead

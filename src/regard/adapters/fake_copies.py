@@ -85,7 +85,7 @@ class TracedTarget:
         for tensor in self._tensors():
             if isinstance(tensor, nn.Parameter) or tensor.device.type != "cpu":
                 wanted = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
-                real = torch.zeros(tensor.shape, dtype=wanted) if tensor.is_meta else tensor.detach()
+                real = torch.zeros(tensor.shape, dtype=wanted, device="cpu") if tensor.is_meta else tensor.detach()
                 double = real.to("cpu", wanted, copy=True)
                 is_learned = isinstance(tensor, nn.Parameter)
                 made[id(tensor)] = nn.Parameter(double, tensor.requires_grad) if is_learned else double

@@ -23,6 +23,7 @@ from regard.backends.positional.products import Band, Slabs, Spectrum, TableBox,
 from regard.backends.positional.relative_layout import RelativeLayout, sum_windows, sum_windows_transposed
 from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.kernels.registration import refuse_second_gradient, save_nothing
+from regard.nonfinite import has_no_values
 
 TRANSFORM_BUDGET = 1 << 17  # complex numbers of one transform of values
 ROWS_BUDGET = 1 << 20  # scores of one piece of direct rows
@@ -42,6 +43,8 @@ class Ratio(torch.autograd.Function):
     @staticmethod
     def forward(value, table, layout, group):
         output = value.new_zeros(value.shape[0], len(table), math.prod(layout.queries), value.shape[-1])
+        if has_no_values():  # the method depends on those of the table
+            return output
         for kv_head in range(value.shape[1]):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             _average(value[:, kv_head], table[heads], layout, output[:, heads])
@@ -75,6 +78,8 @@ class RatioGradient(torch.autograd.Function):
     @staticmethod
     def forward(value, table, output, gradient, layout, group, to_table):
         grads = torch.zeros_like(value), torch.zeros_like(table)
+        if has_no_values():
+            return grads
         for kv_head in range(value.shape[1]):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             found = grads[0][:, kv_head], grads[1][heads]

@@ -109,7 +109,9 @@ class Runner:
             _disable_attention_dropout(module)
         recorder = Recorder(ModuleTracker(module))
         without_dropout = DisableDropout() if training else contextlib.nullcontext()
-        with self.target.mode if fake else contextlib.nullcontext(), without_dropout, assume_unpacked():
+        # The copy is on the CPU whatever device the caller has made the default.
+        on_cpu = torch.device("cpu")
+        with self.target.mode if fake else contextlib.nullcontext(), on_cpu, without_dropout, assume_unpacked():
             try:
                 args, kwargs = self.inputs.make(sizes, self.mode.dtype)
                 step = self._prepare_step(called, module, args, kwargs)
