@@ -64,8 +64,8 @@ def measure_seconds(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
 def mixing(config: SpatialConfig) -> list[Mixing]:
     """The whole model on images of increasing size, with separable heads and with others.
 
-    A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not. One formula
-    of each serves every size.
+    A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not. One
+    formula of each serves every size.
     """
     macs = []
     for position in ("quadratic", "gaussian"):
