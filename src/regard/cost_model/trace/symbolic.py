@@ -29,6 +29,7 @@ LAYERS = "L"
 BASE_LAYERS = 2  # with which symbols are found; one more run has a layer more
 GRID = ("R", "W")  # rows and columns of a grid, which has 2 n - 1 relative positions along each
 POINTS = 3  # beside the run at the sizes that were asked for
+MIN_RUNS = 3  # enough to recognise products of sizes and to check them; sums need one more
 
 
 @dataclass
@@ -277,11 +278,20 @@ class SymbolFinder:
     def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
         base = self.run(points[0])
         runs = [base]
+        expressions: list[sympy.Expr] | None = None
         for point in points[1:]:
             runs.append(self.run(point))
             _check_same(base.trace, runs[-1].trace, point, active, self.space.sizes)
-        columns = list(zip(*(_list_sizes(run.trace) for run in runs), strict=True))
-        expressions = self._express(columns, points, active, quick)
+            columns = list(zip(*(_list_sizes(each.trace) for each in runs), strict=True))
+            if len(runs) == MIN_RUNS and len(runs) < len(points):
+                expressions = self._express(columns, points[:MIN_RUNS], active, with_sums=False)
+                if expressions is not None:
+                    break
+        else:
+            expressions = self._express(columns, points, active, with_sums=True)
+        if expressions is None:
+            raise Unfit("a size depends on it in no simple way" if quick else
+                        "a size is no simple expression of the others")  # fmt: skip
         found = iter(expressions)
         operations = []
         flags = _merge_repeated([run.trace for run in runs])
@@ -296,17 +306,13 @@ class SymbolFinder:
         return SymbolicTrace(base, operations, saved, parameters, symbols)
 
     def _express(
-        self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], quick: bool
-    ) -> list[sympy.Expr]:
+        self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], with_sums: bool
+    ) -> list[sympy.Expr] | None:
+        """An expression for every size, or None if one is not recognised."""
         variables = self.space.variables(active, points)
-        known: dict[tuple[int, ...], sympy.Expr] = {}
-        for column in dict.fromkeys(columns):
-            expression = recognise_size(column, variables)
-            if expression is None:
-                raise Unfit(f"a size of {column[0]} depends on it in no simple way" if quick else
-                            f"a size of {column[0]} is no simple expression of the others")  # fmt: skip
-            known[column] = expression
-        return [known[column] for column in columns]
+        known = {column: recognise_size(column, variables, with_sums) for column in dict.fromkeys(columns)}
+        found = [known[column] for column in columns]
+        return None if any(each is None for each in found) else found  # type: ignore[return-value]
 
     def _deepen(self, made: SymbolicTrace, points: list[dict[str, int]]) -> SymbolicTrace:
         """A run with one layer more, whose operations must be among those of the layers before.
