@@ -10,6 +10,7 @@ other operations run, stays a number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -213,7 +214,7 @@ class SymbolFinder:
                 except (Unfit, CostError) as why:
                     reason = str(why) if isinstance(why, Unfit) else _first_line(why)
             if attempt == 0:
-                dropped = self._find_culprits(active, reasons)
+                dropped = self._find_single_culprit(active, reasons) or self._find_culprits(active, reasons)
             elif attempt == 1:
                 dropped = self._find_joint_culprits(active, reasons) or {LAYERS} & active
             else:
@@ -234,11 +235,30 @@ class SymbolFinder:
         ]
         return made
 
-    def _find_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+    def _find_single_culprit(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+        """The last symbol without which all others can be had: one that crosses a threshold, alone or with others.
+
+        A few runs, where looking at each symbol by itself and then at all together takes several for each.
+        """
+        origin = self._find_joint_origin(active)
+        for name in [each for each in reversed(self.space.sizes) if each in active and each != LAYERS]:
+            with contextlib.suppress(Unfit, CostError):
+                self._recognise([origin, *self.space.points(active - {name}, POINTS)], active - {name})
+                self._find_culprits(active, reasons, [name])  # the reason, where it has one by itself
+                return {name}
+        return set()
+
+    def _find_joint_origin(self, active: set[str]) -> dict[str, int]:
+        """The sizes that were asked for, with as many layers and batch rows as other points have at least."""
+        origin = {**self.space.sizes, **({LAYERS: BASE_LAYERS} if LAYERS in active else {})}
+        return {**origin, "B": max(2, origin["B"])} if "B" in active else origin
+
+    def _find_culprits(self, active: set[str], reasons: dict[str, str], names: list[str] | None = None) -> set[str]:
         """Symbols with which alone, and with the sizes that are multiples of them, other operations run."""
+        names = [each for each in self.space.sizes if each in active and each != LAYERS] if names is None else names
         found: set[str] = set()
         origin = {**self.space.sizes, **({"B": max(2, self.space.sizes["B"])} if "B" in active else {})}
-        for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
+        for name in names:
             try:
                 points = self.space.points({name}, 2)
                 if "B" in active and name != "B":
@@ -252,10 +272,7 @@ class SymbolFinder:
     def _find_joint_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
         """Symbols that change the operations together with others, which are added one after the other."""
         found: set[str] = set()
-        layers = {LAYERS} & active
-        origin = {**self.space.sizes, **({LAYERS: BASE_LAYERS} if layers else {})}
-        if "B" in active:
-            origin["B"] = max(2, origin["B"])
+        layers, origin = {LAYERS} & active, self._find_joint_origin(active)
         for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
             taken = active - found - set(list(self.space.sizes)[list(self.space.sizes).index(name) + 1 :])
             try:
