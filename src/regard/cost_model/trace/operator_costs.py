@@ -64,7 +64,7 @@ class OperatorCosts:
         """Identifies operations of equal cost."""
         described = "" if operation.attention is None else describe_attention(operation.attention)
         key = (operation.name, tuple(operation.reads.items()), operation.writes, operation.constants,
-               operation.is_attention, operation.backward, described)  # fmt: skip
+               operation.is_attention, operation.is_factor, operation.backward, described)  # fmt: skip
         if key not in self.known:
             costs = self._cost_of_attention(operation) if operation.attention is not None else None
             if costs is None:
@@ -137,7 +137,7 @@ HIDING = ("aten._native_multi_head_attention", "aten._transformer_encoder_layer_
 def count_bytes(operation: Operation) -> Any:
     """Bytes read and written. A tensor that is given twice is read once; of a table only the rows that are wanted."""
     name = operation.name.removesuffix("_")
-    if name in UNWRITTEN or name == "regard.normalise":
+    if name in UNWRITTEN:
         return 0
     written = sum((operand.bytes for operand in operation.writes), 0)
     if name in LOOKUPS:
@@ -151,7 +151,7 @@ def count_bytes(operation: Operation) -> Any:
 
 # What is allocated and not written; tables of which few rows are read; what does not read what it replaces.
 UNWRITTEN = {f"aten.{name}" for name in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")}
-UNWRITTEN |= {"aten.resize"}
+UNWRITTEN |= {"aten.resize", "regard.normalise", "regard.separable_attention"}
 LOOKUPS = {"aten.embedding": "weight", "aten.index": "self", "aten.gather": "self", "aten.index_select": "self"}
 OVERWRITERS = {"aten.copy_", "aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.normal_", "aten.uniform_"}
 
@@ -289,7 +289,7 @@ def _softmax(after: int = 0) -> Formula:
     def rule(operation: Operation, mode: RunMode) -> OperatorCost:
         numbers = operation.writes[0].numel
         steps = depth.softmax(_reduced(operation), stable=mode.stable, serial=mode.serial) + after
-        return OperatorCost(exponentials=numbers, depth=steps, pairs=numbers if operation.is_attention else 0)
+        return OperatorCost(exponentials=numbers, depth=steps, pairs=_pairs_of_weights(operation))
 
     return rule
 
@@ -297,7 +297,11 @@ def _softmax(after: int = 0) -> Formula:
 def _exp(operation: Operation, mode: RunMode) -> OperatorCost:
     """An exponential is one of a softmax if a product sums values with what becomes of it."""
     numbers = operation.writes[0].numel if operation.is_attention else 0
-    return OperatorCost(exponentials=numbers, depth=sympy.Integer(1), pairs=numbers)
+    return OperatorCost(exponentials=numbers, depth=sympy.Integer(1), pairs=_pairs_of_weights(operation))
+
+
+def _pairs_of_weights(operation: Operation) -> Any:
+    return operation.writes[0].numel if operation.is_attention and not operation.is_factor else 0
 
 
 def _layer_norm(centred: bool) -> Formula:
@@ -435,6 +439,7 @@ FORMULAS: dict[str, Formula] = {
     **{f"aten.{name}": rule for name, rule in _ATEN.items()},
     **dict.fromkeys(RECURRENT, _recurrent),
     "regard.normalise": lambda operation, mode: OperatorCost(normalised=operation.reads["input"].numel),
+    "regard.separable_attention": lambda operation, mode: OperatorCost(pairs=operation.reads["input"].numel),
     "regard.gemv": _linear,
     "regard.gemm": _linear,
 }
