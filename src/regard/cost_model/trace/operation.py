@@ -112,6 +112,8 @@ def product(sizes: Iterable[Any]) -> Any:
 
 
 def describe_tensor(tensor: Tensor, storage: int) -> Operand:
+    if tensor.is_nested:  # rows of different lengths
+        return Operand((), tensor.element_size(), storage)
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return Operand(shape, tensor.element_size(), storage, (False,) * len(shape), tensor.is_floating_point())
