@@ -159,7 +159,7 @@ def test_a_question_that_cannot_be_asked_ends_with_two_and_without_a_traceback(f
 
 
 def test_a_fault_of_the_checker_is_not_taken_for_a_broken_law(folder, capsys, monkeypatch):
-    monkeypatch.setattr("regard.cli.targets.find", lambda text, seed: 1 / 0)
+    monkeypatch.setattr("regard.cli.targets.load_target", lambda text, seed: 1 / 0)
     assert main(["check", "a:b"]) == 3
     assert "ZeroDivisionError" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from regard.cli import main
-from regard.cli.cost_words import WORDS
+from regard.cli.cost_questions import QUESTIONS
 
 MODULE = """
 from torch import nn
@@ -225,7 +225,7 @@ def test_help_has_every_word_and_examples(capsys):
     for part in ("transformers:BertModel --tokens 512", "--memory", "--picture", "regard cost curve", "Ends with 0"):
         assert part in out
     assert max(map(len, out.splitlines())) <= 120
-    for word in WORDS:
+    for word in QUESTIONS:
         assert f"\n  {word} " in out
         assert "usage: regard cost" in told(capsys, word, "--help")
     assert "--dim" in told(capsys, "curve", "--help")

@@ -205,10 +205,10 @@ def test_no_law_holds_by_one_kind_of_case_alone():
     layer, decoder = adapt(Padded(), "layer"), adapt(GPT(GPTConfig(vocab_size=11, context_length=16, **SIZES)))
     for subject in (layer, decoder):
         assert {"left", "right", "random"} <= select_minimum("padding", subject, "side")
-        assert {"ones", "content", "removal"} <= select_minimum("padding", subject, "ask")
+        assert {"ones", "content", "removal"} <= select_minimum("padding", subject, "comparison")
     assert select_minimum("causality", decoder, "kept") >= {1, 2, 3, 4, 5, 6}
     assert {"ones", "halves", "first", "last"} <= select_minimum("cache", decoder, "split")
-    assert {"alone", "others"} <= select_minimum("batch-independence", layer, "ask")
+    assert {"alone", "others"} <= select_minimum("batch-independence", layer, "comparison")
     assert {"other", "longer", "shorter", "thread"} <= select_minimum("statelessness", layer, "between")
 
 

@@ -97,7 +97,7 @@ def _follows(effect: str, cause: str, broken: Mapping[str, Case]) -> bool:
     `paths` compares precisions without a mask first, so it is the mask that half precision does not obey, and the law
     of masks that breaks in half precision says so.
     """
-    path, mask = (broken.get("paths", {}).get(name) for name in ("way", "mask"))
+    path, mask = (broken.get("paths", {}).get(name) for name in ("path", "mask"))
     if path in HALVES and mask != "none" and {effect, cause} & {"paths"}:
         other = cause if effect == "paths" else effect
         if other in _OF_MASKS and broken[other].get("dtype") in HALVES:

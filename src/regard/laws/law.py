@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from regard.adapters.rng import Rng
+
 if TYPE_CHECKING:
     from regard.adapters import Adapter
-    from regard.adapters.rng import Rng
 
 # The parameters of one trial: sizes, places, kinds of content. Small, printable, and what shrinking makes smaller.
 Case = Mapping[str, int | str | bool | float]
+# The names under which parameters enter the seed of a case; other names would draw other numbers.
+SEED_NAMES = {"path": "way", "last_queries": "asked", "comparison": "ask"}
 
 
 @dataclass
@@ -106,6 +109,10 @@ class Law:
         out to say nothing; a case that yields nothing is not counted.
         """
         raise NotImplementedError
+
+    def make_rng(self, seed: int, case: Case) -> Rng:
+        """The random generator of a case: the same for equal cases, in any order."""
+        return Rng(seed, self.slug, tuple((SEED_NAMES.get(name, name), value) for name, value in case.items()))
 
     def kind_of(self, case: Case) -> tuple[int | str | bool | float | None, ...]:
         """What tells this case from those of other kinds."""

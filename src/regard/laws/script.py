@@ -20,7 +20,6 @@ from torch import nn
 
 from regard.adapters import copies
 from regard.adapters.base import Adapter
-from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, Finding, compare
 from regard.laws.law import Law, Observation
 from regard.laws.recording import Inexpressible, RecordedFunction, Recording
@@ -197,7 +196,7 @@ def _record_with(law: Law, origin: Origin, case: dict[str, Any], seed: int) -> R
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(recording.active())
         torch.manual_seed(seed)  # noted, so that dropout that should be off drops the same
-        observations = law.observe(view, case, Rng(origin.seed, law.slug, tuple(case.items())))
+        observations = law.observe(view, case, law.make_rng(origin.seed, case))
         while True:
             try:
                 observation = next(observations)

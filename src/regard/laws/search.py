@@ -306,7 +306,7 @@ def run_case(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 
     factor = FACTOR[torch.float64] if view.eps < 1e-12 else FACTOR[torch.float32]
     factor = HALF_FACTOR if is_half(view) else factor
     try:
-        for observation in law.observe(view, case, Rng(seed, law.slug, tuple(case.items()))):
+        for observation in law.observe(view, case, law.make_rng(seed, case)):
             trial.findings.append(compare(observation, view.eps, factor))
     except Discard as reason:
         trial.discarded = str(reason)

@@ -251,5 +251,5 @@ def test_every_question_comes_early():
     from regard.laws.catalog.padding import PaddingLaw
 
     early = list(islice(PaddingLaw().cases(OperatorAdapter(naive, "naive"), True), 30))
-    assert {case["ask"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
+    assert {case["comparison"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
     assert max(case.get("keys", case.get("tokens")) for case in early) > 32

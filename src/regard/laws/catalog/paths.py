@@ -45,7 +45,7 @@ class PathsLaw(Law):
         "a fast path that drops the mask or the scale, ignored strides, a branch for long inputs, one form of mask"
     )
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
-    kinds = ("way", "mask", "tokens")
+    kinds = ("path", "mask", "tokens")
     minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -62,13 +62,13 @@ class PathsLaw(Law):
                 yield from _make_formula_cases(subject, fast)
             for variant in variants:
                 for mask in (*masks, *(("left", "holes") if variant in own and len(masks) > 1 else ())):
-                    yield {"way": variant, "batch": batch, "tokens": tokens, "mask": mask}
+                    yield {"path": variant, "batch": batch, "tokens": tokens, "mask": mask}
             for variant in poisoned if tokens > 1 else ():
-                yield {"way": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
+                yield {"path": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
             if isinstance(subject, OperatorAdapter) and 1 < tokens < 100:
                 yield from _make_operator_cases(subject, batch, tokens, fast)
             elif "mask" in subject.abilities and 1 < tokens < 100:
-                yield {"way": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
+                yield {"path": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
 
     @staticmethod
     def _make_variant_cases(subject: Adapter, masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
@@ -77,18 +77,18 @@ class PathsLaw(Law):
         halves, long = half_precisions(subject), long_lengths(subject, fast, LONG, LONGER)
         for tokens in long:
             for name in halves if tokens == long[0] else halves[:1]:
-                yield {"way": name, "batch": 1, "tokens": tokens, "mask": "none", "content": "two groups"}
+                yield {"path": name, "batch": 1, "tokens": tokens, "mask": "none", "content": "two groups"}
         for name in halves:
             for mask in (*masks, *(("left", "holes") if len(masks) > 1 else ())) if short > 1 else ("none",):
-                yield {"way": name, "batch": 2, "tokens": short, "mask": mask}
+                yield {"path": name, "batch": 2, "tokens": short, "mask": mask}
         if _is_small(subject.target) or not fast:
             for mask in ("holes",) if len(masks) > 1 and short > 2 else ("none",):
-                yield {"way": "compiled", "batch": 2, "tokens": short, "mask": mask}
+                yield {"path": "compiled", "batch": 2, "tokens": short, "mask": mask}
         # Variants with code of their own have their own branches for long inputs.
         own = [*subject.variants(), "with gradients", "torch's plain kernel"]
         for tokens in long:
             for variant in own if tokens == long[0] else own[:1]:
-                yield {"way": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
+                yield {"path": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
 
     def possible(self, case: Case) -> bool:
         return int(case["tokens"]) > 1 or case["mask"] == "none"
@@ -98,7 +98,7 @@ class PathsLaw(Law):
             if isinstance(subject, OperatorAdapter) and "keys" in case:
                 yield from _observe_operator(subject, case, rng)
                 return
-            batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["way"])
+            batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["path"])
             x = subject.draw(batch, tokens, rng)
             if case.get("content") == "two groups":
                 x = make_nearly_equal_tokens(subject, x, rng)
@@ -307,16 +307,16 @@ def _make_operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast
     sizes = {"batch": batch, "tokens": tokens}
     for keys in dict.fromkeys((tokens, tokens + 4)):
         for layout in ("tokens first", "one projection", "expanded heads", "expanded rows", "padded memory"):
-            yield {"way": layout, **sizes, "keys": keys, "mask": "none"}
+            yield {"path": layout, **sizes, "keys": keys, "mask": "none"}
         if "mask" in subject.abilities:
-            yield {"way": "tokens first", **sizes, "keys": keys, "mask": "random"}
+            yield {"path": "tokens first", **sizes, "keys": keys, "mask": "random"}
             for shape in SHAPES:
                 if batch > 1 and tokens not in (1, batch):
                     for kind in ("random",) if fast else ("random", "banded"):
-                        yield {"way": f"mask of {shape}", **sizes, "keys": keys, "mask": kind}
-            yield {"way": "strided mask", **sizes, "keys": keys, "mask": "random"}
+                        yield {"path": f"mask of {shape}", **sizes, "keys": keys, "mask": kind}
+            yield {"path": "strided mask", **sizes, "keys": keys, "mask": "random"}
             if tokens > 1:
-                yield {"way": "additive mask", **sizes, "keys": keys, "mask": "random"}
+                yield {"path": "additive mask", **sizes, "keys": keys, "mask": "random"}
 
 
 def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
@@ -351,16 +351,16 @@ def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
         "bfloat16",
         "float16",
     ):
-        yield {"way": f"the formula: {change}", **small}
+        yield {"path": f"the formula: {change}", **small}
         yield {
-            "way": f"the formula: {change}",
+            "path": f"the formula: {change}",
             **small,
             "tokens": 70,
             "keys": 70,
             "mask": masks[-1 if formula.masks else 0],
         }
     for tokens in (6, 70):
-        yield {"way": "the formula: no number in a query", **small, "tokens": tokens, "keys": tokens}
+        yield {"path": "the formula: no number in a query", **small, "tokens": tokens, "keys": tokens}
     for queries, keys in pairs:
         for mask in masks if queries > 1 and 1 < keys < LONG else ():
             if mask not in telling:
@@ -369,11 +369,11 @@ def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
 
 def _make_formula_case(queries: int, keys: int, mask: str) -> dict:
     batch = 1 + (queries + keys) % 2 if keys < LONG else 1
-    return {"way": "the formula", "batch": batch, "tokens": queries, "keys": keys, "mask": mask}
+    return {"path": "the formula", "batch": batch, "tokens": queries, "keys": keys, "mask": mask}
 
 
 def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
+    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["path"])
     how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {variant}"}
     kind = str(case["mask"])
     if variant.startswith("the formula"):

@@ -131,12 +131,12 @@ class RangeLaw(Law):
         elif kind in ("hidden", "later"):
             yield from self._observe_unseen(subject, case, rng)
         elif isinstance(subject, OperatorAdapter):
-            ask = {
+            observe = {
                 "shift": self._observe_shift,
                 "large": self._observe_large_scores,
                 "negative": self._observe_large_scores,
             }.get(kind, self._observe_scores_under_mask)
-            yield from ask(subject, case, rng)
+            yield from observe(subject, case, rng)
         else:
             yield from (self._observe_masked_inputs if kind == "large, masked" else self._observe_large_inputs)(
                 subject, case, rng

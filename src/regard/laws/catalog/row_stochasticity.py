@@ -136,8 +136,8 @@ class RowStochasticityLaw(Law):
                 continue
             yield from expect_shares(weights, seen, f"{case['mask']} padding, attention {place}", mask is None)
         if mask is None and isinstance(subject, SequenceAdapter):
-            asked = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
-            for words in asked:
+            calls = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
+            for words in calls:
                 for returned in _find_returned_weights(subject.call(x, **words), tokens, tokens):
                     told = f"weights returned with {words}" if words else "weights returned"
                     yield from expect_shares(returned, (returned != 0).any(-1), told)

@@ -164,7 +164,7 @@ def _can_happen_between(subject: Adapter, kind: str) -> bool:
 
 
 def _make_call_between(kind: str, subject: Adapter, x: Tensor, rng: Rng) -> None:
-    """Something else is asked. Whether it is answered does not matter."""
+    """Make another call; whether it raises does not matter."""
     batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.min_length
     longer, shorter = subject.lengths(2 * tokens + 3)[-1], subject.lengths(max(1, tokens // 2))[0]
     with suppress(Exception):
@@ -223,10 +223,10 @@ def _run_backward(subject: Adapter, x: Tensor) -> None:
 def _observe_arguments(subject: OperatorAdapter, batch: int, tokens: int, form: str, rng: Rng) -> Iterator[Observation]:
     """The tensors that an operator is given are as they were after the call."""
     query, key, value = subject.tensors(rng, batch, tokens, tokens)
-    asked, mask = prepare_masked_call(subject, form, batch, tokens, tokens, rng)
+    called, mask = prepare_masked_call(subject, form, batch, tokens, tokens, rng)
     given = {"query": query, "key": key, "value": value} | ({} if mask is None else {"mask": mask})
     before = [tensor.clone() for tensor in given.values()]
-    asked.attend(query, key, value, mask)
+    called.attend(query, key, value, mask)
     yield from expect_unchanged(given, before)
 
 
@@ -237,20 +237,20 @@ def _observe_other_queries(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     question, other = subject.tensors(rng, batch, queries, keys), subject.tensors(rng, batch, before, keys)
     mask, another = (make_pair_mask(subject, form, batch, count, keys, rng) for count in (queries, before))
 
-    def ask(one: Adapter) -> Tensor:
+    def run(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
         given = [tensor.clone() for tensor in question]
         return one.attend_rows(given[0], given[1], given[2], None if mask is None else mask.clone())
 
-    if is_random(subject, ask, batch, queries, keys, form):
+    if is_random(subject, run, batch, queries, keys, form):
         return  # determinism says so
-    unused = ask(subject.copy_unused())
+    unused = run(subject.copy_unused())
     changed = "a call with other queries" if "queries" in case else "a call with another mask"
     for one, first in ((subject, ""), (subject.copy_unused(), ", the first of an instance")):
         assert isinstance(one, OperatorAdapter)
         with suppress(Exception):
             one.attend(*other, another)
-        yield expect_equal(unused, ask(one), changed=changed + first, reduction=keys + subject.channels)
+        yield expect_equal(unused, run(one), changed=changed + first, reduction=keys + subject.channels)
     yield from _observe_arguments(subject, batch, keys, form, rng)
 
 

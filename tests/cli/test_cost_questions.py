@@ -59,10 +59,10 @@ def test_mha(capsys, heads):
 
 
 def test_every_question_of_the_textbook_has_a_command_and_is_named_by_the_help(capsys):
-    from regard.cli.cost_words import WORDS
+    from regard.cli import cost_questions
     from regard.cost_model.textbook import QUESTIONS
 
-    assert {name for name, word in WORDS.items() if word is not None} == set(QUESTIONS)
+    assert {name for name, question in cost_questions.QUESTIONS.items() if question is not None} == set(QUESTIONS)
     assert main(["--help"]) == 0
     top = capsys.readouterr().out
     readme = (Path(__file__).parents[2] / "README.md").read_text()
