@@ -242,7 +242,7 @@ def test_entangled_backends_are_caught():
     assert "another backend" in message
 
 
-def test_backends_may_share_what_is_listed_and_the_registry_knows_them_all():
+def test_backends_may_share_what_is_listed_and_the_registry_imports_them_all():
     fine = [
         Arrow("regard.backends.native", "regard.backends.base"),
         Arrow("regard.backends.native.loader", "regard.backends.native"),

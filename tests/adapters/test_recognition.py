@@ -150,6 +150,6 @@ def test_a_model_of_measurements_takes_rows_of_numbers():
         (lambda: check(operator, claims=["casuality"]), ("casuality", "causality")),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_plain_words(call, words):
+def test_what_cannot_be_read_is_refused_with_a_reason(call, words):
     with refused(InputError, *words):
         call()

@@ -47,7 +47,7 @@ def test_the_pattern_of_a_mask_is_padding_where_it_is_padding():
     assert count_positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
 
 
-def test_a_description_claims_what_it_says():
+def test_claims_of_a_description_follow_from_its_fields():
     causal = adapt(Attention(pattern=Causal()))
     assert {"causality", "alignment", "support", "empty-rows"} <= set(causal.claims)
     assert "permutation" not in causal.claims

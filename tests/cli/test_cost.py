@@ -122,7 +122,7 @@ def test_everything_goes_into_a_file(capsys, tmp_path):
     assert json.loads(file.read_text())["quantities"]["macs"] == {"formula": "2*B*H*N**2*d", "value": 2 * 16**2 * 8}
 
 
-def test_memory_and_time_are_told_on_request(capsys, monkeypatch, tmp_path):
+def test_memory_and_time_are_printed_on_request(capsys, monkeypatch, tmp_path):
     from regard.cost_model import roofline
     from regard.cost_model.machine import Machine
 
@@ -214,7 +214,7 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         (["curve", "Full()", "--picture", "a.png"], ["cannot be written as .png", "a.svg or a.html"]),
     ],
 )
-def test_a_question_that_cannot_be_asked_ends_with_two_and_says_why(folder, capsys, words, said):
+def test_wrong_arguments_exit_with_two_and_the_reason(folder, capsys, words, said):
     err = refused(capsys, *words)
     for part in said:
         assert part in err
@@ -250,7 +250,7 @@ def test_piped_it_is_plain_text_of_one_width():
     assert max(map(len, run.stdout.splitlines())) <= 100
 
 
-def test_a_status_is_seen_by_somebody_only_and_leaves_nothing(capsys, monkeypatch):
+def test_a_status_is_printed_to_a_terminal_only_and_erased(capsys, monkeypatch):
     from regard.cli.output import status
 
     with status("following", after=0.0):
@@ -333,14 +333,14 @@ def strange(folder):
         ),
     ],
 )
-def test_whatever_is_tried_the_answer_is_a_reason(strange, capsys, words, said):
+def test_random_arguments_give_a_result_or_a_reason(strange, capsys, words, said):
     err = refused(capsys, *(words.split(" ") if words.strip() else [words]))
     assert "Traceback" not in err
     for part in said:
         assert part in err
 
 
-def test_what_depends_on_numbers_is_run_for_real_and_says_so(strange, capsys):
+def test_value_dependent_modules_are_executed_and_a_note_tells_it(strange, capsys):
     branch = plain(capsys, "strange.py:Branching", "--input", "2,3,7")
     assert branch["quantities"]["macs"]["value"] == 2 * 2 * 3 * 7 * 7  # zeros take the second way
     assert any("executed on zeros" in note for note in branch["notes"])

@@ -170,7 +170,7 @@ def test_encoding(capsys):
         ("parallel --T 1024 --J 512 --K 8 --serial-dot", "parallel --T 1024 --J 512 --K 8 --serial"),
     ],
 )
-def test_sizes_may_be_asked_for_by_the_letters_of_the_books(capsys, books, ours):
+def test_sizes_may_be_given_by_the_symbols_of_the_textbooks(capsys, books, ours):
     assert counts(capsys, *books.split()) == counts(capsys, *ours.split())
 
 

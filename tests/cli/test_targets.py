@@ -108,7 +108,7 @@ def test_the_same_seed_makes_the_same_weights_and_touches_no_other_numbers(folde
         ("a module:f", ["is no target", "'a module' is the name of no module"]),
     ],
 )
-def test_what_means_nothing_is_refused_in_words(folder, text, words):
+def test_malformed_targets_are_refused_with_a_reason(folder, text, words):
     message = refused(text)
     for word in [*words, "because", "instead"]:
         assert word in message

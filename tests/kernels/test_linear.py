@@ -270,7 +270,7 @@ def test_samples_and_layers_can_be_mapped(call):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_there_is_no_gradient_and_it_says_so(linear):
+def test_there_is_no_gradient_and_it_raises(linear):
     x, weight, bias = problem(2, 3, 5)
     with pytest.raises(BackendError, match="no gradient"):
         linear(x, weight.requires_grad_(), bias).sum().backward()

@@ -28,7 +28,7 @@ except BackendError as error:
 """
 
 
-def test_without_a_library_another_backend_runs_and_the_reason_is_told():
+def test_without_a_library_another_backend_runs_and_the_reason_is_reported():
     environment = {**os.environ, "REGARD_NATIVE_LIBRARY": "/nonexistent/library.so"}
     command = [sys.executable, "-W", "error", "-c", ATTEND]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -50,7 +50,7 @@ def reason_for(monkeypatch: pytest.MonkeyPatch, file: str) -> str:
     return reason
 
 
-def test_a_file_that_is_no_library_is_told_as_such(monkeypatch, tmp_path):
+def test_a_file_that_is_no_library_is_reported_as_such(monkeypatch, tmp_path):
     text = tmp_path / "text.so"
     text.write_text("this is no library")
     reason = reason_for(monkeypatch, str(text))
@@ -59,7 +59,7 @@ def test_a_file_that_is_no_library_is_told_as_such(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the name of another library is known on Linux only")
-def test_a_library_of_somebody_else_is_told_as_such(monkeypatch):
+def test_an_unrelated_library_is_reported_as_such(monkeypatch):
     """It loads, and has none of our functions."""
     with open("/proc/self/maps") as maps:
         libc = next(line.split()[-1] for line in maps if "/libc.so" in line)

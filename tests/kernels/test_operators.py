@@ -174,7 +174,7 @@ def test_an_exported_attention_takes_any_batch(bias, strict):
         assert torch.equal(exported.module()(*inputs), model(*inputs))
 
 
-def test_a_program_for_wider_vectors_is_refused_in_words(using):
+def test_a_program_for_wider_vectors_is_refused_with_a_reason(using):
     """As happens when a program was exported on another machine."""
     inputs = plain()
     asked = score(Causal())
@@ -273,7 +273,7 @@ def test_forward_mode_is_refused_and_never_silently_zero(which):
 
 
 @jit_is_old
-def test_forward_mode_over_the_way_back_is_refused_too():
+def test_forward_mode_over_backward_is_refused_too():
     query, key, value = made()
     output = run(query, key, value)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
@@ -291,7 +291,7 @@ def compiled_run(*inputs):
 
 @looks_at_grad
 @pytest.mark.parametrize("way", ["plain", "counted", "subclass", "compiled"])
-def test_a_second_derivative_is_refused_in_words_on_every_way(way):
+def test_a_second_derivative_is_refused_on_every_path(way):
     """A gradient that pretends to be constant would train the wrong thing without a word."""
     query, key, value = made()
     query = query.detach().as_subclass(Marked).requires_grad_() if way == "subclass" else query
@@ -420,7 +420,7 @@ def test_parameters_and_tensors_of_other_classes_are_tensors():
     assert torch.equal(leaf.grad.as_subclass(torch.Tensor), twin.grad)
 
 
-def test_the_operators_know_their_shapes_without_numbers():
+def test_operators_have_fake_implementations():
     """Fake tensors carry shapes only: this is how torch plans memory."""
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         for dtype in (torch.float32, torch.float64, torch.bfloat16):

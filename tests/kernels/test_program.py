@@ -122,7 +122,7 @@ def test_the_number_of_pairs_may_exceed_31_bits():
     assert (rows, (high << 31) + low) == (1, 70_000**2)
 
 
-def test_tiles_that_look_alike_share_their_masks():
+def test_equal_tiles_share_their_masks():
     short, long = (program(Window(9, 3), Lengths(n, n), 8) for n in (1000, 4000))
     assert long.masks.numel() == short.masks.numel()
 

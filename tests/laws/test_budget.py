@@ -188,7 +188,7 @@ def test_the_first_case_of_each_kind_runs_whatever_the_budget():
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_every_law_says_how_many_kinds_of_cases_it_takes(law: Law):
+def test_every_law_declares_its_minimum_of_case_kinds(law: Law):
     own = vars(type(law))
     assert own["minimum"] >= 3
     assert own["kinds"]
@@ -255,14 +255,14 @@ def test_work_is_the_same_at_every_measurement_and_grows_with_the_subject():
     assert large.operations > 4 * small.operations
 
 
-def test_probing_says_undecided_and_accuses_nobody():
+def test_probing_reports_undecided_and_no_violations():
     report = probe(Padded(), kind="layer", laws=["padding"], seconds=0.0)
     assert report.verdicts["padding"].outcome == "undecided"
     assert "undecided" in str(report)
     assert not report.violations
 
 
-def test_every_form_of_a_report_says_undecided():
+def test_every_form_of_a_report_shows_undecided():
     report = check(Padded(), kind="layer", claims=["padding"], seconds=0.0)
     assert "1 undecided" in str(report)
     assert "too little was tried" in str(report)

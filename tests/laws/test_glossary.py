@@ -50,7 +50,7 @@ def every_case() -> list[tuple[str, Case]]:
     return found
 
 
-def test_the_cases_of_every_law_are_looked_at(every_case):
+def test_the_cases_of_every_law_are_covered(every_case):
     assert {slug for slug, _ in every_case} == {law.slug for law in LAWS} | {"reference"}
 
 
@@ -71,7 +71,7 @@ def test_no_two_parameters_of_a_case_have_one_name(every_case):
         assert len(names) == len(set(names)), (slug, case)
 
 
-def test_words_that_only_the_code_uses_are_not_shown(every_case):
+def test_internal_parameter_names_are_not_shown(every_case):
     shown = {word.name for slug, case in every_case for word in describe(slug, case)}
     assert shown.isdisjoint({"used", "kept", "by", "kind", "what", "form", "side", "try"})
 

@@ -167,7 +167,7 @@ def test_an_ordinary_softmax_keeps_its_guessed_claim():
         assert "guessed" in str(verdict)
 
 
-def test_every_form_of_a_report_says_which_claims_were_guessed():
+def test_every_form_of_a_report_marks_inferred_claims():
     report = check(operator(mask_last), kind="operator", only=["row-stochasticity"], also=["permutation"], fast=True)
     assert "broken, guessed" in str(report)
     assert "guessed from the kind of subject" in str(report.violations[0])

@@ -214,7 +214,7 @@ def test_decoding_goes_on_after_reorder_and_crop(position):
         assert_close(found[row : row + 1], decoder.whole(alone)[:, length:])
 
 
-def test_a_window_can_be_cropped_as_far_as_it_remembers():
+def test_a_rolling_cache_can_be_cropped_within_its_window():
     decoder = Decoder("halves", Window(6, 0))
     x = random(2, 40, 13)
     cache = decoder.attention.new_cache()

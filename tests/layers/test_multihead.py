@@ -480,7 +480,7 @@ def test_half_precision_stays_half():
     assert layer(random(2, 7, 12, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_a_layer_says_what_it_is():
+def test_the_repr_of_a_layer():
     text = repr(MultiHeadAttention(12, 4, kv_heads=2, attention=Attention(pattern=Causal(), bias=Alibi(4))))
     assert "heads=4, kv_heads=2, pattern=Causal()" in text
     assert "Alibi" in text

@@ -122,13 +122,13 @@ def test_heads_of_all_channels_cost_as_many_times_more():
         (lambda: MultiHeadAttention(12, 3, rotary=Rotary(8)), "turn 8 channels of a head, and a key has 4"),
     ],
 )
-def test_sizes_that_do_not_belong_together_are_refused_in_words(build, words):
+def test_sizes_that_do_not_belong_together_are_refused_with_a_reason(build, words):
     with pytest.raises(ConfigError, match=words) as caught:
         build()
     assert_four_parts(caught.value)
 
 
-def test_tokens_of_another_width_are_refused_in_words():
+def test_tokens_of_another_width_are_refused_with_a_reason():
     layer = MultiHeadAttention(AttentionSizes(13, 3, key=4, context=7, values=11))
     x, context, values = torch.randn(2, 5, 13), torch.randn(2, 9, 7), torch.randn(2, 9, 11)
     cases = [

@@ -123,7 +123,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 @pytest.mark.parametrize("limit", SAVES.values())
-def test_files_may_be_read_by_whom_the_system_lets_read_new_files(tmp_path: Path, mask: int, limit: int):
+def test_files_have_the_default_permissions(tmp_path: Path, mask: int, limit: int):
     before = os.umask(mask)
     try:
         write_folder(tmp_path, CONFIG, made(), shard_bytes=limit)

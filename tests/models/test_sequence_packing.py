@@ -30,7 +30,7 @@ def bert() -> Bert:
     ],
     ids=["tuples", "tensors", "bytes", "arrays", "numbers of torch"],
 )
-def test_texts_may_be_written_in_many_ways(texts):
+def test_texts_may_be_given_in_many_forms(texts):
     (row,) = pack_texts(texts, 100, 7, 11)
     assert row.tokens.tolist() == [[1, 5, 9, 3, 1, 4]]
     assert row.tokens.dtype == torch.int64

@@ -192,6 +192,6 @@ def assert_refused(name: str, call: Callable[[Any], Any], given: Any, *, or_take
     assert error.instead, name
 
 
-def test_a_dict_of_a_tokenizer_is_told_its_key():
+def test_a_tokenizer_dict_gets_an_error_that_names_its_key():
     with refused(InputError, "tokens['input_ids']"):
         models()["gpt"]({"input_ids": TOKENS})

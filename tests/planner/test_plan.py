@@ -151,7 +151,7 @@ def test_a_plan_is_found_again():
     assert plan(Window(2, 1), 50) is not plan(Window(2, 1), 51)
 
 
-def test_a_predicate_is_looked_at_in_tiles_and_empty_ones_are_dropped():
+def test_a_predicate_is_evaluated_in_tiles_and_empty_ones_are_dropped():
     planned = plan(Where(_near), 512, block=64)
     assert planned.pairs == Window(3, 3).pairs(512)
     assert planned.area < 512 * 512 // 4

@@ -76,7 +76,7 @@ def _refuse_convention(name: str, value: object, instead: str) -> InputError:
     return InputError(
         f"{name}={value!r} is no convention.",
         asked=f"{name}={value!r}",
-        because="a law has to know what the argument means",
+        because="the laws depend on what the argument means",
         instead=instead,
     )
 
@@ -102,7 +102,7 @@ class Cached(Protocol):
 
 
 class Adapter:
-    """A target with everything a law may ask of it. Subclasses know how to call one kind of target.
+    """A target with everything that laws, costs and pictures need of it. A subclass calls one kind of target.
 
     Attributes:
         target: the function or module itself, or a copy of it in another precision.
@@ -197,7 +197,7 @@ class Adapter:
     # Precision
 
     def at(self, dtype: torch.dtype) -> Adapter | None:
-        """This adapter in another precision, or None if it cannot be had."""
+        """This adapter in another precision, or None if it cannot be converted."""
         if dtype == self.dtype:
             return self
         if dtype not in self._views:

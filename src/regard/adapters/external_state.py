@@ -46,12 +46,12 @@ def isolate(module: nn.Module) -> None:
 
 
 class ExternalState:
-    """The state outside a module as one copy of it knows it.
+    """The state outside a module, of one copy of it.
 
     Attributes:
         places: where it lies: a holder (a class, or the names of a file) and a name.
         held: for each place what is not there now: while the copy rests its own things, while it runs the others'.
-        caches: functions that remember answers. They are emptied whenever another copy had its turn.
+        caches: functions with an lru_cache. They are cleared whenever another copy has run.
     """
 
     # The last whose turn it was.
@@ -136,7 +136,7 @@ class _Owner:
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
-    """Every name that a piece of code and the pieces within it look up."""
+    """Every name that a code object and the code objects inside it refer to."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

@@ -139,7 +139,7 @@ class InferredCache:
         cut: list[Any] = []
         for leaf, (_, axis) in zip(leaves, axes, strict=True):
             if isinstance(leaf, Tensor) and axis is None and leaf.ndim:
-                return None  # a state in which the tokens are summed up cannot forget
+                return None  # a state that sums over tokens cannot be cropped
             if isinstance(leaf, Tensor) and axis is not None and leaf.shape[axis] != state.tokens:
                 return None  # nor can one that has already dropped some of them
             if isinstance(leaf, Tensor):

@@ -44,7 +44,7 @@ class SequenceAdapter(Adapter):
     """What layers and models share: one input with tokens on axis 1, perhaps a mask of tokens.
 
     Attributes:
-        form: how it wants its mask, or None if it takes none.
+        form: the form of its mask argument, or None if it takes none.
     """
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None) -> None:
@@ -163,7 +163,7 @@ class LayerAdapter(SequenceAdapter):
 
     def _find_channels(self, given: int | None) -> int:
         if given is not None and type(self) is not LayerAdapter:
-            return given  # who recognised the target knows
+            return given  # set by the adapter of a known class
         failure: Exception | None = None
         wanted = [given] if given is not None else [*find_channels(self.target), *CHANNELS]
         for channels in dict.fromkeys(wanted):

@@ -123,7 +123,7 @@ def takes_ids(target: Any) -> bool:
 
 
 def find_image_size(target: Any) -> tuple[int, int, int] | None:
-    """The picture that a module wants: channels of its first convolution, and the size it mentions."""
+    """The image shape of a module: channels of its first convolution, and the size of its configuration."""
     if not isinstance(target, nn.Module):
         return None
     first = next((part for part in target.modules() if isinstance(part, nn.Conv2d)), None)

@@ -24,7 +24,7 @@ class OperatorAdapter(Adapter):
 
     Attributes:
         heads, kv_heads, dim, value_dim: the sizes of what is drawn.
-        form: how it wants its mask, or None if it takes none.
+        form: the form of its mask argument, or None if it takes none.
     """
 
     kind = "operator"

@@ -1,4 +1,4 @@
-"""`adapt`: from a target to the adapter that knows how to call it."""
+"""`adapt`: select the adapter of a target."""
 
 from __future__ import annotations
 

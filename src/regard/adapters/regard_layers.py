@@ -111,7 +111,7 @@ class RegardOperator(OperatorAdapter):
         return self.target(query, key, value, pattern)
 
     def _takes_masks(self) -> bool:
-        """Whether the backend runs every mask; one that was named may know some patterns only."""
+        """Whether the backend runs every mask; a named backend may support some patterns only."""
         tokens = 5 if self.fixed is None else self.fixed
         mask = torch.ones(2, 1, tokens, tokens, dtype=torch.bool)
         mask[..., 1] = False
@@ -142,7 +142,7 @@ class RegardOperator(OperatorAdapter):
             try:
                 self.attend(*self.tensors(Rng(0, "sizes"), 2, tokens, tokens))
                 return self.heads, self.dim
-            except Exception as reason:  # a bias may want other heads, a feature map other sizes
+            except Exception as reason:  # a bias may need other heads, a feature map other sizes
                 failure = failure or reason
         raise InputError(
             f"{self.name} does not run.",
@@ -174,7 +174,7 @@ def _adapt_operator(target: AttentionModule, name: str, options: dict[str, Any])
     attention = target.attention
     if attention.pattern is not None and attention.pattern.rows is not None:
         raise InputError(
-            "this description knows its batch.",
+            "this description fixes the batch size.",
             asked=repr(attention.pattern),
             because=f"it is for {attention.pattern.rows} rows, and a law chooses its own",
             instead="the description without the padding or the segments of one batch; the laws give masks themselves",
@@ -280,7 +280,7 @@ class BlocksAdapter(KnownLayer):
 
 
 class GridAdapter(GridLayer):
-    """Ours on a grid, which also know their weights."""
+    """Regard's layers on a grid, which also return their weights."""
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         if isinstance(self.target, WindowAttention):

@@ -24,7 +24,7 @@ SYMPTOM = "torchvision::"
 
 def import_quietly(name: str) -> ModuleType:
     """This module of another project. Raises what its import raises."""
-    # Nothing is looked up on the network, unless the environment says otherwise.
+    # No network access, unless the environment allows it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -71,7 +71,7 @@ def _adapt_by_class(target: Any, kind: str | None, name: str, options: dict[str,
 
 
 def _knows_positions(layers: Any) -> bool:
-    """Whether a stack of layers knows where its tokens are."""
+    """Whether a stack of layers uses positions."""
     known = (layers.rel_pos, layers.rotary_pos_emb, getattr(layers, "polar_pos_emb", None))
     return any(each is not None for each in known) or _shifts_tokens(layers)
 
@@ -221,7 +221,7 @@ class IntermediatesCache:
 def _adapt_wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
     layers = target.attn_layers
     if layers.need_condition or getattr(target, "recycling", False) or getattr(target, "looped", False):
-        return None  # it wants more than ids
+        return None  # it needs more inputs than ids
     claims = [*(["causality"] if layers.causal else []), *TEXT_CLAIMS]
     caches = layers.causal and target.can_cache_kv
     claims += ["cache"] if caches else []

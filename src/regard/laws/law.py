@@ -1,4 +1,4 @@
-"""What a law is: a statement, when it applies, where to look, and what must be equal there."""
+"""What a law is: a statement, when it applies, the cases to try, and what must be equal in each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Observation:
 
 
 class Discard(Exception):
-    """A case whose input says nothing about the law: it counts neither as tried nor as refused."""
+    """A case whose input is uninformative: it counts neither as tried nor as refused."""
 
 
 def discard(reason: str) -> NoReturn:
@@ -66,7 +66,7 @@ def discard(reason: str) -> NoReturn:
 
 
 class Law:
-    """One law. A subclass states it, says where to look, and yields what must be equal there.
+    """One law. A subclass states it, lists the cases to try, and yields what must be equal in each.
 
     Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
     one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are done by `laws/search.py`.
@@ -99,7 +99,7 @@ class Law:
         return None
 
     def cases(self, subject: Adapter, fast: bool) -> Iterable[Case]:
-        """Where to look, the most telling places first."""
+        """The cases to try, the most informative first."""
         raise NotImplementedError
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:

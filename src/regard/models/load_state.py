@@ -206,7 +206,7 @@ def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
-    """Give every module that knows the tensor the same object."""
+    """Share one tensor object between all modules that have the parameter."""
     placed: nn.Parameter | Tensor | None = None
     for name in names:
         path, _, last = name.rpartition(".")
@@ -221,7 +221,7 @@ def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
 
 
 def _reset_buffers(model: nn.Module, source: str) -> None:
-    """Let modules compute the buffers that are no part of the state, and make sure that nothing was forgotten."""
+    """Compute the buffers that are not in the state dict, and check that no tensor is left on the meta device."""
     for module in model.modules():
         if callable(reset := getattr(module, "reset_buffers", None)):
             reset()

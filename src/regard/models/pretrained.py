@@ -216,7 +216,7 @@ def _download_from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download  # an extra, and imported only where the hub is used
     except ImportError as failure:
         raise CheckpointError(
-            f"{name!r} does not exist, and looking it up on the hub needs the package huggingface_hub.",
+            f"{name!r} does not exist, and loading it from the hub needs the package huggingface_hub.",
             asked=repr(name),
             found=f"no such file or folder in {Path.cwd()}",
             because=f"{type(failure).__name__}: {failure}",

@@ -27,7 +27,7 @@ OTHER_NUMBERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint3
 def check_sizes(config: Config, *names: str) -> None:
     """Refuse sizes below one, a dropout that is no probability and a norm's epsilon that is negative or no number.
 
-    A size may be `None`, which is none at all. Dropouts and epsilons are looked for by their names.
+    A size may be `None`, which is none at all. Dropouts and epsilons are found by their names.
     """
     fields = [field.name for field in dataclasses.fields(config)]
     for name in (*names, *(name for name in fields if name in CHANCES or name in EPSILONS)):

@@ -220,7 +220,7 @@ def test_places_counted_from_the_padding_are_found():
     assert verdict(Words(counted=False), "model", left=False).outcome == "holds"
 
 
-def test_an_encoder_owes_the_left_only_if_it_says_so():
+def test_left_padding_is_required_of_an_encoder_only_if_it_is_declared():
     assert verdict(Words(False), "model", left=True).outcome == "broken"
     assert verdict(Words(False, counted=True), "model", left=True).outcome == "holds"
 

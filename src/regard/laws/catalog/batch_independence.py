@@ -46,7 +46,7 @@ class BatchIndependenceLaw(Law):
             if fast
             else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3), (17, 2)]
         )
-        # Longer than a block, soon: the ways for long inputs are often others.
+        # Longer than a block, early: long inputs often take another code path.
         long = subject.lengths(67)[0]
         for comparison in ("alone", "others"):
             yield {"comparison": comparison, "batch": 2, "tokens": long, "mask": "none"}
@@ -193,13 +193,13 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
     query, key, value = subject.tensors(rng, batch, queries, keys)
     mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
 
-    def comparison(one: Adapter) -> Tensor:
+    def run(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
         return one.attend_rows(query, key, value, mask)
 
-    if is_random(subject, comparison, batch, queries, keys, form):
+    if is_random(subject, run, batch, queries, keys, form):
         return
-    whole = comparison(subject)
+    whole = run(subject)
     for row in range(batch):
         one = slice(row, row + 1)
         part = mask if mask is None or len(mask) == 1 else mask[one]

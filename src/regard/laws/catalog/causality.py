@@ -137,7 +137,7 @@ def _make_masked_run(
 
 
 def make_blank(subject: Adapter, x: Tensor) -> Tensor | float:
-    """Content that stands for nothing: zeros, or the first id."""
+    """Blank content: zeros, or the lowest id."""
     return 0.0 if x.is_floating_point() else subject.draw(1, subject.lengths(64)[0], Rng(0, "blank")).min()
 
 

@@ -63,7 +63,7 @@ class DeterminismLaw(Law):
                     for gradients in (False, True) if "gradients" in subject.abilities else (False,):
                         yield _make_case(batch, tokens, dropout, mask, gradients)
         if isinstance(subject, OperatorAdapter):
-            # One query is a step of decoding, for which many have a way of their own.
+            # One query is a decode step, which often has a code path of its own.
             for queries, keys in ((1, 7), (7, 11), (1, 66), (11, 7)):
                 for mask in masks:
                     yield {**_make_case(2, queries, "as it is", mask, False), "keys": keys}

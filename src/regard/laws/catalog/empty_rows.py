@@ -20,7 +20,7 @@ class EmptyRowsLaw(Law):
     id = "L6"
     slug = "empty-rows"
     title = "Totality on empty rows"
-    headline = "a query that sees nothing has no proper answer."
+    headline = "a query without visible keys has a wrong output or gradient."
     statement = (
         "A query with no visible key gives one documented output, zeros unless declared otherwise, on every code "
         "path. Its gradients are finite, and other outputs are unaffected. For a layer, the output is finite."
@@ -106,7 +106,7 @@ class EmptyRowsLaw(Law):
 def _observe_empty_rows(
     subject: OperatorAdapter, output: Tensor, value: Tensor, empty: Tensor, changed: str
 ) -> Iterator[Observation]:
-    """What empty rows say. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
+    """Check empty rows. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
     meaning = subject.conventions.empty
     if meaning == "nan":
         rows = output[empty]
@@ -267,7 +267,7 @@ def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     output = subject.attend_rows(*tensors, mask)
     if subject.conventions.empty != "nan":
         yield expect_finite(output, changed="all but a few keys hidden from each query")
-    # Hidden keys have no say, so one query at a time must agree with all of them together.
+    # Hidden keys do not matter, so each query alone must agree with all of them together.
     several = mask.clone()
     several[:, :, 1::2] = True
     others = subject.attend_rows(*tensors, several)

@@ -92,7 +92,7 @@ class MaskedValuesLaw(Law):
 
     @staticmethod
     def _one_of_each(subject: Adapter, masked: bool) -> Iterator[Case]:
-        """Every way to hide at every sort of length: small, with a tail behind blocks of 8 to 128, one query, long."""
+        """Every kind of mask at every kind of length: small, with a tail behind blocks of 8 to 128, one query, long."""
         forms, names = ("keys", "pairs", "heads"), ("nan", "inf")
         long = subject.lengths(5, 37, 70, 141)
         for turn, (queries, keys) in enumerate(((5, 5), (37, 37), (1, 37), (3, 70), (2, 141), (1, 2))):

@@ -196,7 +196,7 @@ def _observe_content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observa
         changed = torch.where(_broadcast_mask(mask, x), x, other)
         yield expect_equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
     if "aligned" in subject.abilities and _owes_finite_outputs(subject, x, mask):
-        # A token sees at least itself, so there is always something to say.
+        # A token attends at least to itself, so there is always something to compare.
         shown = torch.where(_broadcast_mask(mask, before), before, torch.zeros_like(before))
         yield expect_finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
     if x.shape[0] > 1 and case["side"] != "row":
@@ -226,7 +226,7 @@ def _observe_removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observa
     x, mask = _draw_padded(subject, case, rng)
     tokens = x.shape[1]
     before = subject.run(x, mask)
-    # What is owed shows in the precision that the subject came in; half precision is too coarse to tell.
+    # Decided in the subject's own precision; half precision is too coarse.
     clear = in_native_precision(subject) if is_half(subject) else subject
     shown = x.to(clear.dtype) if x.is_floating_point() else x
     for row in range(x.shape[0]):

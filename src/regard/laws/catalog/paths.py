@@ -26,7 +26,7 @@ KINDS = ("random", "banded", "late", "early", "blocks")
 SHAPES = ("(1, 1, Q, K)", "(Q, K)", "(B, 1, 1, K)", "(B, 1, Q, K)", "(1, H, Q, K)")
 # Parts of a module that is compiled in a fast check as well.
 SMALL = 32
-# Roundings of half precision that an operator may make on the way to one number.
+# Roundings of half precision that an operator may make for one output.
 HALF_ROUNDINGS = 16
 
 
@@ -53,7 +53,7 @@ class PathsLaw(Law):
         sizes = [(2, 5), (3, 66)] if fast else [(2, 5), (1, 17), (3, 66), (1, 1), (2, 131)]
         sizes = list(dict.fromkeys((batch, subject.lengths(tokens)[0]) for batch, tokens in sizes))
         variants = [variant for variant in _find_variants(subject) if variant != "compiled"]
-        # Variants with code of their own read masks in their own way.
+        # Variants with code of their own read masks differently.
         own = {*subject.variants(), "training without dropout", "torch's plain kernel"}
         poisoned = list(subject.variants()) if {"float", "aligned"} <= subject.abilities else []
         yield from self._make_variant_cases(subject, masks, fast)
@@ -103,7 +103,10 @@ class PathsLaw(Law):
             if case.get("content") == "two groups":
                 x = make_nearly_equal_tokens(subject, x, rng)
             mask = None if case["mask"] == "none" else _make_token_mask(str(case["mask"]), batch, tokens)
-            how: dict[str, Any] = {"reduction": tokens + subject.channels, "changed": f"computed another way: {name}"}
+            how: dict[str, Any] = {
+                "reduction": tokens + subject.channels,
+                "changed": f"computed by another path: {name}",
+            }
             if mask is not None and "aligned" in subject.abilities:
                 how["where"] = mask
             if name == "additive mask" and mask is not None and name not in subject.variants():
@@ -158,7 +161,7 @@ def _observe_nan(subject: Adapter, variant: Variant, x: Tensor, rng: Rng, name: 
         subject.run(other).isnan().double(),
         variant(other, None).isnan().double(),
         where=seen,
-        changed=f"input[:, {place}] is NaN, computed another way: {name}",
+        changed=f"input[:, {place}] is NaN, computed by another path: {name}",
         effect="is NaN on one path and a number on the other",
     )
 
@@ -271,7 +274,7 @@ def _is_small(target: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Additive:
-    """A mask handed over as what is added to scores: 0 for what may be seen, -inf for what is hidden."""
+    """A mask as scores to add: 0 for visible, -inf for hidden."""
 
     name: str
     numbers: torch.dtype
@@ -281,7 +284,7 @@ class _Additive:
 
 
 def _with_additive_mask(subject: Any) -> Any | None:
-    """The subject with its masks handed over as numbers; None if it has no boolean ones."""
+    """The subject with additive masks; None if it has no boolean ones."""
     form = getattr(subject, "form", None)
     if form is None or form.dtype != torch.bool:
         return None
@@ -293,7 +296,7 @@ def _with_additive_mask(subject: Any) -> Any | None:
 def _observe_additive_mask(
     unmasked: Tensor, masked: Tensor, output: Tensor, how: dict[str, Any]
 ) -> Iterator[Observation]:
-    """A mask of 0 and -inf hides what it says, means something else, or is refused; it is not silently ignored."""
+    """An additive mask is applied, rejected or means something else; it is not silently ignored."""
     where = how.get("where", torch.ones(masked.shape[:2], dtype=torch.bool))
     if output.shape != masked.shape or is_close(unmasked[where], masked[where]) or not is_close(unmasked, output, 1e-6):
         return
@@ -374,7 +377,7 @@ def _make_formula_case(queries: int, keys: int, mask: str) -> dict:
 
 def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["path"])
-    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {variant}"}
+    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed by another path: {variant}"}
     kind = str(case["mask"])
     if variant.startswith("the formula"):
         yield from _observe_formula(

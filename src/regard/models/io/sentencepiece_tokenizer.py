@@ -20,7 +20,7 @@ class SentencePieceTokenizer:
     whose union is the token of the highest score are joined, the leftmost of equals, again and again until no union
     is a token.
 
-    llama2.c looks at all neighbours before every join; here they wait in a queue, which gives the same tokens in
+    llama2.c compares all neighbours before every merge; here they wait in a queue, which gives the same tokens in
     n log n steps. And a text that spells a sign, such as "<s>", stays text here; there it becomes the sign.
 
     Source: Kudo and Richardson 2018, SentencePiece; Karpathy's llama2.c, `encode` and `decode` of run.c.
