@@ -350,9 +350,9 @@ def test_an_unknown_key_of_the_configuration_is_refused(tmp_path: Path):
 
 def test_another_model_is_refused(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="This is no Other") as caught:
+    with pytest.raises(CheckpointError, match="another class than Other") as caught:
         Other.from_pretrained(tmp_path)
-    assert "'ladder'" in caught.value.instead
+    assert caught.value.instead == "Ladder.from_pretrained(...)"
 
 
 def test_an_unknown_layout_is_refused_in_both_directions(tmp_path: Path):
@@ -388,7 +388,7 @@ def test_a_table_computed_while_building_is_found_out(tmp_path: Path):
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     for source in (tmp_path / "nothing", str(tmp_path / "nothing"), "nothing.gguf"):
-        with pytest.raises(CheckpointError, match="There is no nothing"):
+        with pytest.raises(CheckpointError, match=r"nothing(\.gguf)? does not exist"):
             Ladder.from_pretrained(source)
 
 

@@ -56,13 +56,13 @@ def test_rows_of_a_tensor_are_texts():
     ],
 )
 def test_what_is_no_text_is_refused(texts, word):
-    with refused(InputError, "list of token numbers", word):
+    with refused(InputError, "list of token ids", word):
         bert().embed(texts)
 
 
 @pytest.mark.parametrize("texts", [5, None])
 def test_what_are_no_texts_is_refused(texts):
-    with refused(InputError, "list of token numbers", repr(texts)):
+    with refused(InputError, "list of token ids", repr(texts)):
         next(pack_texts(texts, 100, 7))
 
 

@@ -175,7 +175,8 @@ class LayerAdapter(SequenceAdapter):
                 failure = failure or reason
         raise InputError(
             f"{self.name} does not run as a layer.",
-            asked=f"f(x) with x of (2, 5, {'channels), channels in ' + str(CHANNELS[:6]) if given is None else given})",
+            asked=f"f(x) with x of (2, 5, {'channels), channels in ' if given is None else ''}{given or CHANNELS[:6]}"
+            + (")" if given is not None else ""),
             found=f"{type(failure).__name__}: {failure}",
             because="it has to be called before it can be checked",
             instead='channels= if its width is unusual; kind="operator" or kind="model" if it takes something else;\n'

@@ -168,7 +168,7 @@ def _check_description(described: Attention, pattern: Pattern, batch: tuple[int,
             asked=f"a pattern for {pattern.rows} batch rows",
             found=f"a batch of {tuple(batch)}, {math.prod(batch)} rows",
             because="Padding, Segments and Mask describe every batch row",
-            instead="one length, one row of ids or one mask for each batch row",
+            instead="one length, one row of ids or one mask for each batch row; tensors are (*batch, head, token, dim)",
         )
     if pattern.heads is not None and pattern.heads != heads:
         raise ShapeError(

@@ -102,9 +102,10 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
     if because:
         raise ConfigError(
             f"{type(conv).__name__} cannot be converted to attention.",
-            asked=f"conv_to_attention({conv})",
+            asked=f"conv_to_attention({type(conv).__name__})",
             because=because,
-            instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights",
+            instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights;\n"
+            "regard.convert.convert_network(model) for all of them inside a model",
         )
     assert isinstance(conv, CONVS)
     size, dilation, stride = (tuple(map(int, each)) for each in (conv.kernel_size, conv.dilation, conv.stride))

@@ -167,7 +167,9 @@ def check_dtype(dtype: torch.dtype | None) -> None:
             f"A model cannot be loaded in {dtype!r}.",
             asked=f"dtype={dtype!r}",
             because="layers compute in float16, bfloat16, float32 or float64",
-            instead="dtype=torch.float32 or torch.bfloat16, say, or None for the file's own",
+            instead=f"dtype=torch.{dtype}"
+            if isinstance(dtype, str) and getattr(torch, dtype, None) in COMPUTED
+            else "dtype=torch.float32 or torch.bfloat16, or None for the file's own",
         )
 
 

@@ -29,6 +29,14 @@ class Padding(Pattern):
     side: str = "right"
 
     def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
+        if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
+            raise PatternError(
+                "Padding needs lengths, not a mask.",
+                asked=f"Padding(a boolean tensor of shape {tuple(lengths.shape)})",
+                because="a batch row is described by its number of real tokens",
+                instead="Padding(mask.sum(-1)) if padding is on the right, with side='left' if on the left;\n"
+                "attend(..., mask=mask[:, None, None]) for any other mask of keys",
+            )
         listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else lengths
         listed = list(listed) if isinstance(listed, Iterable) else [listed]
         numbers = tuple(check_integer("Padding", "lengths", length) for length in listed)
@@ -61,7 +69,7 @@ class Padding(Pattern):
                 asked=repr(self),
                 found=f"{lengths.keys} keys",
                 because=f"a row of {max(self.counts)} real tokens cannot lie in {lengths.keys} keys",
-                instead="lengths of at most the number of keys",
+                instead="lengths of at most the number of keys; tensors are (*batch, head, token, dim)",
             )
 
     def _find_real_keys(self, keys: int) -> tuple[Array, Array]:

@@ -163,11 +163,13 @@ def missing_file_error(path: Path) -> CheckpointError:
         present = []
     listing = ", ".join(present[:8]) + (", ..." if len(present) > 8 else "")
     return CheckpointError(
-        f"There is no {path.name}.",
+        f"{path.name} does not exist.",
         asked=str(path),
         found=f"in {folder}: {listing or 'nothing'}" if folder.is_dir() else f"no folder {folder}",
-        because="the file does not exist",
-        instead="check the path, or save the model there first",
+        because="a checkpoint is a folder with config.json and weights, or a file of weights beside its config.json"
+        if path.name == "config.json"
+        else "there is no such file or folder",
+        instead="check the path, or save the model there by save_pretrained",
     )
 
 
