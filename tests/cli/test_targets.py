@@ -152,7 +152,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(folder):
     assert "config.json cannot be read" in refused("empty")
     (folder / "empty" / "config.json").write_text(json.dumps({"model_type": "regard.unknown"}))
     message = refused("empty")
-    assert "no model here reads empty" in message
+    assert "no model class reads empty" in message
     assert "GPT" in message
 
 

@@ -15,7 +15,7 @@ from regard.adapters.base import Adapter, Conventions, Variant
 from regard.adapters.example_inputs import ExampleInputs, InputSpec, activations
 from regard.adapters.known_layer import MODULE_CLAIMS, GridLayer, KnownLayer, conventions_of, other_sequence
 from regard.adapters.mask_patterns import is_padding, pattern_of_mask
-from regard.adapters.operator import SIZES, OperatorAdapter
+from regard.adapters.operator import OperatorAdapter
 from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
 from regard.attention import Attention, attend
@@ -94,6 +94,7 @@ class RegardOperator(OperatorAdapter):
 
     def __init__(self, target: AttentionModule, name: str, conventions: Conventions, **sizes: int) -> None:
         self.fixed = fixed_length(target.attention.pattern, target.attention.bias)
+        self.example_tokens = self.example_tokens if self.fixed is None else self.fixed
         super().__init__(target, name, conventions, **sizes)
         if self._takes_masks():
             self.abilities.add("mask")
@@ -112,7 +113,7 @@ class RegardOperator(OperatorAdapter):
 
     def _takes_masks(self) -> bool:
         """Whether the backend runs every mask; a named backend may support some patterns only."""
-        tokens = 5 if self.fixed is None else self.fixed
+        tokens = self.example_tokens
         mask = torch.ones(2, 1, tokens, tokens, dtype=torch.bool)
         mask[..., 1] = False
         mask[:, :, -1, 1] = True  # no mask of whole keys, which linear attention runs, too
@@ -133,24 +134,6 @@ class RegardOperator(OperatorAdapter):
             return twin.run(x, mask)
 
         return variant
-
-    def _find_operator_sizes(self, heads: int | None, dim: int | None) -> tuple[int, int]:
-        tokens = 5 if self.fixed is None else self.fixed
-        failure: Exception | None = None
-        for self.heads, self.dim in dict.fromkeys((heads or own, dim or size) for own, size in SIZES):
-            self.kv_heads, self.value_dim = self.heads, self.dim
-            try:
-                self.attend(*self.tensors(Rng(0, "sizes"), 2, tokens, tokens))
-                return self.heads, self.dim
-            except Exception as reason:  # a bias may need other heads, a feature map other sizes
-                failure = failure or reason
-        raise InputError(
-            f"{self.name} does not run.",
-            asked=f"attend with {self.target.attention} on {self.target.backend!r}",
-            found=f"{type(failure).__name__}: {failure}",
-            because="it has to be called before it can be checked",
-            instead="heads= and dim= that fit its bias",
-        ) from failure
 
 
 def _find_description(target: Any) -> AttentionModule | None:
