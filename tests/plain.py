@@ -1,4 +1,4 @@
-"""Correct attention written plainly, as third-party code is: no law may accuse it."""
+"""Correct attention written plainly, as third-party code is: no law may report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights are read off a layer that does not show them, however it multiplies."""
+"""Attention weights are recovered from a layer that does not return them, whatever operators compute its products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user says about a target is read, or refused in plain words; and the target itself is left alone."""
+"""Options about a target are applied or refused with a reason, and the target itself is not modified."""
 
 from __future__ import annotations
 

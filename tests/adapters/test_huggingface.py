@@ -1,4 +1,4 @@
-"""Models of transformers are recognised, called as their users call them, and judged in true double precision."""
+"""Models of transformers are recognised, called as documented, and compared in true double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a target to a subject: kinds, sizes, masks, and what is said when it cannot be."""
+"""From a target to its adapter: kinds, sizes, masks, and error messages."""
 
 from __future__ import annotations
 

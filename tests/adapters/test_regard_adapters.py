@@ -75,7 +75,7 @@ def test_a_bias_for_one_length_is_called_at_that_length():
 
 
 def test_a_description_of_one_batch_is_refused():
-    with pytest.raises(InputError, match="knows its batch"):
+    with pytest.raises(InputError, match="fixes the batch size"):
         adapt(Attention(pattern=Padding([2, 3])))
 
 

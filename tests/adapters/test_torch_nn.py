@@ -1,4 +1,4 @@
-"""torch's modules are recognised, called as torch documents it, and hold to what it documents, but for one."""
+"""torch's modules are recognised, called as documented, and hold their claims, with one exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's own promises: conventions, limits, layouts and what it says."""
+"""The operator: conventions, limits, layouts and error messages."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Linear attention: its three forms are one, and that one is the reference."""
+"""Linear attention: its three forms agree with each other and with the reference."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Attention by position alone equals attention over all pairs, values and gradients, wherever the heads look."""
+"""Attention by position alone equals attention over all pairs, values and gradients, wherever heads are centred."""
 
 import copy
 from contextlib import contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""How hard a hill must be, where soft heads really look, what content adds, and what memory it all takes."""
+"""The steepness of hard heads, the centres of soft heads, added content scores, and peak memory."""
 
 import math
 import sys

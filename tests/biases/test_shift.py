@@ -1,4 +1,4 @@
-"""Every head looks at exactly one place: the limit of a hill, and what is found at the edges."""
+"""Every head attends to exactly one offset: the limit of a Gaussian, and the values beyond the edges."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What happens to attention when one key moves."""
+"""The effect on attention of moving one key."""
 
 import decimal
 import math

@@ -1,4 +1,4 @@
-"""The command: what it prints, what it writes, and what it tells the shell."""
+"""`regard check`: output, files and exit status."""
 
 from __future__ import annotations
 

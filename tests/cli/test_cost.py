@@ -1,4 +1,4 @@
-"""`regard cost`: what it prints, what it writes, and what it tells the shell."""
+"""`regard cost`: output, files and exit status."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         (["nowhere"], ["'nowhere' is no target", "instead"]),
         (
             ["atention", "--tokens", "7"],
-            ["'atention' is no target", "no word", "instead  regard cost attention --help"],
+            ["'atention' is no target", "nor a question", "instead  regard cost attention --help"],
         ),
         (["gpt2", "--tokens", "7"], ["'gpt2' is no target", "published model", "instead  regard cost model gpt2"]),
         (["Full()", "--tokens", "many"], ["'many' is no size: sizes are whole numbers of at least 1"]),
@@ -206,7 +206,10 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         ),
         (["attention", "--tokens", "5", "--width", "-3"], ["regard"]),
         (["davit", "--grid", "16", "--channels", "512"], ["expected 2 arguments"]),
-        (["parallel", "--J", "4", "--K", "2"], ["how many tokens there are", "--T 1024, or --X 32 --Y 32"]),
+        (
+            ["parallel", "--J", "4", "--K", "2"],
+            ["number of tokens is missing or given twice", "--T 1024, or --X 32 --Y 32"],
+        ),
         (["parallel", "--T", "3", "--X", "5", "--J", "4", "--K", "2"], ["asked    T=3, X=5", "because", "instead"]),
         (["parallel", "--T", "3", "--J", "3", "--K", "2"], ["asked    J=3, K=2", "3 is no multiple of 2", "--U 2"]),
         (["model", "gpt5"], ["no model is called 'gpt5'", "because", "bert-base", "transformers:Name"]),
@@ -318,7 +321,7 @@ def strange(folder):
         ("strange.py:Picky --tokens 11", ["AssertionError: five at a time", "forward with inputs (1, 11, 7)"]),
         ("strange.py:number", ["int is neither an Attention nor a module", "because", "instead"]),
         ("strange.py:absent", ["has no 'absent'", "found", "instead"]),
-        ("strange.py:Two(1,2)", ["Two(1, 2) failed", "nothing was made"]),
+        ("strange.py:Two(1,2)", ["Two(1, 2) failed", "there is no target if its constructor fails"]),
         ("broken.py:f", ["SyntaxError", "python broken.py shows where"]),
         ("absent.py:f", ["there is no file absent.py"]),
         (" ", ["no target was given"]),

@@ -1,4 +1,4 @@
-"""The letters that `regard cost` takes are the letters that it prints, and both are called by the field's words."""
+"""The symbols that `regard cost` takes are those that it prints, and both have conventional names."""
 
 from __future__ import annotations
 

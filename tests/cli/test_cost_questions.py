@@ -1,4 +1,4 @@
-"""`regard cost WORD`: every table of the requirements, to the unit, as it is printed and as JSON."""
+"""`regard cost QUESTION`: every table, to the unit, as printed and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`regard show` on texts: token ids, tokenizers, and what is said about weights that nobody trained."""
+"""`regard show` on text: token ids, tokenizers, and captions of untrained weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a text to what it means, and what is said where it means nothing."""
+"""From the text of a target to the target, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_model_of_timm_is_made():
     model = load_target("timm:vit_tiny_patch16_224(img_size=32, depth=1)")
     assert isinstance(model, timm.models.VisionTransformer)
     assert "timm has no model 'vit_of_nobody'" in refused("timm:vit_of_nobody")
-    assert "takes words" in refused("timm:vit_tiny_patch16_224(3)")
+    assert "takes keyword arguments" in refused("timm:vit_tiny_patch16_224(3)")
 
 
 def test_a_library_that_is_missing_is_named_with_how_to_get_it(monkeypatch):

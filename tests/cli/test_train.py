@@ -1,4 +1,4 @@
-"""`regard train`: what it prints, what it keeps, and how it ends."""
+"""`regard train`: output, files and exit status."""
 
 import json
 import os

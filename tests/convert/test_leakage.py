@@ -1,4 +1,4 @@
-"""How much a soft look leaks, and how steep it must be: against sums of many digits, and against real attention."""
+"""Leakage and steepness of soft heads, against high-precision sums and real attention."""
 
 import math
 

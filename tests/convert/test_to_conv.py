@@ -1,4 +1,4 @@
-"""Attention read as a convolution, and the nearest convolution of what is none."""
+"""Positional attention as a convolution, and the nearest convolution of other attention."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fetching weights: verified before use, unpacked to one place, and never a reason for the set-up to fail."""
+"""Downloads: verified before use, unpacked to one place, and a failure never stops the set-up."""
 
 from __future__ import annotations
 

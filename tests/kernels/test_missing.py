@@ -1,4 +1,4 @@
-"""Without the library everything still runs, and says what is missing."""
+"""Without the compiled library everything still runs, and the reason is reported."""
 
 import os
 import shutil

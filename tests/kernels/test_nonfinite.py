@@ -1,4 +1,4 @@
-"""NaN and infinity: what is hidden touches nothing, what is seen spoils exactly what it spoils in the reference."""
+"""NaN and infinity: hidden values have no effect, visible ones spread as in the reference."""
 
 import math
 from itertools import product

@@ -1,4 +1,4 @@
-"""The kernels as operators: torch traces, batches, counts, exports and differentiates them, and is told where not."""
+"""The kernels as torch operators: tracing, vmap, FLOP counts, export, gradients, and what is refused."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""The words of a program name every allowed pair once; `csrc/plan.h` says how they are read."""
+"""The words of a program name every allowed pair once; `csrc/plan.h` has their format."""
 
 from dataclasses import replace
 from itertools import pairwise

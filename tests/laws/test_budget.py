@@ -1,4 +1,4 @@
-"""How much is tried before a law is said to hold: cases, never seconds."""
+"""The number of cases that are tried before a law is said to hold: a budget of cases, never of seconds."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_limit_of_time_leads_to_undecided_and_never_to_holds():
     assert "seconds=0" in verdict.reason
     assert not report.ok
     assert "padding" in report.failed
-    with pytest.raises(LawViolation, match="too little was tried"):
+    with pytest.raises(LawViolation, match="too few cases were tried"):
         assert_laws(Padded(), kind="layer", claims=["padding"], seconds=0.0)
 
 
@@ -265,6 +265,6 @@ def test_probing_reports_undecided_and_no_violations():
 def test_every_form_of_a_report_shows_undecided():
     report = check(Padded(), kind="layer", claims=["padding"], seconds=0.0)
     assert "1 undecided" in str(report)
-    assert "too little was tried" in str(report)
+    assert "too few cases were tried" in str(report)
     assert '"outcome": "undecided"' in report.to_json()
     assert "undecided" in report.to_html()

@@ -1,4 +1,4 @@
-"""Of several broken laws the likeliest cause comes first."""
+"""Of several broken laws the likeliest cause is listed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about sizes beside the smallest counterexample is what was seen."""
+"""Remarks on other sizes beside the smallest counterexample agree with what was tried."""
 
 from __future__ import annotations
 

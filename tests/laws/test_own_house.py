@@ -1,4 +1,4 @@
-"""Regard by its own laws: every backend, layer and model obeys all that its description claims."""
+"""Regard's own backends, layers and models hold every law that they claim."""
 
 from __future__ import annotations
 

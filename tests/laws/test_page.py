@@ -1,4 +1,4 @@
-"""The page: whole, alone, escaped, and with the right cells coloured."""
+"""The HTML page of a report: complete, self-contained, escaped, and with the right cells coloured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin of pytest, tried on projects that use it."""
+"""The pytest plugin, run on sample projects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subject shows of itself."""
+"""Probes: properties of a subject that are found by running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong values that keep every law, beside an implementation that has the right ones."""
+"""Wrong values that break no law are found by comparison with a reference implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed, written and raised when a law breaks."""
+"""Tables, JSON and errors of a report."""
 
 from __future__ import annotations
 

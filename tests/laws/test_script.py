@@ -1,4 +1,4 @@
-"""Counterexamples as files of plain torch: they break without Regard, and hold once the fault is mended."""
+"""Counterexamples as scripts in plain torch: they fail without Regard, and pass once the fault is mended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caches hold, against lists of tokens; sums, contexts, and what is refused."""
+"""The content of caches against lists of tokens; sums, contexts, and refusals."""
 
 import itertools
 

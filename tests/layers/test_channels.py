@@ -1,4 +1,4 @@
-"""Attention between channels: its equation, its two ways, its scale and its cost."""
+"""Channel attention: its equation, its two implementations, its scale and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part that looks at one token at a time: the same for each, two convolutions of one pixel, gated as LLaMA's."""
+"""Feed-forward layers: position-wise, equal to two convolutions of kernel size 1, gated as in LLaMA."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Multi-head attention against torch's own, against its formulas, and against what it says of itself."""
+"""Multi-head attention against torch's own, its formulas, and its own description."""
 
 import copy
 import math

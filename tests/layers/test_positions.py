@@ -1,4 +1,4 @@
-"""Positions that are added: the numbers of the paper, the rotation that moves them, and tables of other sizes."""
+"""Additive positions: the values of the paper, the rotation that shifts them, and tables of other sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where heads look: moments, contours and kernels of their weights, by hand and against the layers themselves."""
+"""Head profiles: moments, contours and kernels of attention weights, by hand and against the layers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""AttentionSizes: the parameters they make, the operations they cost, and those that do not fit."""
+"""AttentionSizes: parameters, operations, and sizes that do not fit."""
 
 import pytest
 import torch

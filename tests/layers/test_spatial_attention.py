@@ -1,4 +1,4 @@
-"""Heads that look a step away: honest attention, separable, with a null key, hard and soft."""
+"""Spatial attention: equal to dense attention, separable, with a null key, hard and soft."""
 
 import itertools
 import math

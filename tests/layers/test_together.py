@@ -1,4 +1,4 @@
-"""Arguments that do not go together are refused: each of these once gave wrong numbers without a word."""
+"""Incompatible arguments are refused: each of these once gave wrong numbers silently."""
 
 from __future__ import annotations
 

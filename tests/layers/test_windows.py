@@ -1,4 +1,4 @@
-"""Attention inside windows: two ways to compute it, its padding, and what it costs."""
+"""Window attention: two implementations, padding, and cost."""
 
 from __future__ import annotations
 

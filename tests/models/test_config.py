@@ -1,4 +1,4 @@
-"""Configurations go to JSON and come back the same, and refuse what they do not know."""
+"""Configurations round-trip through JSON, and refuse unknown fields."""
 
 from __future__ import annotations
 

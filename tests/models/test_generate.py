@@ -1,4 +1,4 @@
-"""Texts are what the model says, row by row, whoever shares the batch; what cannot be written is refused."""
+"""Generated text follows the model's distribution, row by row, independent of the batch; refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2 and LLaMA of Hugging Face, both ways: folders, names, numbers, and what is refused."""
+"""GPT-2 and LLaMA of Hugging Face, in both directions: folders, names, values, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of tensors: what is written comes back, what is damaged is refused by name."""
+"""Tensor files: round trips, and errors that name the damaged file."""
 
 from __future__ import annotations
 

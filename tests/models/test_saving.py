@@ -1,4 +1,4 @@
-"""A crash while saving destroys nothing, and who reads while another saves sees whole checkpoints."""
+"""A crash while saving destroys nothing, and concurrent readers see complete checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of unequal length in a row: how they may be written, and what is no text."""
+"""Packing of texts of unequal length: accepted forms, and refusals."""
 
 from __future__ import annotations
 

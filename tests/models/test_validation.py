@@ -1,4 +1,4 @@
-"""What models check before they read tokens."""
+"""Validation of tokens, lengths and images of models."""
 
 from __future__ import annotations
 

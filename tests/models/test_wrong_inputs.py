@@ -1,4 +1,4 @@
-"""Whatever a model is given in place of its configuration, tokens or images, it answers in four parts."""
+"""Wrong configurations, tokens and images are refused with errors in four parts."""
 
 from __future__ import annotations
 

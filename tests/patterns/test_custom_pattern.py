@@ -1,4 +1,4 @@
-"""A pattern of a user's own, with nothing but its definition, gets everything that built-in ones have."""
+"""A user's pattern with nothing but its definition has every feature of the built-in ones."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a cache asks of a pattern, against the matrices themselves; a cautious answer is allowed, a wrong one is not."""
+"""Cache-related properties of patterns against their matrices; conservative results are allowed, wrong ones are not."""
 
 import pytest
 import torch

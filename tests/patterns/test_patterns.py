@@ -1,4 +1,4 @@
-"""What every pattern promises: its definition, its count, its name, its value."""
+"""Every pattern: definition, pair count, repr and equality."""
 
 import math
 

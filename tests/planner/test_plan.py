@@ -1,4 +1,4 @@
-"""A plan names every allowed pair once, and nothing that it would have to look at the square for."""
+"""A plan names every allowed pair once, without evaluating the square."""
 
 import time
 

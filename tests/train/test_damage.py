@@ -1,4 +1,4 @@
-"""Folders that something has harmed, or that somebody else is using: refused in words, and nothing in them is lost."""
+"""Damaged run folders, or folders in use by another process: refused with a reason, and nothing in them is lost."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Data sets: the same images for everybody, in a fixed split, from whatever files hold them."""
+"""Data sets: the same images on every machine, in a fixed split, from any supported file."""
 
 import gzip
 import json

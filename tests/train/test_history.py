@@ -1,4 +1,4 @@
-"""What a run leaves behind: numbers that agree with the layers, for people, programs and TensorBoard."""
+"""The history of a run: numbers that agree with the layers, as text, JSON and TensorBoard."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Runs: the same numbers from the same seed, whether or not something stops them on the way."""
+"""Training runs: the same numbers from the same seed, interrupted or not."""
 
 import dataclasses
 import json

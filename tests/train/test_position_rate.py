@@ -1,4 +1,4 @@
-"""Heads may learn where to look faster than the rest learns."""
+"""Position parameters may have a higher learning rate than the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What heads look at: the rows that are made are those the models really use, ours and others'."""
+"""Attention maps equal the weights that the models use, for Regard's and third-party models."""
 
 from __future__ import annotations
 

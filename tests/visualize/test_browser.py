@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing is asked for, nothing is said in the console, and everything works."""
+"""The report in a real browser: no requests, no console messages, and working controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a program: what it does when it is stopped, or finds a folder that something has harmed."""
+"""The demo as a program: interruption, and damaged folders."""
 
 from __future__ import annotations
 

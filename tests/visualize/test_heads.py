@@ -1,4 +1,4 @@
-"""Pictures of heads: what is drawn is where the heads look."""
+"""Pictures of heads are drawn at the positions of the heads."""
 
 from __future__ import annotations
 

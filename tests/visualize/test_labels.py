@@ -1,4 +1,4 @@
-"""Labels are true: indices choose what they name, bars share an axis, weights a format, and tokens can be read."""
+"""Labels are right: indices, shared axes, formats of weights, and tokens."""
 
 from __future__ import annotations
 

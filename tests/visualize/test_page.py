@@ -1,4 +1,4 @@
-"""The page: whole, alone, escaped, and with the right numbers inside."""
+"""The page of the demo: complete, self-contained, escaped, and with the right numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be drawn is refused in words, and no choice is left unheard."""
+"""What cannot be drawn is refused with a reason, and so are options without effect."""
 
 import math
 

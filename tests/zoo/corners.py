@@ -1,4 +1,4 @@
-"""Faults that show only in a corner: with a mask, in a batch of one, past a length, at the second look."""
+"""Faults that show only in special cases: with a mask, in a batch of one, past a length, at the second call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right answers with wrong gradients."""
+"""Right outputs with wrong gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions that are not relative, not exact, or not what they say."""
+"""Positions that are not relative, not exact, or not as declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations that are done are those that were promised."""
+"""L19: the counted operations are those declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Determinism: dropout stays off in evaluation, memory is written before it is read, inputs are left alone."""
+"""L12: dropout is off in eval mode, memory is written before it is read, inputs are not modified."""
 
 from __future__ import annotations
 

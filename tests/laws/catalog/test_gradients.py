@@ -1,4 +1,4 @@
-"""The gradient is the derivative."""
+"""L13: the gradient is the derivative."""
 
 from __future__ import annotations
 

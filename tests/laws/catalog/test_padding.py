@@ -1,4 +1,4 @@
-"""What a mask hides might as well not be there."""
+"""L4: padding does not affect the outputs of real tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Path equivalence: switches, modes, memory, masks and lengths change the way, never the answer."""
+"""L11: switches, modes, memory formats, masks and lengths select a code path and do not change the output."""
 
 from __future__ import annotations
 

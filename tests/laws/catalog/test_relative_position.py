@@ -1,4 +1,4 @@
-"""Distances matter, places do not."""
+"""Scores depend on distances, not on absolute positions."""
 
 from __future__ import annotations
 

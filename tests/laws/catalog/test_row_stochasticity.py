@@ -1,4 +1,4 @@
-"""Shares sum to one, and what is no share is found."""
+"""L7: weights are non-negative and sum to one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beta is what was declared, seen from outside or inside."""
+"""L14: the scale is the declared one, observed from outside or inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statelessness: what was asked before, or is asked at the same time, changes no answer."""
+"""L22: earlier and concurrent calls do not change an output."""
 
 from __future__ import annotations
 
