@@ -12,7 +12,7 @@ from regard import Causal, Where, attend
 
 
 def slow(*targets):
-    """Targets that only the long run of the tests looks at; their like is always looked at."""
+    """Targets of the slow tests only; similar ones always run."""
     return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
 
 

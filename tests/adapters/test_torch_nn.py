@@ -37,7 +37,7 @@ MODULES = {
 }
 
 
-# Their like is always looked at.
+# Similar ones always run.
 LONG = ("attention, tokens first", "encoder layer", "encoder, not nested", "fused, groups")
 
 

@@ -227,7 +227,7 @@ def test_minus_infinity_in_learned_tables_hides_and_may_empty_a_row(backend):
     with torch.no_grad():
         bias.row[0, 2:] = -torch.inf  # only rows above are seen: the first row sees nothing
     value = torch.randn(15, 2, dtype=torch.float64)
-    value[14] = torch.nan  # and nobody sees the last
+    value[14] = torch.nan  # no query attends to the last
     output = mean(bias, value, backend)[0]
     assert not output[:5].any()
     assert output.isfinite().all()

@@ -60,7 +60,7 @@ def test_a_head_that_sees_nothing_yields_zeros_without_a_gradient(backend):
     value, output, gradient = asked(bias, backend)
     assert not output[:, 0].any()
     assert not output[:, 1].reshape(2, *GRID, 3)[:, :, -1].any()
-    assert not gradient.reshape(2, *GRID, 3)[:, :, 0].any()  # the first column is seen by nobody
+    assert not gradient.reshape(2, *GRID, 3)[:, :, 0].any()  # no query attends to the first column
     assert torch.equal(output[:, 1, :6], value[:, 0, 1:7])
 
 

@@ -41,7 +41,7 @@ AHEAD = "a_module_to_check:Attention(2)"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_to_check.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

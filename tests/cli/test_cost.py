@@ -30,7 +30,7 @@ class Wide(nn.Module):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_with_costs.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -270,7 +270,7 @@ def test_a_status_is_printed_to_a_terminal_only_and_erased(capsys, monkeypatch):
     assert capsys.readouterr().err == "following ...\r\x1b[K"
 
 
-# What somebody may try
+# Random arguments
 
 
 STRANGE = """

@@ -46,7 +46,7 @@ layer = Layer(3)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_to_find.py").write_text(MODULE)
     (tmp_path / "a_module_that_fails.py").write_text("import torch\n1 / 0\n")
     monkeypatch.chdir(tmp_path)

@@ -321,7 +321,7 @@ libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 kept = []
 
 def placed(tensor, at_end):
-    # Pages that nobody may touch stand before and behind the numbers, which lie at one end of their own pages.
+    # Guard pages without access surround the numbers, which are at one end of their own pages.
     page = mmap.PAGESIZE
     pages = -(-tensor.nbytes // page) * page
     memory = mmap.mmap(-1, pages + 2 * page)

@@ -59,7 +59,7 @@ class Counted(Law):
             yield expect_equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
 
 
-def judged(*kinds: str, **how) -> Verdict:
+def run_kinds(*kinds: str, **how) -> Verdict:
     law = Counted()
     law.offered = kinds
     return examine(law, adapt(Padded(), "layer"), **how)
@@ -105,43 +105,43 @@ def test_a_limit_of_time_that_is_not_reached_changes_nothing():
 
 
 def test_too_few_cases_that_ran_are_undecided():
-    verdict = judged("fine", "fine", *["refuse"] * 9)
+    verdict = run_kinds("fine", "fine", *["refuse"] * 9)
     assert (verdict.outcome, verdict.cases, verdict.tried, verdict.refused) == ("undecided", 11, 2, 9)
     assert "2 of the 5 cases" in verdict.reason
     assert "not this one" in verdict.reason
-    verdict = judged("fine", "fine", *["discard"] * 9)
+    verdict = run_kinds("fine", "fine", *["discard"] * 9)
     assert (verdict.outcome, verdict.tried, verdict.discarded) == ("undecided", 2, 9)
     assert "a kink" in verdict.reason
 
 
 def test_enough_cases_that_ran_hold_whatever_else_was_refused():
-    verdict = judged(*["fine"] * 5, *["refuse"] * 9)
+    verdict = run_kinds(*["fine"] * 5, *["refuse"] * 9)
     assert (verdict.outcome, verdict.tried) == ("holds", 5)
 
 
 def test_a_law_with_fewer_cases_than_its_minimum_holds_when_all_of_them_ran():
-    assert judged("fine", "fine").outcome == "holds"
-    assert judged("fine", "refuse").outcome == "undecided"
-    assert judged("fine", "discard").outcome == "undecided"
+    assert run_kinds("fine", "fine").outcome == "holds"
+    assert run_kinds("fine", "refuse").outcome == "undecided"
+    assert run_kinds("fine", "discard").outcome == "undecided"
 
 
 def test_a_case_with_nothing_to_compare_is_not_a_case_that_holds():
-    assert judged("fine", "vacuous", "vacuous").tried == 1
-    verdict = judged("vacuous", "vacuous")
+    assert run_kinds("fine", "vacuous", "vacuous").tried == 1
+    verdict = run_kinds("vacuous", "vacuous")
     assert (verdict.outcome, verdict.tried) == ("not applicable", 0)
 
 
 def test_a_law_that_was_claimed_and_refused_in_every_case_is_undecided():
-    assert judged("refuse", "refuse", explicit=True).outcome == "undecided"
-    assert judged("refuse", "refuse").outcome == "not applicable"
+    assert run_kinds("refuse", "refuse", explicit=True).outcome == "undecided"
+    assert run_kinds("refuse", "refuse").outcome == "not applicable"
 
 
 def test_a_case_after_discarded_ones_still_breaks_the_law():
-    assert judged("discard", "refuse", "fine", "break").outcome == "broken"
+    assert run_kinds("discard", "refuse", "fine", "break").outcome == "broken"
 
 
 def test_the_budget_is_made_up_for_where_cases_were_refused():
-    verdict = judged(*["refuse"] * 9, *["fine"] * 9, budget=1)
+    verdict = run_kinds(*["refuse"] * 9, *["fine"] * 9, budget=1)
     assert (verdict.outcome, verdict.tried) == ("holds", 5)
 
 

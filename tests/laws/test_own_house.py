@@ -192,8 +192,8 @@ def test_a_window_into_the_future_that_is_declared_causal_is_found():
 
 def test_a_gpt_whose_cache_restarts_positions_is_found():
     model = gpt("learned")
-    remember = model.new_cache
-    model.new_cache = lambda capacity=None: Forgetful(remember(capacity))
+    new_cache = model.new_cache
+    model.new_cache = lambda capacity=None: Forgetful(new_cache(capacity))
     report = check(model, claims=["cache"], fast=True)
     assert report.verdicts["cache"].outcome == "broken"
 

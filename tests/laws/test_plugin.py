@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# The inner runs forget what they import; what cannot be imported twice is imported here.
+# The inner runs undo their imports; what cannot be imported twice is imported here.
 import regard
 import regard.cli.targets  # noqa: F401
 

@@ -148,7 +148,7 @@ def test_nothing_is_accused_by_a_probe():
     found.require()
 
 
-# Looking at it
+# Output formats
 
 
 def test_the_text_has_a_line_for_each_law_and_fits_its_width():

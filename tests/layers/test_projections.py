@@ -42,7 +42,7 @@ def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output,
 
 
 @pytest.mark.parametrize(
-    ("tokens", "channels", "matrices", "biases", "looked"),
+    ("tokens", "channels", "matrices", "biases", "scores"),
     [
         (3, 4, 48, 12, 9),
         (256, 512, 786_432, 1_536, 65_536),
@@ -50,12 +50,12 @@ def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output,
         (1024, 512, 786_432, 1_536, 1_048_576),
     ],
 )
-def test_parameters_of_query_key_and_value(tokens, channels, matrices, biases, looked):
+def test_parameters_of_query_key_and_value(tokens, channels, matrices, biases, scores):
     layer = MultiHeadAttention(channels, 1)
     assert sum(weight.numel() for weight in layer.projections.weights()) == matrices
     assert layer.projections.bias.numel() == biases
     with torch.no_grad():
-        assert layer.weights(torch.zeros(tokens, channels)).numel() == looked
+        assert layer.weights(torch.zeros(tokens, channels)).numel() == scores
 
 
 def test_parameters_of_the_transformers_layer():

@@ -402,8 +402,8 @@ def test_a_name_of_the_hub_comes_from_the_local_cache(tmp_path: Path, monkeypatc
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
-    assert_same_model(Ladder.from_pretrained("somebody/ladder"), ladder())
-    assert asked == ["somebody/ladder"]
+    assert_same_model(Ladder.from_pretrained("owner/ladder"), ladder())
+    assert asked == ["owner/ladder"]
 
 
 def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -411,7 +411,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="could not be loaded from the hub") as caught:
-        Ladder.from_pretrained("somebody/nothing-of-the-kind")
+        Ladder.from_pretrained("owner/nothing-of-the-kind")
     assert caught.value.because
     assert "local cache" in caught.value.instead
 
@@ -419,7 +419,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.Monkey
 def test_without_the_package_of_the_hub_a_name_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match=r"regard\[hub\]"):
-        Ladder.from_pretrained("somebody/ladder")
+        Ladder.from_pretrained("owner/ladder")
 
 
 def test_a_crash_while_saving_keeps_the_previous_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -60,7 +60,7 @@ def test_whenever_a_save_dies_the_old_or_the_new_checkpoint_is_there_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
 ):
     old, new = (CONFIG, made(1)), ({**CONFIG, "dim": 11}, made(2))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of saves; the disk need not hear of them
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of saves need not reach the disk
     seen = set()
     for moment in range(1, 100):
         folder = tmp_path / f"{moment}"

@@ -76,7 +76,7 @@ def test_the_check_of_a_plan_can_fail():
         assert_plan_is_the_pattern(Wrong(3, 2), TOKENS, TOKENS)
 
     class Blind(Window):
-        """Forgets the keys after a query."""
+        """Omits the keys after a query."""
 
         def _box_coverage(self, query, key, row, lengths):
             honest = super()._box_coverage(query, key, row, lengths)

@@ -206,7 +206,7 @@ def test_pickles_are_never_opened(tmp_path):
 
 def test_nothing_is_downloaded_unless_requested(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("somebody called a client"))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a client was called"))
     for name in packages.DATASETS:
         with refused(InputError, "MB", f"python -m regard.downloads {name}"):
             load(name)

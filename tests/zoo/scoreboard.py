@@ -31,7 +31,7 @@ class Score:
     Attributes:
         caught: each law that must catch the fault, and the seeds at which it does.
         accused: the twin's broken or flaky laws, in words.
-        checks: the number of the twin's laws that were looked at.
+        checks: the number of the twin's laws that were checked.
         absent: laws that are not in the catalog.
     """
 

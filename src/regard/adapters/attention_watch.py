@@ -216,7 +216,7 @@ class _AttentionMode(TorchFunctionMode):
 
     @staticmethod
     def _mark_normalised_later(call: AttentionCall) -> None:
-        """Numbers that are no shares yet may become so in a way that cannot be followed; then they say nothing."""
+        """Whether scores may be normalised later by operations that are not traced; they are then ignored."""
         if float((call.weights.sum(-1) - 1).abs().max()) > 1e-4:
             call.unsure = True
 
@@ -276,7 +276,7 @@ class _AttentionMode(TorchFunctionMode):
         assert result is not None
         same = part.ndim == result.ndim and part.shape[:-1] == result.shape[:-1] and part.shape[-2] == self.tokens
         if not same or divisor.shape[-1] != 1:
-            call.lost = True  # normalised in a way that cannot be followed
+            call.lost = True  # normalised by operations that are not traced
             return
         rows, _ = attention_products.by_heads(divisor.expand(*result.shape[:-1], 1).detach(), self.batch)
         call.weights = call.weights / rows

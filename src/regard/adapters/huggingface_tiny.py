@@ -172,7 +172,7 @@ def _import_library() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What transformers tells its users by logging is not meant for those of a report."""
+    """Silence the logging of transformers, which is not meant for readers of a report."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

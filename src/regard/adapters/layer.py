@@ -36,7 +36,7 @@ CHANNEL_ATTRIBUTES = (
     "n_embd",
     "model_dim",
 )
-# Attributes of modules that choose between two ways to compute the same.
+# Attributes of modules that switch between two implementations.
 FLAGS = ("fused_attn", "fused", "flash", "use_flash", "use_sdpa", "sdpa", "fast", "use_fast_path", "use_flash_attn")
 
 

@@ -115,7 +115,7 @@ class ImageModelAdapter(SequenceAdapter):
 
 
 def takes_ids(target: Any) -> bool:
-    """Whether a module's or function's first input is whole numbers: it embeds something, or says so by name."""
+    """Whether a module's or function's first input is whole numbers: it has an embedding, or such a name."""
     first = next(iter(parameters(target)), "")
     if first in IDS[:5]:
         return True

@@ -1,4 +1,4 @@
-"""Regard's own operator and layers: what their description says is what they claim."""
+"""Regard's operator and layers, whose claims follow from their descriptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Imports of third-party libraries: without their warnings, and with a torchvision that does not fit this torch.
 
-`tools/mend_torchvision.py` says how the two can fail to fit, and repairs an environment for good. Here the same two
-operators are declared in memory, for environments that were not repaired.
+`tools/mend_torchvision.py` describes how the two can be incompatible, and repairs an environment. Here the
+same two operators are declared in memory, for environments that were not repaired.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class TorchSelfAttention(TorchLayer):
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         if self.target.bias_k is not None or self.target.add_zero_attn:
-            return []  # there are keys that no token stands for
+            return []  # there are keys that belong to no token
         return [self.call(x, mask, average_attn_weights=False)[1]]
 
     def variants(self) -> dict[str, Variant]:
@@ -256,7 +256,7 @@ def _adapt_attention(target: nn.MultiheadAttention, name: str, options: dict[str
         return None  # it cannot read itself
     claims = [*TEXT_CLAIMS, "permutation"]
     if target.bias_k is None and not target.add_zero_attn:
-        claims.append("row-stochasticity")  # else a part of the weight goes to keys that no token stands for
+        claims.append("row-stochasticity")  # else some weight goes to keys that belong to no token
     adapter = TorchSelfAttention(target, name, conventions_of(options), channels=target.embed_dim, claims=claims)
     adapter.declared = "torch's multi-head attention of tokens over themselves"
     return adapter

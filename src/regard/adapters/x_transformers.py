@@ -107,11 +107,11 @@ class Float64Softmax:
         return _find_unfused_variant(self)
 
 
-# The other way to compute: a fused kernel, wherever the options allowed one.
+# The other implementation: a fused kernel, where the options allow one.
 
 
 def _find_unfused_variant(adapter: Any) -> dict[str, Variant]:
-    """What was built with fused attention can do without; the other way round depends on its options."""
+    """Fused attention can be switched off; whether it can be switched on depends on the options."""
     parts = [part for part in adapter.target.modules() if getattr(part, "flash", None) is True]
     if not parts:
         return {}
@@ -189,7 +189,7 @@ class XTransformersTextModel(Float64Softmax, ModelAdapter):
 
 
 class IntermediatesCache:
-    """Its cache: what the layers returned last time, beside all tokens so far; `cache_age` says how many are new."""
+    """Its cache: what the layers returned last, and all tokens so far; `cache_age` is the number of new ones."""
 
     def __init__(self, adapter: XTransformersTextModel) -> None:
         self.adapter = adapter

@@ -265,7 +265,7 @@ class RightlyOnTheClass(Layer):
 
 
 class Dropping(Layer):
-    """Random, and yet it remembers nothing."""
+    """Random, but without state."""
 
     def forward(self, x, mask=None):
         return super().forward(nn.functional.dropout(x, 0.3), mask)
