@@ -70,7 +70,7 @@ def _add_verdict(page: Page, verdict: Verdict, report: Report) -> None:
         element(tag, words) for part in text.parts.items() for tag, words in zip(("dt", "dd"), part, strict=True)
     ]
     page.add(
-        f"{law.slug} — {said.headline}" if verdict.claimed else law.slug,
+        f"{law.slug} — {text.headline}" if verdict.claimed else law.slug,
         paragraph(law.statement),
         element("div", equation(law.equation), class_="equation"),
         element("dl", *entries),
