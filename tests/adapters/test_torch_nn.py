@@ -37,13 +37,17 @@ MODULES = {
 }
 
 
+# Their like is always looked at.
+LONG = ("attention, tokens first", "encoder layer", "encoder, not nested", "fused, groups")
+
+
 @pytest.fixture(autouse=True)
 def same_numbers():
     torch.manual_seed(5)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in MODULES])
 def test_torch_holds_to_what_it_documents(name: str):
     subject = adapt(MODULES[name]())
     found = [
