@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from plain import slow_but
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -37,8 +38,7 @@ MODULES = {
 }
 
 
-# Their like is always looked at.
-LONG = ("attention, tokens first", "encoder layer", "encoder, not nested", "fused, groups")
+FAST = ("attention", "attention, more keys", "encoder", "decoder layer, tokens first", "fused", "fused, causal")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def same_numbers():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in MODULES])
+@pytest.mark.parametrize("name", slow_but(FAST, MODULES))
 def test_torch_holds_to_what_it_documents(name: str):
     subject = adapt(MODULES[name]())
     found = [
