@@ -451,10 +451,12 @@ def test_gradients_of_each_sample_by_torch_func(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pattern", [Full(), Causal() & Window(5, 0), Padding([TOKENS, 9])], ids=str)
-def test_fake_tensors_pass_forward_and_backward(backend, pattern):
+def test_fake_tensors_pass_forward_and_backward_and_are_not_kept(backend, pattern):
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):  # plans are real
         inputs = [torch.empty(2, 3, TOKENS, 5, requires_grad=True) for _ in range(3)]
         output = attend(*inputs, pattern=pattern, dropout=0.3, backend=backend)
         output.sum().backward()
     assert output.shape == (2, 3, TOKENS, 5)
     assert all(tensor.grad.shape == tensor.shape for tensor in inputs)
+    real = attend(*tensors((TOKENS, TOKENS)), pattern=pattern, dropout=0.3, dropout_seed=1, backend=backend)
+    assert bool(torch.isfinite(real).all())
