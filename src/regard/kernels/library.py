@@ -40,14 +40,17 @@ def _list_candidates() -> list[Path]:
 
 
 def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or why there is none."""
+    """The library, or why there is none. One of another version is passed over for one that fits."""
+    reason = None
     for path in _list_candidates():
         if not path.is_file():
             continue
         try:
             return _declare_functions(ctypes.CDLL(str(path))), None
         except (OSError, AttributeError) as error:
-            return None, f"its library does not load ({error}); install regard again to build it anew"
+            reason = reason or f"its library does not load ({error}); install regard again to build it anew"
+    if reason is not None:
+        return None, reason
     if os.environ.get(_OVERRIDE):
         return None, f"{_OVERRIDE} names {os.environ[_OVERRIDE]}, and there is no such file"
     return None, (
