@@ -29,7 +29,7 @@ LEVELS: dict[str, set[str]] = {
     "backends": {"backends"},
     "kernels": {"kernels"},
     "descriptions": {"patterns", "biases", "planner", "calculus", "features"},
-    "foundation": {"autocast", "batching", "caching", "nonfinite", "render"},
+    "foundation": {"autocast", "batching", "caching", "dropout", "nonfinite", "render"},
     "errors": {"errors"},
 }
 # Levels whose packages may import each other.

@@ -65,12 +65,18 @@ def test_both_sides_hold(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_alone_and_images_hold(x):
+def test_layers_alone_hold(x):
     # With a mask, einx.where(mask, output, 0.) turns a bfloat16 output into float32.
     alone = broken(x.Attention(dim=24, heads=3, dim_head=8, causal=True, flash=True))
     assert alone == ["shape: broken, output is float32, not bfloat16"]
     layers = x.Encoder(dim=24, depth=1, heads=3, attn_dim_head=8)
     assert broken(layers) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_images_hold(x):
+    layers = x.Encoder(dim=24, depth=1, heads=3, attn_dim_head=8)
     assert broken(x.ViTransformerWrapper(image_size=16, patch_size=8, num_classes=5, attn_layers=layers)) == []
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,9 @@ def test_a_library_of_another_version_is_a_reason_and_no_failed_import(monkeypat
     reason = reason_for(monkeypatch, str(tmp_path / "old.so"))
     for part in ("another version of regard", "install regard again"):
         assert part in reason
+    if library.native is None:
+        return
+    monkeypatch.delenv("REGARD_NATIVE_LIBRARY")
+    candidates = [tmp_path / "old.so", Path(library.native._name)]
+    monkeypatch.setattr(library, "_list_candidates", lambda: candidates)
+    assert library._load_library()[0] is not None, "one that fits comes after it"

@@ -19,6 +19,7 @@ from regard.patterns import Lengths
 TOKENS = 13
 BATCH, HEADS, KV_HEADS, DIM, VALUE_DIM = 2, 4, 2, 3, 5
 SHAPE = dict(batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, dim=DIM, value_dim=VALUE_DIM)
+SEED = torch.tensor(5)  # of dropout
 TWO_PARTS = Window(2, 2, step=3) | First(1)
 # torch's own forward-mode machinery, and what it looks at where a graph is cut, warn about themselves.
 jit_is_old = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -65,6 +66,7 @@ def test_the_forward_operator_passes_torchs_own_checks(table, bias):
     )
     torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *asked))
     torch.library.opcheck(torch.ops.regard.attention.default, (*plain(), *score(TWO_PARTS)))
+    torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *asked._replace(dropout=0.3, seed=SEED)))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -72,6 +74,7 @@ def test_the_forward_operator_passes_torchs_own_checks(table, bias):
 def test_the_backward_operator_passes_torchs_own_checks(table, bias):
     for pattern in (Causal(), TWO_PARTS):
         inputs, asked = plain(), score(pattern, table=table, bias=bias)
+        asked = asked._replace(dropout=0.3, seed=SEED) if pattern is TWO_PARTS else asked
         output, sums = attention(*inputs, asked)
         sample = (torch.ones_like(output), *inputs, *asked, output, sums, table, bias)
         torch.library.opcheck(torch.ops.regard.attention_backward.default, sample)

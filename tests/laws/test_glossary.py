@@ -8,7 +8,7 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 from zoo.catalogue import EXHIBITS
-from zoo.exhibit import twins
+from zoo.exhibit import Exhibit, twins
 
 import regard
 from regard.adapters import Adapter, adapt
@@ -18,11 +18,12 @@ from regard.laws.law import Case, Law
 from regard.laws.reference import read_reference
 
 TWINS = twins(EXHIBITS)
+ONE_OF_EACH = list({(exhibit.law[0], exhibit.kind): exhibit for exhibit in TWINS}.values())
 
 
-def subjects() -> Iterator[Adapter]:
+def subjects(exhibits: list[Exhibit]) -> Iterator[Adapter]:
     """An operator and modules that offer every sort of case: masks, caches, code paths, patterns, weights."""
-    for exhibit in TWINS:
+    for exhibit in exhibits:
         subject = adapt(exhibit.build("twin"), exhibit.kind, **exhibit.options)
         subject.context = exhibit.claims
         yield subject
@@ -41,10 +42,10 @@ def cases_of(law: Law, subject: Adapter) -> list[Case]:
         return []
 
 
-@pytest.fixture(scope="module")
-def every_case() -> list[tuple[str, Case]]:
+@pytest.fixture(scope="module", params=["one of each law and kind", pytest.param("all", marks=pytest.mark.slow)])
+def every_case(request: pytest.FixtureRequest) -> list[tuple[str, Case]]:
     found = []
-    for subject in subjects():
+    for subject in subjects(TWINS if request.param == "all" else ONE_OF_EACH):
         laws = [*LAWS, read_reference(subject, subject, None, {})]
         found += [(law.slug, case) for law in laws for case in cases_of(law, subject)]
     return found

@@ -33,7 +33,7 @@ def check_sizes(config: Config, *names: str) -> None:
     for name in (*names, *(name for name in fields if name in CHANCES or name in EPSILONS)):
         value = getattr(config, name)
         if name in CHANCES:
-            fine, because, instead = 0 <= value <= 1, "dropout is a probability", f"{name}=0.1"
+            fine, because, instead = 0 <= value < 1, "dropout is a probability below 1", f"{name}=0.1"
         elif name in EPSILONS:
             fine, because, instead = 0 <= value < math.inf, "it is added to a variance", f"{name}=1e-5"
         else:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.caching import lru_cache_small
+from regard.caching import lru_cache_small, outside_cache_if_fake
 from regard.errors import PatternError
 from regard.patterns.arguments import check_integer
 from regard.patterns.base import Pattern
@@ -78,9 +78,8 @@ class Padding(Pattern):
         return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        find_bounds = (
-            _find_bounds if torch.compiler.is_compiling() else _find_bounds_cached
-        )  # Dynamo warns about caches
+        # Dynamo warns about caches.
+        find_bounds = _find_bounds if torch.compiler.is_compiling() else outside_cache_if_fake(_find_bounds_cached)
         start, stop = find_bounds(self, lengths.keys, j.device)
         # Adding `0 * i` broadcasts to the queries, on which the result does not depend.
         return (j + 0 * i >= start[row]) & (j < stop[row])
@@ -185,7 +184,7 @@ class Segments(Pattern):
             )
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        ids = _segment_ids_on(self, j.device)
+        ids = outside_cache_if_fake(_segment_ids_on)(self, j.device)
         top = max(ids.shape[1] - 1, 0)
         if not ids.shape[1]:
             return (i == j) & (i != j)
