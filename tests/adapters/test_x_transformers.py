@@ -81,7 +81,7 @@ def test_images_hold(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_cache_is_its_own_and_the_wrapper_around_is_looked_through(x):
+def test_the_cache_of_a_wrapped_model_is_found(x):
     subject = adapt(x.AutoregressiveWrapper(wrapped(x, "Decoder")))
     assert {"cache", "mask", "aligned"} <= subject.abilities
     ids = subject.draw(2, 7, Rng(0))
@@ -102,7 +102,7 @@ def test_shifted_tokens_break_the_cache_and_let_padding_in(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_bias_made_of_gates_forgets_the_past_and_memory_tokens_show_the_padding(x):
+def test_data_dependent_alibi_breaks_the_cache_and_memory_tokens_break_padding(x):
     gated = check(wrapped(x, "Decoder", attn_data_dependent_alibi=True), claims=["cache"], fast=True)
     assert gated.verdicts["cache"].outcome == "broken"
     stack = x.Decoder(dim=24, depth=2, heads=4, attn_dim_head=8)

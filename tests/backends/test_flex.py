@@ -256,7 +256,7 @@ def test_auto_never_takes_it_on_a_cpu():
     assert "for GPUs" in found.reasons["flex"]
 
 
-def test_patterns_are_pointwise_or_known_not_to_be():
+def test_patterns_are_pointwise_or_listed_as_not():
     # On a GPU a pattern that reduces would compile to a wrong mask; there it is refused.
     cpu, lengths = torch.device("cpu"), Lengths(TOKENS, TOKENS)
     table = torch.arange(3 * TOKENS).reshape(TOKENS, 3)

@@ -51,7 +51,7 @@ def every_case(request: pytest.FixtureRequest) -> list[tuple[str, Case]]:
     return found
 
 
-def test_the_cases_of_every_law_are_looked_at(every_case):
+def test_the_cases_of_every_law_are_covered(every_case):
     assert {slug for slug, _ in every_case} == {law.slug for law in LAWS} | {"reference"}
 
 
@@ -72,9 +72,9 @@ def test_no_two_parameters_of_a_case_have_one_name(every_case):
         assert len(names) == len(set(names)), (slug, case)
 
 
-def test_words_that_only_the_code_uses_are_not_shown(every_case):
+def test_internal_parameter_names_are_not_shown(every_case):
     shown = {word.name for slug, case in every_case for word in describe(slug, case)}
-    assert shown.isdisjoint({"ask", "asked", "used", "way", "kept", "by", "kind", "what", "form", "side", "try"})
+    assert shown.isdisjoint({"used", "kept", "by", "kind", "what", "form", "side", "try"})
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_words_that_only_the_code_uses_are_not_shown(every_case):
     ],
 )
 def test_code_paths_that_a_subject_brings_along_are_explained_by_their_form(path: str, meaning: str):
-    (said,) = describe("paths", {"way": path})
+    (said,) = describe("paths", {"path": path})
     assert (said.name, said.value, said.meaning) == ("path", path, meaning)
