@@ -1,0 +1,5 @@
+"""The tasks that models are trained on, one module each; importing this package registers their recipes."""
+
+from regard.train.tasks import images
+
+__all__ = ["images"]
