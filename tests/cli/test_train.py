@@ -15,7 +15,7 @@ from regard.downloads import packages
 from regard.train import read_run
 
 SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden_dim=8"]
-SMALL += ["--option", "batch=240"]
+SMALL += ["--option", "batch_size=240"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert f"test accuracy {run.accuracy:.2%} after 2 epochs" in out
     for word in ("layer", "centre", "mass", "width", "50 %", "90 %", "share"):
         assert word in out
-    centre = run.epochs[-1].head_profiles["blocks.1.attention"].centre[0].tolist()
+    centre = run.evaluations[-1].head_profiles["blocks.1.attention"].centre[0].tolist()
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
     assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
     assert max(map(len, out.splitlines())) <= 80
@@ -48,14 +48,14 @@ def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
     assert told["accuracy"] == run.accuracy
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
     head = told["heads"]["blocks.1.attention"]["heads"][2]
-    assert head["centre"] == run.epochs[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
+    assert head["centre"] == run.evaluations[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
 
     assert main([*command, *SMALL]) == 2
     assert "--resume to continue it" in capsys.readouterr().err
     assert main([*command, *SMALL, "--resume"]) == 0
     assert f"{run.accuracy:.2%}" in capsys.readouterr().out
-    assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2
+    assert main([*command, *SMALL, "--resume", "--option", "learning_rate=0.1"]) == 2
     assert "has a run with another recipe" in capsys.readouterr().err
 
 
@@ -67,11 +67,13 @@ def test_a_run_is_pruned_on_request(tmp_path, capsys):
     told = json.loads((tmp_path / "run.json").read_text())["pruned"]
     assert told["dropped"] == {}
     assert told["accuracy"]["before"] == told["accuracy"]["after"]
-    assert read_run(tmp_path / "here-pruned").recipe.rate == read_run(tmp_path / "here").recipe.rate / 10
+    assert (
+        read_run(tmp_path / "here-pruned").recipe.learning_rate == read_run(tmp_path / "here").recipe.learning_rate / 10
+    )
 
 
 def test_a_vit_prints_no_table_of_heads(tmp_path, capsys):
-    options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch=240"]
+    options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch_size=240"]
     assert main(["train", "vit", "--epochs", "1", "--folder", "vit", *options]) == 0
     out = capsys.readouterr().out
     assert out.strip().startswith("vit on digits: test accuracy")
@@ -105,7 +107,7 @@ def test_a_teacher_run_prints_a_summary_and_writes_plots(tmp_path, capsys):
     ("words", "told"),
     [
         (["spatial", "--option", "layer=3"], "does not know 'layer'"),
-        (["spatial", "--option", "rate=-1"], "rate=-1"),
+        (["spatial", "--option", "learning_rate=-1"], "learning_rate=-1"),
         (["spatial", "--option", "rate"], "is not an option"),
         (["spatial", "--epochs", "0"], "epochs=0"),
         (["spatial", "--position", "nowhere"], "invalid choice"),

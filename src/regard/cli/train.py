@@ -178,11 +178,11 @@ def _prune_heads(done: Run, folder: Path) -> Any:
 
 def _save_head_pictures(folder: Path, done: Run) -> list[Path]:
     """The trajectories of the heads; none without positional heads or without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None or not done.epochs[-1].head_profiles:
+    if importlib.util.find_spec("matplotlib") is None or not done.evaluations[-1].head_profiles:
         return []
     from regard.visualize import draw_head_paths
 
-    paths = draw_head_paths([epoch.head_profiles for epoch in done.epochs])
+    paths = draw_head_paths([epoch.head_profiles for epoch in done.evaluations])
     return [paths.save(folder / "heads.png"), paths.save(folder / "heads.html")]
 
 

@@ -17,10 +17,10 @@ def print_heads(run: Run) -> None:
     from regard.render.terminal import print_fitted
     from regard.train.history import summarize_heads
 
-    profiles = run.epochs[-1].head_profiles
+    profiles = run.evaluations[-1].head_profiles
     if not profiles:
         return
-    print(f"Positions of the heads after epoch {run.epochs[-1].number}, in tokens (row, column) from the query;")
+    print(f"Positions of the heads after epoch {run.evaluations[-1].number}, in tokens (row, column) from the query;")
     print("50 % and 90 %: the smallest number of tokens with this share of the weight\n")
     rows, sections = [], []
     for layer, profile in profiles.items():
@@ -58,7 +58,7 @@ def format_position(pair: list[float]) -> str:
 
 def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict[str, Any]:
     """The summary of a run, for JSON."""
-    from regard.train.history import epoch_to_json
+    from regard.train.history import evaluation_to_json
 
     last = run if pruned is None else pruned.tuned
     value = {
@@ -67,8 +67,8 @@ def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict
         "data": {"name": run.data.name, "digest": run.data.digest},
         "accuracy": run.accuracy,
         "seconds": run.seconds,
-        "epochs": [{"epoch": one.number, "accuracy": one.accuracy, "seconds": one.seconds} for one in run.epochs],
-        "heads": epoch_to_json(last.epochs[-1])["layers"],
+        "epochs": [{"epoch": one.number, "accuracy": one.accuracy, "seconds": one.seconds} for one in run.evaluations],
+        "heads": evaluation_to_json(last.evaluations[-1])["layers"],
         "pictures": list(map(str, pictures)),
     }
     if pruned is not None:
