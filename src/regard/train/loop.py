@@ -370,7 +370,7 @@ class _Recorder:
             position.finished = training.recipe.patience is not None and position.waited >= training.recipe.patience
             return
         position.best, position.waited = value, 0
-        if training.folder is not None and evaluation.step:
+        if training.folder is not None:
             metrics = {"step": evaluation.step, "metrics": evaluation.metrics}
             checkpoint.save_best(training.folder, training.model, training.average, metrics)
 
