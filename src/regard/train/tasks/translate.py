@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class TranslationRecipe(Recipe):
     max_length: int = 128
     steps: int | None = 4000
     learning_rate: float = 1.0
-    schedule: str = "noam"  # type: ignore[assignment]
+    schedule: Literal["cosine", "linear", "constant", "noam"] = "noam"
     warmup_steps: float = 1000
     beta2: float = 0.98
     eps: float = 1e-9
