@@ -6,9 +6,9 @@ recipe's seed and of the step, so that a run is resumed from any step without th
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -19,13 +19,14 @@ from regard.models.pretrained import Pretrained
 from regard.train.recipe import Recipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
-# Separates the random streams of one step; initialisation uses the seed itself.
-ORDER, DROPOUT = 1_000_003, 2_000_003
+# Random streams of a run; initialisation uses the seed itself.
+ORDER, DROPOUT, MASKING = "order", "dropout", "masking"
 
 
-def seed_of(seed: int, stream: int, number: int) -> int:
-    """A seed for step or epoch `number` of a random stream."""
-    return seed * stream + number
+def seed_of(seed: int, stream: str, number: int) -> int:
+    """A seed for step or epoch `number` of a random stream; other streams and numbers have unrelated ones."""
+    digest = hashlib.sha256(f"{seed} {stream} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 class Task(ABC, Generic[AnyRecipe]):
@@ -35,6 +36,7 @@ class Task(ABC, Generic[AnyRecipe]):
 
     Attributes:
         recipe: the configuration.
+        data: what the task was built from.
         unit: what the throughput counts, "tokens" or "images".
         metric, higher_is_better: the evaluation metric by which the best checkpoint is chosen.
         term_weights: the weight of each term of the loss; 1 for those that are not named.
@@ -45,8 +47,9 @@ class Task(ABC, Generic[AnyRecipe]):
     higher_is_better: ClassVar[bool] = False
     term_weights: Mapping[str, float] = {}
 
-    def __init__(self, recipe: AnyRecipe) -> None:
+    def __init__(self, recipe: AnyRecipe, data: Any = None) -> None:
         self.recipe = recipe
+        self.data = data
 
     # Data
 
@@ -105,7 +108,10 @@ class Task(ABC, Generic[AnyRecipe]):
         decayed, others = [], []
         for name, parameter in model.named_parameters():
             (decayed if parameter.ndim > 1 and not is_exempt(name) else others).append(parameter)
-        groups = [{"params": decayed, "weight_decay": self.recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": self.recipe.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
         return [group for group in groups if group["params"]]
 
     # Evaluation
@@ -124,8 +130,9 @@ class Task(ABC, Generic[AnyRecipe]):
 
     # Files
 
-    def save_companions(self, folder: Path) -> None:
-        """Write what the model needs beside its weights into its folder, as `tokenizer.json`."""
+    def companions(self) -> dict[str, bytes]:
+        """Files that are saved beside the model, by name: `tokenizer.json` and the like."""
+        return {}
 
 
 def is_exempt(name: str) -> bool:
