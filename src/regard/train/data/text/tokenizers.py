@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -382,31 +383,52 @@ def train_wordpiece(documents: Iterable[str], vocab_size: int) -> SubwordTokeniz
     package = _import_tokenizers()
     normaliser = package.normalizers.BertNormalizer(lowercase=True)
     texts = [normaliser.normalize_str(text) for text in _check_texts("wordpiece", documents)]
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    # Chosen here: among characters of equal frequency the trainer chooses at random. Each may become two tokens, c
-    # and ##c.
-    ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    rare = {ord(character): " " for character in ranked[vocab_size // 8 :]}
-    tokenizer = package.Tokenizer(package.models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    rare, continuing = _choose_characters(texts, vocab_size // 8)
+    trained = package.Tokenizer(package.models.WordPiece(unk_token="[UNK]"))
+    trained.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    trainer = package.trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        # The trainer numbers the characters within words in the order of a hash table, and breaks ties by number:
+        # given beforehand, they have the same numbers in every run.
+        special_tokens=[*WORDPIECE_SPECIAL, *(f"##{character}" for character in continuing)],
+        continuing_subword_prefix="##",
+        limit_alphabet=1 << 31,
+        show_progress=False,
+    )
+    trained.train_from_iterator((text.translate(rare) for text in texts), trainer)
+    model = package.models.WordPiece(trained.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = package.Tokenizer(model)
+    tokenizer.add_special_tokens(list(WORDPIECE_SPECIAL))
     tokenizer.normalizer = normaliser
     tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = package.decoders.WordPiece(prefix="##")
-    trainer = package.trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(WORDPIECE_SPECIAL),
-        continuing_subword_prefix="##",
-        limit_alphabet=len(ranked) + 1,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((text.translate(rare) for text in texts), trainer)
     special = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = package.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
     )
     names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     return SubwordTokenizer(tokenizer.to_str(pretty=True), names)
+
+
+def _choose_characters(texts: Sequence[str], most: int) -> tuple[dict[int, str], list[str]]:
+    """A table that replaces all but the most frequent characters, and those that occur within words."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    rare = {ord(character): " " for character in ranked[most:]}
+    punctuation = {ord(character): " " for character in ranked if _is_punctuation(character)}
+    continuing: set[str] = set()
+    for text in texts:
+        for word in set(text.translate(rare | punctuation).split()):
+            continuing.update(word[1:])
+    return rare, sorted(continuing)
+
+
+def _is_punctuation(character: str) -> bool:
+    """Whether BERT's tokenizer splits words at this character."""
+    is_ascii = character.isascii() and character.isprintable() and not character.isalnum()
+    return is_ascii or unicodedata.category(character).startswith("P")
 
 
 # Checks and files
