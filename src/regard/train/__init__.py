@@ -1,14 +1,17 @@
-"""Training of image classifiers with positional heads, recorded epoch by epoch."""
+"""Training: recipes and tasks for images and text, and one loop that runs them."""
 
 from regard.train.data.images import Images, ImageSplit
-from regard.train.loop import Interrupted, accuracy, read_history, read_run, train
+from regard.train.loop import Interrupted, read_history, read_run, train
 from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
-from regard.train.recipe import Recipe, SpatialRecipe, ViTRecipe, read_recipe
-from regard.train.run import Epoch, Run
+from regard.train.recipe import Recipe, read_recipe
+from regard.train.run import Evaluation, Run
+from regard.train.task import Task
+from regard.train.tasks.images import ImageRecipe, SpatialRecipe, ViTRecipe, accuracy
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
 __all__ = [
-    "Epoch",
+    "Evaluation",
+    "ImageRecipe",
     "ImageSplit",
     "Images",
     "Interrupted",
@@ -16,6 +19,7 @@ __all__ = [
     "Recipe",
     "Run",
     "SpatialRecipe",
+    "Task",
     "TeacherRecipe",
     "TeacherResult",
     "ViTRecipe",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -35,6 +34,7 @@ class Task(ABC, Generic[AnyRecipe]):
 
     Attributes:
         recipe: the configuration.
+        data: what the task was built from.
         unit: what the throughput counts, "tokens" or "images".
         metric, higher_is_better: the evaluation metric by which the best checkpoint is chosen.
         term_weights: the weight of each term of the loss; 1 for those that are not named.
@@ -45,8 +45,9 @@ class Task(ABC, Generic[AnyRecipe]):
     higher_is_better: ClassVar[bool] = False
     term_weights: Mapping[str, float] = {}
 
-    def __init__(self, recipe: AnyRecipe) -> None:
+    def __init__(self, recipe: AnyRecipe, data: Any = None) -> None:
         self.recipe = recipe
+        self.data = data
 
     # Data
 
@@ -105,7 +106,10 @@ class Task(ABC, Generic[AnyRecipe]):
         decayed, others = [], []
         for name, parameter in model.named_parameters():
             (decayed if parameter.ndim > 1 and not is_exempt(name) else others).append(parameter)
-        groups = [{"params": decayed, "weight_decay": self.recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": self.recipe.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
         return [group for group in groups if group["params"]]
 
     # Evaluation
@@ -124,8 +128,9 @@ class Task(ABC, Generic[AnyRecipe]):
 
     # Files
 
-    def save_companions(self, folder: Path) -> None:
-        """Write what the model needs beside its weights into its folder, as `tokenizer.json`."""
+    def companions(self) -> dict[str, bytes]:
+        """Files that are saved beside the model, by name: `tokenizer.json` and the like."""
+        return {}
 
 
 def is_exempt(name: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,9 +15,9 @@ from regard.models.pretrained import Pretrained
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.models.vit import ViT, ViTConfig
 from regard.train import history
+from regard.train.data import load
 from regard.train.data.augment import Augmentation
 from regard.train.data.images import Images
-from regard.train.data import load
 from regard.train.recipe import Recipe
 from regard.train.task import ORDER, Task, seed_of, split_rows
 
@@ -139,8 +137,8 @@ class SpatialRecipe(ImageRecipe):
         by 0.2023, 0.1994 and 0.2010, which are not the standard deviations of the channels (0.2470, 0.2435, 0.2616).
         """
         published = dict(
-            data="cifar10", epochs=300, batch_size=100, optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4,
-            warmup_steps=0.05, max_grad_norm=None, label_smoothing=0, shift=4, turn=0, stretch=0, flip=True,
+            data="cifar10", epochs=300, batch_size=100, optimizer="sgd", learning_rate=0.1, momentum=0.9,
+            weight_decay=1e-4, warmup_steps=0.05, max_grad_norm=None, label_smoothing=0, shift=4, turn=0, stretch=0, flip=True,
             patch=2, dim=400, layers=6, heads=9, hidden_dim=512, dropout=0.1,
             attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
         )  # fmt: skip
@@ -217,7 +215,7 @@ class ImageTask(Task[ImageRecipe]):
     higher_is_better: ClassVar[bool] = True
 
     def __init__(self, recipe: ImageRecipe, images: Images) -> None:
-        super().__init__(recipe)
+        super().__init__(recipe, images)
         self.images = images
         self._epoch: tuple[int, Tensor, Tensor] | None = None
         if recipe.batch_size > len(images.train):
@@ -285,7 +283,9 @@ class ImageTask(Task[ImageRecipe]):
         rate = getattr(self.recipe, "position_rate", 1.0)
         if rate == 1:
             return groups
-        positions = {id(parameter): parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"}
+        positions = {
+            id(parameter): parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"
+        }
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) not in positions]
         return [*groups, {"params": list(positions.values()), "weight_decay": 0.0, "share": rate}]
