@@ -8,9 +8,7 @@ that A and B share give the label away. Every batch has as many positives as neg
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-
-from torch import Tensor
+from collections.abc import Iterable, Sequence
 
 # With three different words there are orders that are neither the sentence nor its inversion.
 FEWEST_WORDS = 3
@@ -20,7 +18,7 @@ Words = list[list[int]]
 Pair = tuple[list[int], list[int], int]
 
 
-def split_words(tokens: Sequence[int], starts_word: Tensor) -> Words:
+def split_words(tokens: Sequence[int], starts_word: Sequence[bool]) -> Words:
     """The tokens of each word; `starts_word[token]` is false for pieces inside a word."""
     words: Words = []
     for token in tokens:
@@ -55,7 +53,7 @@ def is_invertible(words: Words) -> bool:
     return different and invert_words(words) != [token for word in words for token in word]
 
 
-def find_invertible(sentences: Sequence[Sequence[int]], starts_word: Tensor, max_tokens: int) -> list[int]:
+def find_invertible(sentences: Iterable[Sequence[int]], starts_word: Sequence[bool], max_tokens: int) -> list[int]:
     """The sentences that can be inverted and fit twice into `max_tokens`."""
     return [
         number
@@ -64,7 +62,9 @@ def find_invertible(sentences: Sequence[Sequence[int]], starts_word: Tensor, max
     ]
 
 
-def make_inversion_pairs(sentences: Sequence[Sequence[int]], starts_word: Tensor, rng: random.Random) -> list[Pair]:
+def make_inversion_pairs(
+    sentences: Sequence[Sequence[int]], starts_word: Sequence[bool], rng: random.Random
+) -> list[Pair]:
     """A pair `(A, B, label)` for each of an even number of invertible sentences; every second one is positive.
 
     The other sentence of a negative pair is one of the given sentences.
