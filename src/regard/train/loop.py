@@ -85,14 +85,17 @@ def train(
         checkpoint.claim_folder(place, recipe, task.digest, None if start is None else hash_state_dict(start))
         with checkpoint.lock_folder(place), torch.random.fork_rng(devices=[]):
             return Training(task, place, start).run(**settings)
-    except OSError as failure:
+    except (OSError, CheckpointError) as failure:
+        refusal = failure if isinstance(failure, OSError) else failure.__cause__
+        if not isinstance(refusal, OSError) or isinstance(refusal, BlockingIOError):  # a lock says it in its own words
+            raise
         raise CheckpointError(
             f"The run cannot be saved in {place}.",
             asked=f"a run in {place}",
-            found=f"{type(failure).__name__}: {failure}",
+            found=f"{type(refusal).__name__}: {refusal}",
             because="the operating system refuses to write there",
             instead="another folder, or free some space: the same call resumes from the last checkpoint",
-        ) from failure
+        ) from refusal
 
 
 def hash_state_dict(model: Pretrained) -> str:
@@ -367,7 +370,7 @@ class _Recorder:
             position.finished = training.recipe.patience is not None and position.waited >= training.recipe.patience
             return
         position.best, position.waited = value, 0
-        if training.folder is not None and evaluation.step:
+        if training.folder is not None:
             metrics = {"step": evaluation.step, "metrics": evaluation.metrics}
             checkpoint.save_best(training.folder, training.model, training.average, metrics)
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # Fields that lie in [0, 1), and fields that are at least 0; a recipe need not have all of them.
 SHARES = ("momentum", "beta1", "beta2", "label_smoothing", "stretch", "dropout", "attention_dropout", "ema_decay")
 AMOUNTS = (
-    "learning_rate", "min_learning_rate", "position_rate", "weight_decay", "warmup_steps", "eps", "shift", "turn",
+    "learning_rate", "min_learning_rate", "position_rate", "weight_decay", "warmup_steps", "eps", "initial",
+    "shift", "turn",
 )  # fmt: skip
 COUNTS = ("epochs", "steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_checkpoints", "patience")
 LARGEST_SEED = 2**32 - 1

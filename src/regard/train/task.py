@@ -6,6 +6,7 @@ recipe's seed and of the step, so that a run is resumed from any step without th
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -18,13 +19,14 @@ from regard.models.pretrained import Pretrained
 from regard.train.recipe import Recipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
-# Separates the random streams of one step; initialisation uses the seed itself.
-ORDER, DROPOUT = 1_000_003, 2_000_003
+# Random streams of a run; initialisation uses the seed itself.
+ORDER, DROPOUT, MASKING = "order", "dropout", "masking"
 
 
-def seed_of(seed: int, stream: int, number: int) -> int:
-    """A seed for step or epoch `number` of a random stream."""
-    return seed * stream + number
+def seed_of(seed: int, stream: str, number: int) -> int:
+    """A seed for step or epoch `number` of a random stream; other streams and numbers have unrelated ones."""
+    digest = hashlib.sha256(f"{seed} {stream} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 class Task(ABC, Generic[AnyRecipe]):

@@ -76,7 +76,7 @@ class TeacherResult:
     Attributes:
         teacher: the convolution's kernel, `(out, in, kernel, kernel)`.
         losses: relative loss of every step: squared error over the squared norm of the teacher's output.
-        recorded: `(step, HeadProfile)`, the head positions before the first step, every `record_every` steps, and at the end.
+        recorded: `(step, HeadProfile)`, the head positions at the start, every `record_every` steps, and at the end.
         loss: the relative loss on new images, after the last step.
         student: the layer.
     """

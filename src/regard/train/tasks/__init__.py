@@ -1,5 +1,5 @@
 """The tasks that models are trained on, one module each; importing this package registers their recipes."""
 
-from regard.train.tasks import images
+from regard.train.tasks import gpt, images, translate
 
-__all__ = ["images"]
+__all__ = ["gpt", "images", "translate"]

@@ -138,8 +138,8 @@ class SpatialRecipe(ImageRecipe):
         """
         published = dict(
             data="cifar10", epochs=300, batch_size=100, optimizer="sgd", learning_rate=0.1, momentum=0.9,
-            weight_decay=1e-4, warmup_steps=0.05, max_grad_norm=None, label_smoothing=0, shift=4, turn=0, stretch=0, flip=True,
-            patch=2, dim=400, layers=6, heads=9, hidden_dim=512, dropout=0.1,
+            weight_decay=1e-4, warmup_steps=0.05, max_grad_norm=None, label_smoothing=0, shift=4,
+            turn=0, stretch=0, flip=True, patch=2, dim=400, layers=6, heads=9, hidden_dim=512, dropout=0.1,
             attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
         )  # fmt: skip
         return cls.from_dict(published | changes)
