@@ -9,16 +9,17 @@ import numpy as np
 import torch
 
 from regard.errors import InputError
+from regard.train.task import seed_of
 
 
 def make_rng(seed: int, name: str, number: int) -> random.Random:
-    """The random generator of one use, for a step or an epoch."""
-    return random.Random(f"{seed} {name} {number}")
+    """The random generator of a stream for one step or epoch."""
+    return random.Random(seed_of(seed, name, number))
 
 
 def make_generator(seed: int, name: str, number: int) -> torch.Generator:
     """The same for tensors."""
-    return torch.Generator().manual_seed(make_rng(seed, name, number).getrandbits(63))
+    return torch.Generator().manual_seed(seed_of(seed, name, number))
 
 
 class Stream:

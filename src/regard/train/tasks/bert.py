@@ -53,9 +53,9 @@ class BertRecipe(Recipe):
         length: the longest sequence, special tokens included.
         tokenizer: "wordpiece", trained on the training text with `vocab_size` tokens, or the path of a tokenizer.
         dim, layers, heads, hidden_dim, dropout: of the model; `hidden_dim` is `4 dim` if None.
-        initial: the standard deviation of the initial weights of the blocks; if None, `0.02 sqrt(768 / dim)`, with which
-            activations have the size they have in BERT base, whose 0.02 is meant for 768 channels. Embeddings and heads
-            begin with 0.02, so that the first losses are those of even guesses, ln V and ln 2.
+        initial: the standard deviation of the initial weights of the blocks; if None, `0.02 sqrt(768 / dim)`, which
+            gives activations the size they have in BERT base, whose 0.02 is meant for 768 channels. Embeddings and
+            heads begin with 0.02, so that the first losses are those of even guesses, ln V and ln 2.
         share: of the tokens that are masked or replaced.
         whole_words: whether words are masked as a whole.
         max_predictions: choose exactly `share` of each sequence and at most this many tokens, as BERT's code does; if
@@ -171,7 +171,7 @@ class BertRecipe(Recipe):
         )
 
     def make_task(self, data: Any = None) -> BertTask:
-        """The tasks on the recipe's corpus, on `Documents`, or on a list of documents."""
+        """The tasks on the recipe's text, on the given path, or on the given documents."""
         return BertTask(self, data if isinstance(data, PretrainingText) else PretrainingText.load(self, data))
 
 
@@ -197,9 +197,11 @@ class PretrainingText:
     @classmethod
     def load(cls, recipe: BertRecipe, data: Any = None) -> PretrainingText:
         """Read, split and tokenize the recipe's text, or the given documents."""
-        documents = text.load_documents(recipe.data) if data is None else data
-        if not isinstance(documents, text.Documents):
-            documents = text.Documents.from_texts(documents)
+        documents = data
+        if isinstance(data, list | tuple):
+            documents = text.Documents.from_texts(data)
+        elif not isinstance(data, text.Documents):
+            documents = text.load_documents(recipe.data if data is None else data)
         # Next-sentence prediction needs two documents of every part.
         parts = documents.split(validation=min(max(0.05, 2 / max(len(documents), 1)), 0.3), test=0)
         tokenizer = text.make_tokenizer(recipe.tokenizer, parts.train, recipe.vocab_size)
