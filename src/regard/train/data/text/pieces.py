@@ -19,8 +19,11 @@ BLANK_LINES, LINE_BREAK = re.compile(r"\n[ \t\r]*\n\s*"), re.compile(r"\r?\n")
 LAST_WORD = re.compile(r"([\w.]*)\.$")
 # Words with a full stop that end no sentence.
 ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st rev hon gen col capt lt sgt maj sir jr sr vs etc e.g i.e cf no vol p pp ed inc ltd co".split()
-)
+    (
+        "mr", "mrs", "ms", "dr", "prof", "st", "rev", "hon", "gen", "col", "capt", "lt", "sgt", "maj", "jr", "sr", "vs",
+        "etc", "e.g", "i.e", "cf", "no", "vol", "p", "pp", "ed", "inc", "ltd", "co",
+    )
+)  # fmt: skip
 
 
 class Piece(NamedTuple):

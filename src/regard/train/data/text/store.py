@@ -91,6 +91,7 @@ def build_store(
 
     documents: `Documents`, or texts in memory.
     unit: what `starts` are the boundaries of: "document", "paragraph" (separated by blank lines), "line" or "sentence".
+        Every document is a unit, even one without text; the others are left out where they have none.
     prefix, suffix: ids that every unit begins and ends with.
     cache: the folder for stores; one in Python's environment if `None`.
     """
@@ -181,7 +182,7 @@ def _write_tokens(
     dtype = numpy.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     paths = [folder / name for name in (TOKENS, STARTS, DOCUMENTS)]
     with paths[0].open("wb") as tokens, paths[1].open("wb") as starts, paths[2].open("wb") as documents:
-        writer = _TokenWriter(tokens, starts, documents, dtype, ends)
+        writer = _TokenWriter(tokens, starts, documents, dtype, ends, keeps_empty=unit == "document")
         for pieces in _batch_pieces(split_units(source.pieces(), unit)):
             writer.write(pieces, tokenizer.encode_batch([piece.text for piece in pieces]))
         writer.finish()
@@ -201,7 +202,7 @@ def _write_tokens(
 
 
 class _TokenWriter:
-    """Writes tokens and boundaries piece by piece; units and documents without tokens are left out."""
+    """Writes tokens and boundaries piece by piece; units without tokens are left out, unless they are documents."""
 
     def __init__(
         self,
@@ -210,17 +211,19 @@ class _TokenWriter:
         documents: IO[bytes],
         dtype: numpy.dtype,
         ends: tuple[Sequence[int], Sequence[int]],
+        *,
+        keeps_empty: bool,
     ) -> None:
         self.tokens, self.starts, self.documents = tokens, starts, documents
         self.prefix, self.suffix = (numpy.array(list(each), dtype=dtype).tobytes() for each in ends)
-        self.dtype = dtype
+        self.dtype, self.keeps_empty = dtype, keeps_empty
         self.token_count = self.unit_count = self.document_count = 0
         self.is_inside_unit = self.is_inside_document = False
 
     def write(self, pieces: Sequence[Piece], encoded: Sequence[numpy.ndarray]) -> None:
         starts, documents = array("q"), array("q")
         for piece, ids in zip(pieces, encoded, strict=True):
-            if len(ids) and not self.is_inside_unit:
+            if (len(ids) or self.keeps_empty) and not self.is_inside_unit:
                 if not self.is_inside_document:
                     documents.append(self.unit_count)
                     self.document_count += 1

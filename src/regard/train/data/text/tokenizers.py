@@ -19,6 +19,7 @@ import numpy
 
 from regard.errors import CheckpointError, ConfigError, InputError
 from regard.models.io import atomic
+from regard.train.data.text.documents import Documents
 
 FILE, ROLES_FILE = "tokenizer.json", "tokenizer_config.json"
 KINDS = ("bytes", "characters", "bpe", "wordpiece")
@@ -96,7 +97,10 @@ class Tokenizer(ABC):
 
 
 def make_tokenizer(
-    kind: str | Path, documents: Iterable[str] = (), vocab_size: int | None = None, special_tokens: Sequence[str] = ()
+    kind: str | Path,
+    documents: Documents | Iterable[str] = (),
+    vocab_size: int | None = None,
+    special_tokens: Sequence[str] = (),
 ) -> Tokenizer:
     """A tokenizer of this kind, trained on these documents, or read from a file.
 
@@ -112,14 +116,16 @@ def make_tokenizer(
         >>> tokenizer.decode(tokenizer.encode("vase?"))
         'vase�'
     """
+    texts = documents.blocks() if isinstance(documents, Documents) else documents
+    size = 4096 if vocab_size is None else vocab_size
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "characters":
-        return CharacterTokenizer.train(documents)
+        return CharacterTokenizer.train(texts)
     if kind == "bpe":
-        return train_bpe(documents, 4096 if vocab_size is None else vocab_size, special_tokens)
+        return train_bpe(texts, size, special_tokens)
     if kind == "wordpiece":
-        return train_wordpiece(documents, 4096 if vocab_size is None else vocab_size)
+        return train_wordpiece(texts, size)
     if not Path(kind).expanduser().exists():
         raise ConfigError(
             f"There is no tokenizer {str(kind)!r}.",
@@ -187,7 +193,8 @@ class CharacterTokenizer(Tokenizer):
 
     def __init__(self, characters: str) -> None:
         super().__init__({"unk": 0})
-        assert characters.startswith(UNKNOWN) and len(set(characters)) == len(characters)
+        assert characters.startswith(UNKNOWN)
+        assert len(set(characters)) == len(characters)
         self.characters = characters
         self.vocab_size = len(characters)
         codes = numpy.array([ord(character) for character in characters])

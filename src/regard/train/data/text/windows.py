@@ -31,9 +31,9 @@ def sample_windows(tokens: numpy.ndarray, batch_size: int, context_length: int, 
 
 
 def sequential_windows(tokens: numpy.ndarray, batch_size: int, context_length: int) -> Iterator[Tensor]:
-    """The whole text in order, in batches of windows that overlap by one token: every token but the first is a target once.
+    """The whole text in order, in batches of windows that overlap by one token.
 
-    The last window may be shorter; it is a batch of its own.
+    So every token but the first is a target once. The last window may be shorter; it is a batch of its own.
     """
     whole = max(len(tokens) - 1, 0) // context_length
     for first in range(0, whole, batch_size):
