@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ import torch
 from torch.nn import functional
 from twins import transformers
 
-from regard.errors import ConfigError
-from regard.models import Bert, BertForPretraining
-from regard.train import read_recipe, read_run, train
+from regard.train import train
 from regard.train.data import text
 from regard.train.objectives import Corpus, Example
-from regard.train.tasks.bert import TASKS, BertRecipe, BertTask, PretrainingText
+from regard.train.tasks.bert import BertRecipe, BertTask, PretrainingText
 from regard.train.tasks.bert_batches import BertBatch
 
 pytest.importorskip("tokenizers")
@@ -63,7 +61,7 @@ def unpack(batch: BertBatch) -> dict[str, torch.Tensor]:
     flat = torch.full((packed.tokens.numel(),), -100)
     flat[batch.targets["mlm"][0]] = batch.targets["mlm"][1]
     starts = [*(positions == 0).nonzero().flatten().tolist(), len(tokens)]
-    rows = [slice(start, end) for start, end in zip(starts, starts[1:], strict=False)]
+    rows = [slice(start, end) for start, end in itertools.pairwise(starts)]
     columns = {"input_ids": tokens, "token_type_ids": segments, "labels": flat[packed.places]}
     made = {
         name: torch.nn.utils.rnn.pad_sequence(
@@ -79,10 +77,10 @@ def unpack(batch: BertBatch) -> dict[str, torch.Tensor]:
 
 def test_50_steps_have_the_losses_of_hugging_faces_bert_trained_by_a_plain_loop(templates, tmp_path: Path):
     hugging = transformers()
+    changes = {"dim": 16, "length": 48, "batch_size": 6, "weight_decay": 0.1, "dropout": 0.0, "precision": "float64"}
     recipe = BertRecipe(
-        **SIZES | {"dim": 16, "length": 48, "batch_size": 6, "steps": 50, "dropout": 0.0, "precision": "float64"}, short=0.5, log_every=1,
-        weight_decay=0.1, warmup_steps=10, eval_every=50, eval_batches=1,
-    )  # fmt: skip
+        **SIZES | changes, short=0.5, steps=50, warmup_steps=10, log_every=1, eval_every=50, eval_batches=1
+    )
     task = BertTask(recipe, templates)
     torch.manual_seed(recipe.seed)
     config, state = task.build_model().double().bert.to_checkpoint("huggingface")
