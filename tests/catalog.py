@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 
 import torch
@@ -141,8 +143,14 @@ def as_of(pattern, tokens):
     return pattern
 
 
+def make_bias(name: str, heads: int, dim: int, dtype=torch.float64):
+    """One of `biases`, ready to learn: a copy, as building all of them for thousands of cells takes minutes."""
+    return copy.deepcopy(biases(heads, dim, dtype)[name])
+
+
+@functools.cache
 def biases(heads: int, dim: int, dtype=torch.float64) -> dict:
-    """One of each bias, ready to learn, for sequences of `TOKENS` tokens."""
+    """One of each bias, for sequences of `TOKENS` tokens."""
     generator = torch.Generator().manual_seed(3)
     made = {
         "none": None,

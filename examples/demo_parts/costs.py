@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import cost
+from regard.cost_model.symbols import size_symbols
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.train import Run
 
@@ -63,14 +64,13 @@ def measure_seconds(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
 def mixing(config: SpatialConfig) -> list[Mixing]:
     """The whole model on images of increasing size, with separable heads and with others.
 
-    A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not.
+    A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not. One
+    formula of each serves every size.
     """
-    found = []
-    for side in SIDES:
-        macs = []
-        for position in ("quadratic", "gaussian"):
-            sizes = dataclasses.replace(config, image=(side, side), position=position)
-            with torch.device("meta"):
-                macs.append(int(cost(SpatialTransformer(sizes)).macs))
-        found.append(Mixing(side, *macs))
-    return found
+    macs = []
+    for position in ("quadratic", "gaussian"):
+        with torch.device("meta"):
+            model = SpatialTransformer(dataclasses.replace(config, position=position))
+        macs.append(cost(model).macs)
+    rows, columns = size_symbols("R W")
+    return [Mixing(side, *(int(each.at({rows: side, columns: side})) for each in macs)) for side in SIDES]

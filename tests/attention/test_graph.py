@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from catalog import biases
+from catalog import biases, make_bias
 
 from regard import Attention, BackendError, Causal, Full, Padding, RelativeTable, Window, attend, step, weights
 from regard.backends import BACKENDS
@@ -68,7 +68,7 @@ def test_every_subset_of_inputs_that_require_a_gradient_gets_one(backend, case):
 
 @pytest.mark.parametrize("name", [name for name in biases(3, 4) if name != "none"])
 def test_every_parameter_of_every_bias_is_in_the_graph_when_there_are_no_tokens(name):
-    bias = biases(3, 4)[name]
+    bias = make_bias(name, 3, 4)
     query, key, value = tensors(queries=0)
     learned = list(bias.parameters())
     if learned:

@@ -4,7 +4,21 @@ import math
 
 import pytest
 import torch
-from catalog import BETAS, LENGTHS, PATTERNS, ROWS, TILED, TOKENS, assert_agree, biases, bounds, fits, results, tensors
+from catalog import (
+    BETAS,
+    LENGTHS,
+    PATTERNS,
+    ROWS,
+    TILED,
+    TOKENS,
+    assert_agree,
+    biases,
+    bounds,
+    fits,
+    make_bias,
+    results,
+    tensors,
+)
 
 from regard import Causal, First, Full, Padding, Window, attend
 from regard.backends import BACKENDS, find
@@ -17,7 +31,7 @@ OTHERS = [backend.name for backend in BACKENDS if backend.name not in ("referenc
 def accepts(backend, pattern, *, lengths=(TOKENS, TOKENS), scale=None, bias="none"):
     """Whether a backend takes a cell on at all; its refusals are tested where its reasons are."""
     query, key, value = tensors(lengths)
-    request = Request(query, key, value, pattern, 0.4 if scale is None else scale, biases(3, 5)[bias])
+    request = Request(query, key, value, pattern, 0.4 if scale is None else scale, make_bias(bias, 3, 5))
     return find(backend).refuse(request) is None
 
 
@@ -38,7 +52,7 @@ def assert_cell_agrees(
     shape = dict(heads=heads, kv_heads=kv_heads, batch=ROWS, value_dim=value_dim)
     truth_inputs = tensors(lengths, **shape)
     inputs = tensors(lengths, dtype=dtype, **shape)
-    truth_bias, mine_bias = biases(heads, 5)[bias], biases(heads, 5, dtype)[bias]
+    truth_bias, mine_bias = make_bias(bias, heads, 5), make_bias(bias, heads, 5, dtype)
     words = dict(pattern=pattern, scale=scale)
     found = results(attend, *inputs, bias=mine_bias, backend=backend, **words)
     expected = results(attend, *truth_inputs, bias=truth_bias, backend="reference", **words)

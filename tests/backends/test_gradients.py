@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from catalog import PATTERNS, ROWS, TILED, TOKENS, assert_agree, biases, bounds, results, tensors
+from catalog import PATTERNS, ROWS, TILED, TOKENS, assert_agree, biases, bounds, make_bias, results, tensors
 
 from regard import Causal, First, Full, Padding, Quadratic, RelativeTable, Window, attend
 from regard.errors import BackendError
@@ -54,7 +54,7 @@ def test_hard_attention_is_constant_in_scores_and_linear_in_values(backend, scal
     ],
 )
 def test_learned_biases_get_the_slope_of_finite_differences(backend, name):
-    bias = biases(2, 3)[name]
+    bias = make_bias(name, 2, 3)
     query, key, value = (x.detach() for x in tensors((6, TOKENS), heads=2, kv_heads=1, dim=3, value_dim=2, batch=1))
     generator = torch.Generator().manual_seed(2)
 

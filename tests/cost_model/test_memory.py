@@ -20,14 +20,15 @@ from regard.cost_model.cost import Cost
 from regard.cost_model.memory import Memory, memory_of
 from regard.cost_model.memory_fit import largest
 from regard.cost_model.peak_memory import (
-    Ledger,
-    Stepped,
-    forward_lifetimes,
-    optimizer_lifetimes,
-    repeated,
-    training_lifetimes,
+    OptimizerMemory,
+    find_repeated_blocks,
+    prepare_runner,
+    trace_forward_memory,
+    trace_optimizer_memory,
+    trace_training_memory,
 )
 from regard.cost_model.sizes import Sizes
+from regard.cost_model.trace.storages import StorageLog
 from regard.errors import CostError
 from regard.layers import MultiHeadAttention
 from regard.models import (
@@ -146,7 +147,7 @@ class TestPeaks:
         memory = cost(model, **sizes).memory
         predicted = int(memory.peak_recomputed)
         twin = copy.deepcopy(model)
-        recompute(repeated(twin))
+        recompute(find_repeated_blocks(twin))
         assert predicted == pytest.approx(training_peak(twin, inputs), rel=CLOSE)
         assert predicted < int(memory.peak_training)
         assert memory.activations_recomputed < memory.activations
@@ -203,7 +204,7 @@ class TestHook:
         """The twin that proves the tests above can fail."""
         model, inputs, sizes = CASES["gpt small"]()
         # Forgotten but for its address, which may be the next one's.
-        monkeypatch.setattr(Ledger, "_strike", lambda self, address: self._sizes.pop(address, None))
+        monkeypatch.setattr(StorageLog, "_release", lambda self, address: self._watched.pop(address))
         assert int(cost(model, **sizes).memory.peak_forward) > 1.1 * forward_peak(model, inputs)
 
     def test_a_prediction_by_the_long_way_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +233,9 @@ class TestOptimizers:
         model(ids(1, 7)).mean().backward()
         optimizer.step()
         assert memory.optimizer_state == state_bytes(optimizer)
-        stepped = optimizer_lifetimes(model, None, name)
-        assert stepped.state == pytest.approx(state_bytes(optimizer), abs=4)
-        more = allocated(optimizer.step).peak
-        assert stepped.more == pytest.approx(more, rel=0.02, abs=64)
+        traced = trace_optimizer_memory(model, None, name)
+        assert traced.state == pytest.approx(state_bytes(optimizer), abs=4)
+        assert traced.scratch == pytest.approx(allocated(optimizer.step).peak, rel=0.02, abs=64)
 
     def test_only_what_learns_has_gradients_and_state(self) -> None:
         model = gpt(dim=48)
@@ -372,7 +372,8 @@ class TestTheModule:
         x = torch.randn(4, 512, 64)
         # Where somebody looks on, one tensor more is made: what the prediction says is a little too much.
         measured = forward_peak(layer, (x,))
-        assert measured <= forward_lifetimes(layer, ((x,), {})).peak <= 1.3 * measured
+        runner = prepare_runner(layer, Sizes(inputs=(x,)), x.dtype)
+        assert measured <= trace_forward_memory(runner).peak <= 1.3 * measured
 
     def test_half_as_wide_numbers_take_half(self) -> None:
         wide, narrow = (cost(gpt(), tokens=31, dtype=dtype).memory for dtype in (torch.float32, torch.bfloat16))
@@ -423,13 +424,14 @@ class TestShown:
 
 
 def test_blocks_are_found_in_every_model() -> None:
-    found = {name: len(repeated(make()[0])) for name, make in CASES.items()}
+    found = {name: len(find_repeated_blocks(make()[0])) for name, make in CASES.items()}
     assert found["gpt large"] == found["bert large"] == found["vit large"] == found["spatial large"] == 2
     assert found["transformer large"] == found["davit large"] == 4  # encoder and decoder; two stages of two blocks
 
 
 def test_a_step_without_an_optimizer() -> None:
     layer = nn.Linear(4, 3)
-    made = training_lifetimes(layer, ((torch.randn(5, 4),), {}), stepped=Stepped())
-    assert made.state == 0
-    assert made.transient > 0
+    runner = prepare_runner(layer, Sizes(inputs=(torch.randn(5, 4),)), torch.float32)
+    traced = trace_training_memory(runner, OptimizerMemory())
+    assert traced.optimizer_state == 0
+    assert traced.transient > 0

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from catalog import GRID, ROWS, TOKENS, bias_tensors, biases, bounds, tensors
+from catalog import GRID, ROWS, TOKENS, bias_tensors, bounds, make_bias, tensors
 
 from regard import Causal, First, Full, Neighborhood, Padding, Random, Window, attend
 
@@ -67,7 +67,7 @@ def test_broken_keys_and_values_spoil_what_the_reference_says(pattern):
     for turn, place in enumerate(places * 2):
         dtype, bad, other = DTYPES[turn // 4], BAD[turn % 3], BAD[turn % 3 - 1]
         query, key, value = clean = tensors((TOKENS, TOKENS), dtype=dtype)
-        bias = biases(3, 5, dtype)[["none", "table"][turn // 2 % 2]]
+        bias = make_bias(["none", "table"][turn // 2 % 2], 3, 5, dtype)
         words = dict(clean=clean, pattern=pattern, scale=[None, -0.7][turn % 2], bias=bias)
         assert_like_reference([query, spoil(key, place, bad), value], **words)
         assert_like_reference([query, key, spoil(value, place, bad)], **words)
@@ -84,7 +84,7 @@ def test_without_content_broken_tokens_spoil_what_the_reference_says(bias, dtype
             broken = list(clean)
             broken[which] = spoil(clean[which], (0, 1, 30), math.nan)
             made = torch.zeros(TOKENS, TOKENS, dtype=dtype).requires_grad_()
-            chosen = made if bias == "tensor" else biases(3, 5, dtype)[bias]
+            chosen = made if bias == "tensor" else make_bias(bias, 3, 5, dtype)
             expected = assert_like_reference(broken, clean=clean, pattern=pattern, scale=0.0, bias=chosen)
             assert expected[0].isnan().any() == (which == 2)
 
@@ -97,7 +97,7 @@ def test_what_nobody_sees_changes_no_bit(dtype, bad):
     pattern = Window(9, 3) & Padding([TOKENS, 9])
     for bias in ("none", "table"):
         for scale in (None, 0.0, 30.0):
-            words = dict(pattern=pattern, scale=scale, bias=biases(3, 5, dtype)[bias])
+            words = dict(pattern=pattern, scale=scale, bias=make_bias(bias, 3, 5, dtype))
             expected = run("native", [query, key, value], **words)
             hidden = (1, slice(None), slice(9, None))
             broken = [query, spoil(key, hidden, bad), spoil(value, hidden, bad)]
@@ -163,7 +163,7 @@ def test_a_nonfinite_grad_output_reaches_what_its_query_sees(pattern):
         inputs = tensors((TOKENS, TOKENS), dtype=dtype)
         grad_output = spoil(torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype), (1, 2, 11), bad)
         square = torch.zeros(ROWS, 1, TOKENS, TOKENS, dtype=dtype).requires_grad_()
-        for bias in (None, biases(3, 5, dtype)["table"], square):
+        for bias in (None, make_bias("table", 3, 5, dtype), square):
             assert_spares_what_the_reference_spares(inputs, grad_output, pattern=pattern, bias=bias)
         _, query, key, value = run("native", inputs, grad_output, pattern=pattern)
         assert bool((~query[1, 2, 11].isfinite()).any()) == bool(seen.any())

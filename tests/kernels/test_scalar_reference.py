@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from catalog import GRID, TOKENS, assert_agree, biases, bounds, tensors
+from catalog import GRID, TOKENS, assert_agree, bounds, make_bias, tensors
 
 from regard import Causal, First, Full, Neighborhood, Padding, Random, Window
 from regard.kernels import library
@@ -35,7 +35,7 @@ def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_d
     table = query_code = key_code = tensor = None
     if "table" in bias:
         name = "grid table" if bias == "grid table" else "table"
-        table, query_code, key_code = make_bias_table(biases(3, 5, wide)[name], Lengths(*lengths))
+        table, query_code, key_code = make_bias_table(make_bias(name, 3, 5, wide), Lengths(*lengths))
         table = table.detach() * 20
     if "tensor" in bias:
         generator = torch.Generator().manual_seed(8)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from catalog import bias_tensors, biases, tensors
+from catalog import bias_tensors, make_bias, tensors
 
 from regard import Causal, First, Neighborhood, Padding, Random, Window, attend
 from regard.kernels import library
@@ -28,7 +28,7 @@ def everything(pattern, kind, *, rows=slice(None), dtype=torch.float32, dim=13):
     """Output and every gradient of one attention with two query heads to each key head."""
     inputs = tensors((TOKENS, TOKENS), batch=3, heads=4, kv_heads=2, dim=dim, value_dim=6, dtype=dtype, seed=1)
     query, key, value = (tensor.detach()[rows].contiguous().requires_grad_() for tensor in inputs)
-    bias = biases(4, dim, dtype)[kind] if isinstance(kind, str) else None
+    bias = make_bias(kind, 4, dim, dtype) if isinstance(kind, str) else None
     if not isinstance(kind, str):
         bias = torch.randn(kind, dtype=dtype, generator=torch.Generator().manual_seed(2)).requires_grad_()
     output = attend(query, key, value, pattern=pattern, bias=bias, backend="native")

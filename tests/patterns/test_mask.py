@@ -3,7 +3,7 @@
 import pytest
 import torch
 from agreement import refused
-from catalog import assert_agree, biases, bounds, results, tensors
+from catalog import assert_agree, bounds, make_bias, results, tensors
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard import (
@@ -92,7 +92,7 @@ def test_a_mask_joins_the_pattern(shape):
 @pytest.mark.parametrize("backend", ["blocked", "native", "auto"])
 @pytest.mark.parametrize("name", ["alibi", "table", "transformer-xl"])
 def test_a_mask_for_each_head_runs_with_every_kind_of_bias(name, backend):
-    inputs, bias = tensors((QUERIES, KEYS)), biases(HEADS, 5)[name]
+    inputs, bias = tensors((QUERIES, KEYS)), make_bias(name, HEADS, 5)
     mask = draw((HEADS, QUERIES, KEYS))
     expected = results(attend, *inputs, mask=mask, bias=bias, backend="reference")
     found = results(attend, *inputs, mask=mask, bias=bias, backend=backend)

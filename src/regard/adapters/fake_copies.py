@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from regard.adapters.deepcopy import copy_empty_containers
 from regard.errors import CostError
@@ -75,9 +75,12 @@ class TracedTarget:
 
     def _fake_tensor(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
-        with self.mode:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
-            return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+        made = FakeTensor(self.mode, shape, torch.device("cpu"))
+        if isinstance(tensor, nn.Parameter):  # made here, as nn.Parameter(made) would dispatch an operation for each
+            made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+            made.requires_grad_(tensor.requires_grad)
+        return made
 
     def _real_tensors(self) -> dict[int, Any]:
         """For every parameter a real copy; zeros for those on the meta device."""

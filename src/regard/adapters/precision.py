@@ -30,18 +30,23 @@ class Float64Arguments(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         in_place = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
         in_place = in_place or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
-        float64_casts = tree_map_only(Tensor, _widen, args[1:] if in_place else args)
-        if in_place:
-            float64_casts = (args[0], *float64_casts)
+        written, read = (args[:1], args[1:]) if in_place else ((), args)
         out = kwargs.pop("out", None)
-        kwargs = tree_map_only(Tensor, _widen, kwargs)
+        kwargs = {key: _widen(each) for key, each in kwargs.items()}
         if out is not None:
             kwargs["out"] = out
-        return func(*float64_casts, **kwargs)
+        return func(*written, *map(_widen, read), **kwargs)
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) else tensor
+def _widen(value: Any) -> Any:
+    """The same argument with tensors in float64; torch's tree_map takes longer than the operations of small cases."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else value
+    if value is None or type(value) in (bool, int, float, str, slice, torch.dtype):
+        return value
+    if type(value) in (tuple, list):
+        return type(value)(_widen(each) for each in value)
+    return tree_map_only(Tensor, _widen, value)
 
 
 class _NarrowingMode(HigherOrderDispatchMode):
@@ -53,11 +58,12 @@ class _NarrowingMode(HigherOrderDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = self.call(func, args, kwargs)
-        given = [leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if torch.float64 in given:
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor) and COARSER.get(leaf.dtype, 0) > COARSER[self.coarsest]:
-                    self.coarsest = leaf.dtype
+        leaves = (result,) if isinstance(result, Tensor) else tree_leaves(result)
+        made = max((COARSER.get(leaf.dtype, 0) for leaf in leaves if isinstance(leaf, Tensor)), default=0)
+        if made > COARSER[self.coarsest]:
+            given = (leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            if torch.float64 in given:
+                self.coarsest = next(dtype for dtype, rank in COARSER.items() if rank == made)
         return result
 
 

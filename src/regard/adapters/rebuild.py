@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.adapters.rebuild_layers import Configuration, Values, find_layer_configuration
 
@@ -32,7 +33,7 @@ def find_configuration(module: nn.Module, image: tuple[int, int] | None = None) 
     fixed = {"L": found.sizes.pop("L")} if frozen and "L" in found.sizes else {}
 
     def build_alike(sizes: Values) -> nn.Module:
-        with torch.device("meta"):
+        with torch.device("meta"), _SkipInitialization():
             made = build({**sizes, **fixed})
         made.train(module.training)
         for name, parameter in made.named_parameters():
@@ -45,6 +46,18 @@ def find_configuration(module: nn.Module, image: tuple[int, int] | None = None) 
     except Exception:  # constructors of other libraries raise anything
         return None
     return found if _describe_structure(again) == _describe_structure(module) else None
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Tensors on the meta device have no values: initialising them takes time and does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in INITIALIZERS or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else next(iter(kwargs.values()))
+        return func(*args, **(kwargs or {}))
+
+
+INITIALIZERS = {Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_}
 
 
 def _describe_structure(module: nn.Module) -> list[Any]:

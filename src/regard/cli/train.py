@@ -27,6 +27,7 @@ DATA is the name of a data set (`regard data` lists them) or a path. Every field
 EPILOG = """examples:
   regard train gpt shakespeare --folder runs/shakespeare
   regard train gpt my_texts/ --tokenizer bpe --vocab-size 4000 --context-length 256
+  regard train bert gutenberg --tasks mlm,sop --steps 2000
   regard train translate kjv-luther --minutes 30
   regard train spatial --position gaussian --epochs 30 --seed 0 --folder runs/gaussian
   regard train spatial --folder runs/gaussian --position gaussian --resume --prune
@@ -38,6 +39,7 @@ Exit codes: 0 when the run is complete or its time is over, 2 for a wrong comman
 """
 KINDS = {
     "gpt": "a language model of characters, bytes or word pieces",
+    "bert": "a text encoder: masked tokens, next sentences and other tasks",
     "translate": "an encoder-decoder Transformer on sentence pairs",
     "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
     "vit": "a vision transformer",

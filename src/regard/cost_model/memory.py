@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 from torch import Tensor, nn
 
 from regard.caching import lazy_property
 from regard.cost_model.memory_cache import Cached, cached
 from regard.cost_model.memory_fit import largest
-from regard.cost_model.memory_inputs import inputs_for
 from regard.cost_model.optimizers import COUNTER, MOMENTS, Optimizer, check, state_bytes
 from regard.cost_model.peak_memory import (
-    Lifetimes,
     Loss,
-    Stepped,
-    forward_lifetimes,
-    optimizer_lifetimes,
-    training_lifetimes,
+    OptimizerMemory,
+    TracedMemory,
+    prepare_runner,
+    trace_forward_memory,
+    trace_optimizer_memory,
+    trace_training_memory,
 )
 from regard.cost_model.quantity import Quantity
 from regard.cost_model.sizes import Sizes
+from regard.cost_model.trace.runner import Runner
 from regard.cost_model.units import exact, short
 from regard.errors import CostError
 
@@ -131,7 +131,7 @@ class Memory:
         formula = self.cost.activation_bytes
         if self.target is None or self._sizeless():
             return formula
-        kept = self._kept().kept
+        kept = self._kept().saved
         try:
             agrees = abs(formula.value - kept) <= AGREES * kept
         except CostError:
@@ -142,7 +142,7 @@ class Memory:
     def activations_recomputed(self) -> Quantity:
         """The same if every block keeps its inputs only: these, what is outside of blocks, and one block's own."""
         again = self._recomputed()
-        return _plain(again.kept + self._kept().own)
+        return _plain(again.saved + self._kept().saved_by_block)
 
     @lazy_property
     def cache_per_token(self) -> Quantity:
@@ -183,7 +183,7 @@ class Memory:
                 because="it keeps no past that a next token could look at",
                 instead="peak_forward",
             )
-        one = forward_lifetimes(*self._run(dataclasses.replace(self.asked, tokens=1)))
+        one = trace_forward_memory(self._prepare_runner(dataclasses.replace(self.asked, tokens=1)))
         tokens = sympy.Symbol("N", positive=True, integer=True)
         if tokens in self._cached.values:
             after = self._cached.values[tokens] + 1
@@ -287,8 +287,7 @@ class Memory:
 
     # Runs
 
-    def _run(self, asked: Sizes | None = None) -> tuple[Any, Any, torch.dtype | None]:
-        """Target, inputs and dtype of a run."""
+    def _prepare_runner(self, sizes: Sizes) -> Runner:
         if self.target is None:
             raise CostError(
                 "A part cannot be run alone.",
@@ -296,31 +295,32 @@ class Memory:
                 because="only formulas are known of it, and a peak is found by following a run",
                 instead="cost(module).memory of the module itself",
             )
-        dtype = self.cost.mode.dtype
-        inputs = inputs_for(self.target, self.asked if asked is None else asked, dtype)
-        return self.target, inputs, dtype if self._recast() else None
+        return prepare_runner(self.target, sizes, self.cost.mode.dtype)
 
-    def _forward(self) -> Lifetimes:
-        return self._once("forward", lambda: forward_lifetimes(*self._run()))
+    def _runner(self) -> Runner:
+        return self._once("runner", lambda: self._prepare_runner(self.asked))
 
-    def _training(self) -> Lifetimes:
+    def _forward(self) -> TracedMemory:
+        return self._once("forward", lambda: trace_forward_memory(self._runner()))
+
+    def _training(self) -> TracedMemory:
         return self._once("training", lambda: self._trained(recomputed=False))
 
-    def _recomputed(self) -> Lifetimes:
+    def _recomputed(self) -> TracedMemory:
         return self._once("recomputed", lambda: self._trained(recomputed=True))
 
-    def _kept(self) -> Lifetimes:
+    def _kept(self) -> TracedMemory:
         """A step whose loss keeps nothing of its own."""
         if self.loss == "mean":
             return self._training()
         return self._once("kept", lambda: self.using(loss="mean")._training())
 
-    def _trained(self, *, recomputed: bool) -> Lifetimes:
-        return training_lifetimes(*self._run(), stepped=self._stepped(), loss=self.loss, recomputed=recomputed)
+    def _trained(self, *, recomputed: bool) -> TracedMemory:
+        return trace_training_memory(self._runner(), self._stepped(), loss=self.loss, recomputed=recomputed)
 
-    def _stepped(self) -> Stepped:
+    def _stepped(self) -> OptimizerMemory:
         dtype = self.cost.mode.dtype if self._recast() else None
-        return self._once("stepped", lambda: optimizer_lifetimes(self.target, dtype, self.optimizer))
+        return self._once("stepped", lambda: trace_optimizer_memory(self.target, dtype, self.optimizer))
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         made: dict[str, Any] = self.__dict__.setdefault("_made", {})
@@ -335,7 +335,7 @@ class Memory:
     def _sizeless(self) -> bool:
         """Whether sizes are missing, so that only formulas are known."""
         try:
-            self._run()
+            self._runner()
         except CostError:
             return True
         return False

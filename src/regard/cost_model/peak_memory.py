@@ -1,7 +1,7 @@
 """How many bytes a run needs at once, found without running it.
 
-A copy of the module that has shapes and no numbers is run instead. Every storage is entered when an operation makes it
-and struck out when nobody holds it any more, in the order in which the real run would allocate and free:
+A copy of the module is traced with fake tensors. The trace has every allocation and release of a storage, in the order
+in which the real run makes them:
 
     peak = resident + max over time of the bytes that are alive,    resident = parameters + buffers + inputs
 
@@ -12,27 +12,28 @@ matrix libraries, packed weights and tiles of our kernels, Python, and what the 
 
 from __future__ import annotations
 
-import copy
 import itertools
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from regard.adapters.example_inputs import ExampleInputs, InputSpec
+from regard.adapters.fake_copies import TracedTarget
 from regard.attention import Attention, attend
 from regard.cost_model.optimizers import Optimizer, optimizer_for, state_bytes
+from regard.cost_model.run_mode import RunMode
+from regard.cost_model.sizes import Sizes
+from regard.cost_model.symbols import MEANINGS
+from regard.cost_model.trace.inputs import make_example_inputs
+from regard.cost_model.trace.recorder import ModuleTracker, Recorder
+from regard.cost_model.trace.runner import PreparedRun, Runner
+from regard.cost_model.trace.storages import StorageLog
 from regard.errors import CostError
 from regard.kernels.library import missing
 from regard.layers.feedforward import FeedForward
@@ -42,137 +43,134 @@ Loss = str | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Lifetimes:
+class TracedMemory:
     """The bytes of a run.
 
     Attributes:
         resident: parameters, buffers and inputs, which are there from the first moment to the last.
         transient: the most that was alive beside them at one time.
-        state: what the optimizer keeps from step to step; part of `transient`.
-        kept: what the forward pass left for the backward pass, beside parameters and inputs.
-        own: the most that one of the repeated blocks left, without what it hands to the next.
+        optimizer_state: what the optimizer keeps from step to step; part of `transient`.
+        saved: what the forward pass left for the backward pass, beside parameters and inputs.
+        saved_by_block: the most that one of the repeated blocks left, without what it hands to the next.
     """
 
     resident: int
     transient: int
-    state: int = 0
-    kept: int = 0
-    own: int = 0
+    optimizer_state: int = 0
+    saved: int = 0
+    saved_by_block: int = 0
 
     @property
     def peak(self) -> int:
         return self.resident + self.transient
 
 
-class Ledger(TorchDispatchMode):
-    """Which storages are alive, and the most bytes that ever were."""
+def prepare_runner(target: Any, sizes: Sizes, dtype: torch.dtype) -> Runner:
+    """Runs a target at given sizes, none of which may be missing."""
+    mode = RunMode(dtype=dtype)
+    if isinstance(target, Attention):
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._watches: dict[int, weakref.ref] = {}
+        def run_attention(*tensors: Tensor, **named: Any) -> Tensor:
+            return attend(*tensors, attention=target, **named)
 
-    def know(self, tensors: Iterable[Tensor]) -> int:
-        """Storages that were there before and are not entered; their bytes."""
-        total = 0
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._sizes:
-                self._watch(storage, 0)
-                total += storage.nbytes()
-        return total
+        traced = TracedTarget(run_attention, dtype)
+        if sizes.inputs is None:
+            return Runner(traced, _describe_attention_inputs(sizes), mode)
+    else:
+        traced = TracedTarget(target, dtype)
+    inputs = make_example_inputs(traced, sizes)
+    for symbol in inputs.symbols:
+        if symbol not in inputs.known:
+            raise _missing_size(MEANINGS[symbol][0])
+    return Runner(traced, inputs, mode)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self._enter(tensor)
-        return made
 
-    def _enter(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        known = self._sizes.get(storage._cdata)
-        if known is None:
-            self._watch(storage, storage.nbytes())
-            self.now += storage.nbytes()
-        elif 0 < known != storage.nbytes():  # an output that was given is made to fit
-            self.now += storage.nbytes() - known
-            self._sizes[storage._cdata] = storage.nbytes()
-        self.peak = max(self.peak, self.now)
+def _describe_attention_inputs(sizes: Sizes) -> ExampleInputs:
+    """Query, key and value."""
+    if sizes.dim is None or sizes.tokens is None:
+        raise _missing_size("dim" if sizes.dim is None else "tokens")
+    heads, keys = sizes.heads or 1, sizes.keys or sizes.tokens
+    kv_heads, value_dim = sizes.kv_heads or heads, sizes.value_dim or sizes.dim
+    shapes = (heads, sizes.tokens, sizes.dim), (kv_heads, keys, sizes.dim), (kv_heads, keys, value_dim)
+    return ExampleInputs(tuple(InputSpec((sizes.batch, *shape), requires_grad=True) for shape in shapes))
 
-    def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
-        address = storage._cdata
-        self._sizes[address] = size
-        self._watches[address] = weakref.ref(storage, lambda _: self._strike(address))
 
-    def _strike(self, address: int) -> None:
-        self.now -= self._sizes.pop(address, 0)
-        self._watches.pop(address, None)
+def _missing_size(size: str) -> CostError:
+    return CostError(
+        "A run has no size yet.",
+        asked="what it needs in memory",
+        because=f"nothing says how large {size} is",
+        instead=f"cost(..., {size}=16).memory",
+    )
 
 
 # Runs
 
 
-def forward_lifetimes(target: Any, inputs: tuple[tuple, dict], dtype: torch.dtype | None = None) -> Lifetimes:
-    """Of one forward pass in evaluation mode, without gradients."""
-    with _Stage(target, inputs, dtype) as stage:
-        if isinstance(stage.module, nn.Module):
-            stage.module.eval()
-        with torch.no_grad():
-            made = stage.run()
-        transient = stage.ledger.peak
-        del made
-    return Lifetimes(stage.resident, transient)
+def trace_forward_memory(runner: Runner) -> TracedMemory:
+    """Of one forward pass in eval mode, without gradients."""
+
+    def run(prepared: PreparedRun) -> TracedMemory:
+        storages = prepared.recorder.storages
+        resident = storages.add_existing(prepared.given)
+        _fuse_activations(prepared.module)
+        with torch.no_grad(), prepared.recorder.recording():
+            output = prepared.call()
+        transient = storages.peak_bytes
+        del output
+        return TracedMemory(resident, transient)
+
+    return runner.execute(runner.inputs.sizes, run)
 
 
-def training_lifetimes(
-    target: Any,
-    inputs: tuple[tuple, dict],
-    dtype: torch.dtype | None = None,
-    *,
-    stepped: Stepped | None = None,
-    loss: Loss = "mean",
-    recomputed: bool = False,
-) -> Lifetimes:
+def trace_training_memory(
+    runner: Runner, optimizer: OptimizerMemory, *, loss: Loss = "mean", recomputed: bool = False
+) -> TracedMemory:
     """Of a step of training that is not the first, with the dropout that the module has.
 
         forward;  loss;  backward, gradients none before and all after;  optimizer.step()
 
-    stepped: what the optimizer needs, which `optimizer_lifetimes` tells; that of AdamW if it is not given.
+    optimizer: what the optimizer needs, found by `trace_optimizer_memory`.
     recomputed: every repeated block keeps its inputs only and runs once more on the way back
         (`torch.utils.checkpoint`).
     """
-    stepped = optimizer_lifetimes(target, dtype) if stepped is None else stepped
-    with _Stage(target, inputs, dtype) as stage:
-        module, ledger = stage.module, stage.ledger
-        own: list[int] = [0]
-        if isinstance(module, nn.Module):
+
+    def run(prepared: PreparedRun) -> TracedMemory:
+        module, storages = prepared.module, prepared.recorder.storages
+        resident = storages.add_existing(prepared.given)
+        saved_by_block: list[int] = [0]
+        if module is not None:
             module.train()
-            for block in repeated(module):
-                _wrap(block, _recomputed if recomputed else _weighed(ledger, own))
-        made = stage.run()
-        results = [each for each in tree_leaves(made) if isinstance(each, Tensor) and each.grad_fn is not None]
-        graph = [each.grad_fn for each in results]
-        total = _loss_of(made, results, loss)
-        # What only the results hold goes with them; what the graph holds is kept.
-        del made, results
-        kept = ledger.now - total.untyped_storage().nbytes()
-        del graph
-        total.backward()
-        del total
-        transient = stepped.state + max(ledger.peak, ledger.now + stepped.more)
-    return Lifetimes(stage.resident, transient, stepped.state, kept, max(own))
+            for block in find_repeated_blocks(module):
+                wrap = _checkpoint_forward if recomputed else _measure_forward(storages, saved_by_block)
+                block.__dict__["forward"] = wrap(block.forward)
+        with torch.enable_grad(), prepared.recorder.recording():
+            output = prepared.call()
+            results = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.grad_fn is not None]
+            graph = [each.grad_fn for each in results]
+            total = _compute_loss(output, results, loss)
+            # What only the results hold goes with them; what the graph holds is saved.
+            del output, results
+            saved = storages.live_bytes - total.untyped_storage().nbytes()
+            del graph
+            total.backward()
+            del total
+            transient = optimizer.state + max(storages.peak_bytes, storages.live_bytes + optimizer.scratch)
+        return TracedMemory(resident, transient, optimizer.state, saved, max(saved_by_block))
+
+    return runner.execute(runner.inputs.sizes, run, training=True)
 
 
-class Stepped(NamedTuple):
+class OptimizerMemory(NamedTuple):
     """What an optimizer keeps, and the most that it needs beside that and the gradients while it makes a step."""
 
     state: int = 0
-    more: int = 0
+    scratch: int = 0
 
 
-def optimizer_lifetimes(target: Any, dtype: torch.dtype | None = None, optimizer: Optimizer = "adamw") -> Stepped:
+def trace_optimizer_memory(
+    target: Any, dtype: torch.dtype | None = None, optimizer: Optimizer = "adamw"
+) -> OptimizerMemory:
     """Of a step of the optimizer that is not the first. It depends on the parameters and on no other size.
 
     Those with a name go from parameter to parameter and hold on to something of the one before: two large neighbours
@@ -180,114 +178,48 @@ def optimizer_lifetimes(target: Any, dtype: torch.dtype | None = None, optimizer
     """
     learned = [each for each in target.parameters() if each.requires_grad] if isinstance(target, nn.Module) else []
     if not learned:
-        return Stepped()
+        return OptimizerMemory()
     if callable(optimizer):
-        return _stepped(learned, dtype, optimizer)
+        return _trace_optimizer(learned, dtype, optimizer)
     pairs = [list(pair) for pair in itertools.pairwise(learned)] or [learned]
     weights = ((1, 1), (1, 2), (2, 1))
-    chosen = [max(pairs, key=lambda pair, w=w: w[0] * pair[0].nbytes + w[1] * pair[-1].nbytes) for w in weights]
-    more = max(_stepped(pair, dtype, optimizer).more for pair in chosen)
-    return Stepped(state_bytes(optimizer, learned, None if dtype is None else dtype.itemsize), more)
+    largest = [max(pairs, key=lambda pair, w=w: w[0] * pair[0].nbytes + w[1] * pair[-1].nbytes) for w in weights]
+    scratch = max(_trace_optimizer(pair, dtype, optimizer).scratch for pair in largest)
+    return OptimizerMemory(state_bytes(optimizer, learned, None if dtype is None else dtype.itemsize), scratch)
 
 
-def _stepped(learned: list[nn.Parameter], dtype: torch.dtype | None, optimizer: Optimizer) -> Stepped:
-    ledger = Ledger()
+def _trace_optimizer(learned: list[nn.Parameter], dtype: torch.dtype | None, optimizer: Optimizer) -> OptimizerMemory:
+    recorder = Recorder(ModuleTracker(None))
+    storages = recorder.storages
     with FakeTensorMode(allow_non_fake_inputs=True):
-        parameters = [nn.Parameter(_like(each.detach(), dtype)) for each in learned]
-        ledger.know(parameters)
-        with ledger:
-            stepping = optimizer_for(optimizer, parameters)
+        like = [
+            torch.empty_strided(each.shape, each.stride(), dtype=dtype or each.dtype, device="cpu") for each in learned
+        ]
+        parameters = [nn.Parameter(each) for each in like]
+        storages.add_existing(parameters)
+        with recorder.recording():
+            made = optimizer_for(optimizer, parameters)
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
-            gradients = ledger.now
-            stepping.step()
-            there = ledger.peak = ledger.now
-            stepping.step()
-            more = ledger.peak - there
-    return Stepped(there - gradients, more)
+            gradients = storages.live_bytes
+            made.step()
+            before, first = storages.live_bytes, len(storages.changes)
+            made.step()
+            scratch = max(itertools.accumulate(storages.changes[first:]), default=0)
+    return OptimizerMemory(before - gradients, scratch)
 
 
-class _Stage:
-    """Where a run is played: a module without numbers, its inputs, and the ledger."""
-
-    def __init__(self, target: Any, inputs: tuple[tuple, dict], dtype: torch.dtype | None) -> None:
-        self.target, self.dtype = target, dtype
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.ledger = Ledger()
-        with self.mode:
-            self.module = _twin(target, dtype) if isinstance(target, nn.Module) else target
-            self.inputs = tree_map(_imagined, inputs)
-        there = [each for each in tree_leaves(self.inputs) if isinstance(each, Tensor)]
-        if isinstance(self.module, nn.Module):
-            there += [*self.module.parameters(), *self.module.buffers()]
-        self.resident = self.ledger.know(there)
-
-    def run(self) -> Any:
-        positional, named = self.inputs
-        if isinstance(self.module, Attention):
-            return attend(*positional, attention=self.module, **named)
-        return self.module(*positional, **named)
-
-    def __enter__(self) -> _Stage:
-        self.mode.__enter__()
-        self.ledger.__enter__()
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        self.ledger.__exit__(kind, error, trace)
-        self.mode.__exit__(kind, error, trace)
-        if isinstance(
-            error, DataDependentOutputException | DynamicOutputShapeException | UnsupportedFakeTensorException
-        ):
-            raise CostError(
-                "This module cannot be followed without numbers.",
-                asked=f"the memory of {type(self.target).__name__}",
-                found=str(error).split("\n")[0],
-                because="what it does depends on the numbers in its tensors, and a prediction has none",
-                instead="a part of it that does not look at numbers, such as its encoder",
-            ) from error
+# What the eager path does, and a traced one does not
 
 
-# A module without numbers
-
-
-def _imagined(each: Any) -> Any:
-    if not isinstance(each, Tensor):
-        return each
-    return _like(each.detach(), None).requires_grad_(each.requires_grad)
-
-
-def _like(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor as large, laid out alike, in the memory of the CPU, which is not touched."""
-    wanted = tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted, device="cpu")
-
-
-def _twin(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """A copy whose parameters and buffers have no numbers, to do with as we like."""
-    known: dict[int, Any] = {}
-    for parameter in module.parameters():
-        known[id(parameter)] = nn.Parameter(_like(parameter.detach(), dtype), requires_grad=parameter.requires_grad)
-    for buffer in module.buffers():
-        known[id(buffer)] = _like(buffer, dtype)
-    try:
-        made = copy.deepcopy(module, known)
-    except (TypeError, RuntimeError) as error:
-        raise CostError(
-            "This module cannot be copied.",
-            asked=f"the memory of {type(module).__name__}",
-            found=str(error).split("\n")[0],
-            because="a prediction runs a copy without numbers, so that nothing of the module itself changes",
-            instead="a module that copy.deepcopy can copy",
-        ) from error
-    for part in made.modules():
+def _fuse_activations(module: nn.Module | None) -> None:
+    for part in () if module is None else module.modules():
         if (
             type(part) is FeedForward
             and part.activation_fn is ACTIVATIONS.get(part.activation)
             and is_plain_linear(part.inner)
         ):
             part.__dict__["_expand"] = _fuse_activation(part)
-    return made
 
 
 def _fuse_activation(part: FeedForward) -> Callable[[Tensor], Tensor]:
@@ -309,61 +241,58 @@ def _fuse_activation(part: FeedForward) -> Callable[[Tensor], Tensor]:
 # Blocks
 
 
-def repeated(module: nn.Module) -> list[nn.Module]:
+def find_repeated_blocks(module: nn.Module) -> list[nn.Module]:
     """The blocks that a model repeats: members of the innermost lists whose members are all of one kind.
 
     A member has parts of its own: a list of linear layers is no list of blocks.
 
     >>> from regard.models import GPT, GPTConfig
-    >>> len(repeated(GPT(GPTConfig(vocab_size=11, context_length=8, dim=4, layers=3, heads=2))))
+    >>> len(find_repeated_blocks(GPT(GPTConfig(vocab_size=11, context_length=8, dim=4, layers=3, heads=2))))
     3
     """
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and _alike(part)]
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and _are_alike(part)]
     inner = [one for one in lists if not any(other is not one and other in set(one.modules()) for other in lists)]
     return list(dict.fromkeys(block for part in inner for block in part))
 
 
-def _alike(blocks: Iterable[nn.Module]) -> bool:
+def _are_alike(blocks: Iterable[nn.Module]) -> bool:
     members = list(blocks)
     return len({type(block) for block in members}) == 1 and all(
         any(True for _ in block.children()) and any(True for _ in block.parameters()) for block in members
     )
 
 
-def _wrap(block: nn.Module, how: Callable[[Callable], Callable]) -> None:
-    block.__dict__["forward"] = how(block.forward)
-
-
-def _recomputed(forward: Callable) -> Callable:
-    def again(*args: Any, **named: Any) -> Any:
-        # Random numbers are not there, so their state need not be saved either.
+def _checkpoint_forward(forward: Callable) -> Callable:
+    def run(*args: Any, **named: Any) -> Any:
+        # Fake tensors have no random numbers, so the state of the generator need not be saved.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **named)
 
-    return again
+    return run
 
 
-def _weighed(ledger: Ledger, found: list[int]) -> Callable[[Callable], Callable]:
-    """A block that tells how much it leaves beside what it returns."""
+def _measure_forward(storages: StorageLog, found: list[int]) -> Callable[[Callable], Callable]:
+    """Collects how much a block leaves beside what it returns."""
 
-    def how(forward: Callable) -> Callable:
-        def weighed(*args: Any, **named: Any) -> Any:
-            before = ledger.now
-            made = forward(*args, **named)
-            given = {each.untyped_storage()._cdata: each for each in tree_leaves(made) if isinstance(each, Tensor)}
-            found.append(ledger.now - before - sum(each.untyped_storage().nbytes() for each in given.values()))
-            return made
+    def wrap(forward: Callable) -> Callable:
+        def run(*args: Any, **named: Any) -> Any:
+            before = storages.live_bytes
+            output = forward(*args, **named)
+            returned = {each.untyped_storage()._cdata: each for each in tree_leaves(output) if isinstance(each, Tensor)}
+            returned_bytes = sum(each.untyped_storage().nbytes() for each in returned.values())
+            found.append(storages.live_bytes - before - returned_bytes)
+            return output
 
-        return weighed
+        return run
 
-    return how
+    return wrap
 
 
 # The loss
 
 
-def _loss_of(made: Any, results: list[Tensor], loss: Loss) -> Tensor:
+def _compute_loss(output: Any, results: list[Tensor], loss: Loss) -> Tensor:
     if callable(loss):
-        return loss(made)
+        return loss(output)
     if not results:
         raise CostError(
             "Nothing here can be learned.",

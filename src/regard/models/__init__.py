@@ -1,6 +1,12 @@
 """Models: one readable file each, on top of the layers."""
 
 from regard.models.bert import Bert, BertConfig, BertOutput
+from regard.models.bert_heads import (
+    BertForClassification,
+    BertForClassificationConfig,
+    BertForPretraining,
+    BertForPretrainingConfig,
+)
 from regard.models.davit import DaViT, DaViTConfig
 from regard.models.generation import Generation, generate, stream
 from regard.models.gpt import GPT, GPTConfig
@@ -12,6 +18,10 @@ __all__ = [
     "GPT",
     "Bert",
     "BertConfig",
+    "BertForClassification",
+    "BertForClassificationConfig",
+    "BertForPretraining",
+    "BertForPretrainingConfig",
     "BertOutput",
     "DaViT",
     "DaViTConfig",

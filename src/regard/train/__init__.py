@@ -6,11 +6,16 @@ from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
 from regard.train.recipe import Recipe, read_recipe
 from regard.train.run import Evaluation, Run
 from regard.train.task import Task
+from regard.train.tasks.bert import BertRecipe
+from regard.train.tasks.gpt import GPTRecipe
 from regard.train.tasks.images import ImageRecipe, SpatialRecipe, ViTRecipe, accuracy
+from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
 __all__ = [
+    "BertRecipe",
     "Evaluation",
+    "GPTRecipe",
     "ImageRecipe",
     "ImageSplit",
     "Images",
@@ -22,6 +27,7 @@ __all__ = [
     "Task",
     "TeacherRecipe",
     "TeacherResult",
+    "TranslationRecipe",
     "ViTRecipe",
     "accuracy",
     "degenerate_heads",

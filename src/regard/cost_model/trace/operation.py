@@ -109,13 +109,11 @@ def product(sizes: Iterable[Any]) -> Any:
     return result
 
 
-def describe_tensor(tensor: Tensor) -> Operand:
+def describe_tensor(tensor: Tensor, storage: int) -> Operand:
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
-        return Operand(shape, tensor.element_size(), 0, (False,) * len(shape), tensor.is_floating_point())
-    strides = tensor.stride()
-    repeated = tuple(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True))
-    storage = tensor.untyped_storage()._cdata
+        return Operand(shape, tensor.element_size(), storage, (False,) * len(shape), tensor.is_floating_point())
+    repeated = tuple(step == 0 and size > 1 for size, step in zip(shape, tensor.stride(), strict=True))
     return Operand(shape, tensor.element_size(), storage, repeated, tensor.is_floating_point())
 
 

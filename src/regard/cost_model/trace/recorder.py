@@ -30,6 +30,7 @@ from regard.attention import Attention
 from regard.backends.base import Request, observe_attention
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
+from regard.cost_model.trace.storages import StorageLog
 
 ACCUMULATE = 2**63 - 1  # autograd's number for nodes that only accumulate the gradient of a parameter
 TABLES = ("words", "masks", "query_code", "key_code", "start", "stop")  # made once for a pattern and its lengths
@@ -45,12 +46,14 @@ class Trace:
         saved: what autograd saves for the backward pass: the module, the operation that made it, and the tensor.
         parameters: the path of the module, the name, and the shape; shared ones once.
         unknown: operators of other libraries whose products are not known.
+        storages: the bytes that were allocated and released, in order.
     """
 
     operations: list[Operation] = field(default_factory=list)
     saved: list[tuple[str, str, Operand]] = field(default_factory=list)
     parameters: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
+    storages: StorageLog = field(default_factory=StorageLog)
 
 
 @dataclass
@@ -65,24 +68,25 @@ class _Call:
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation that torch dispatches, and keeps the storages alive, so that their ids stay unique."""
+    """Records every operation that torch dispatches. It holds no tensor, so that each dies when it would have."""
 
     def __init__(self, modules: ModuleTracker) -> None:
         super().__init__()
         self.trace = Trace()
+        self.storages = self.trace.storages
         self.modules = modules
         modules.on_norm = self._record_norm
         self.last = ""
         self.makers: dict[int, tuple[str, Operand]] = {}
         self.calls: list[_Call] = []
         self.tables: set[int] = set()
-        self._alive: list[Any] = []
+        self._is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # the most frequent call, answered without a dispatch
-        if func.namespace in ("prim", "prims", "profiler"):
+        if self._is_paused or func.namespace in ("prim", "prims", "profiler"):
             return func(*args, **kwargs)
         name = str(func._overloadpacket)
         if _is_composite(func):
@@ -102,20 +106,18 @@ class Recorder(TorchDispatchMode):
         reads: dict[str, Operand] = {}
         seen: set[tuple[Any, ...]] = set()
         for key, tensor in named_tensors(arguments).items():
-            operand = describe_tensor(tensor)
+            operand = self.describe(tensor)
             again = (operand.storage, operand.shape) in seen and bool(operand.storage)
             seen.add((operand.storage, operand.shape))
             reads[key] = operand._replace(again=again)
-            self._keep_alive(tensor, operand)
             if key in TABLES and func.namespace == "regard":
                 self.tables.add(operand.storage)
-        writes = tuple(map(describe_tensor, results))
+        writes = tuple(describe_tensor(each, self.storages.find_written_id(each)) for each in results)
         mutates = func._schema.is_mutable
         before = {operand.storage for operand in reads.values()}
         if reads and not mutates and all(operand.storage in before for operand in writes):
             return  # a view
-        for tensor, operand in zip(results, writes, strict=True):
-            self._keep_alive(tensor, operand)
+        for operand in writes:
             if operand.storage not in before:
                 self.makers[operand.storage] = name, operand
             if func.is_view and not any(_is_fake(each) for each in named_tensors(arguments).values()):
@@ -124,13 +126,28 @@ class Recorder(TorchDispatchMode):
         constants = () if CALL in path else read_constants(name, arguments, reads)
         self.trace.operations.append(Operation(name, path, backward, reads, writes, constants, mutates))
 
-    def _keep_alive(self, tensor: Tensor, operand: Operand) -> None:
-        self._alive.append(tensor.untyped_storage() if operand.storage else tensor)
+    def describe(self, tensor: Tensor) -> Operand:
+        return describe_tensor(tensor, self.storages.find_id(tensor))
 
     def _record_norm(self, x: Tensor) -> None:
         """torch takes an RMS norm apart into operations; that it is a norm is recorded beside them."""
-        operation = Operation("regard.normalise", self.modules.stack[-1], False, {"input": describe_tensor(x)}, ())
+        operation = Operation("regard.normalise", self.modules.stack[-1], False, {"input": self.describe(x)}, ())
         self.trace.operations.append(operation)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """What runs inside is recorded."""
+        with without_fast_path(), self.modules.tracking(), self:
+            yield
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not recorded."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     # Attention
 
@@ -140,14 +157,12 @@ class Recorder(TorchDispatchMode):
             return run()
         reads: dict[str, Operand] = {}
         for name, tensor in (("query", request.query), ("key", request.key), ("value", request.value)):
-            reads[name] = describe_tensor(tensor)._replace(again=False)
-            self._keep_alive(tensor, reads[name])
+            reads[name] = self.describe(tensor)
         path, position = self.modules.stack[-1], len(self.trace.operations)
         with self.modules.inside_call(f"{path}{CALL}{len(self.calls)}"):
             result = run()
         output = result[0] if isinstance(result, tuple) else result
-        writes = (describe_tensor(output),)
-        self._keep_alive(output, writes[0])
+        writes = (self.describe(output),)
         self.calls.append(_Call(path, _describe_request(request), reads, writes, position))
         return result
 
@@ -322,8 +337,8 @@ class _Saved:
     A tensor that backward reads is detached first: a node that holds its own output would never die.
     """
 
-    def __init__(self, tensor: Tensor, path: str, order: int, is_read: bool) -> None:
-        self.operand, self.path, self.order, self.is_fake = describe_tensor(tensor), path, order, _is_fake(tensor)
+    def __init__(self, tensor: Tensor, operand: Operand, path: str, order: int, is_read: bool) -> None:
+        self.operand, self.path, self.order, self.is_fake = operand, path, order, _is_fake(tensor)
         self.storage = tensor.untyped_storage()
         self.tensor = tensor.detach() if is_read else None
 
@@ -333,15 +348,9 @@ def _is_fake(tensor: Tensor) -> bool:
 
 
 def record(
-    run: Callable[[], Any],
-    given: list[Tensor],
-    *,
-    with_grad: bool,
-    with_backward: bool,
-    fake: bool,
-    recorder: Recorder,
+    run: Callable[[], Any], recorder: Recorder, given: list[Tensor], *, with_grad: bool, with_backward: bool, fake: bool
 ) -> Trace:
-    """Run something and record what it does.
+    """Run something and record what it does, each attention as one operation.
 
     given: parameters, buffers and inputs, which exist before the run and are not saved by it.
     with_grad: whether autograd is on, so that what it saves is seen.
@@ -349,29 +358,26 @@ def record(
         as a loss would give it, and costs nothing.
     fake: whether its tensors are fake; real ones are then tables that existed before.
     """
-    modules = recorder.modules
-    known = {tensor.untyped_storage()._cdata for tensor in given}
+    modules, trace = recorder.modules, recorder.trace
+    known = {recorder.storages.find_id(tensor) for tensor in given}
     saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
     orders = itertools.count()
 
     def save(tensor: Tensor) -> _Saved:
-        held = _Saved(tensor, modules.current()[0], next(orders), with_backward)
+        held = _Saved(tensor, recorder.describe(tensor), modules.current()[0], next(orders), with_backward)
         saved.add(held)
         return held
 
     hooks = saved_tensors_hooks(save, lambda held: held.tensor) if with_grad else contextlib.nullcontext()
-    observed = observe_attention(recorder.observe)
-    with without_fast_path(), modules.tracking(), torch.set_grad_enabled(with_grad), observed, hooks, recorder:
+    with observe_attention(recorder.observe), torch.set_grad_enabled(with_grad), recorder.recording(), hooks:
         output = run()
-        trace = recorder.trace
         tensors: dict[int, str] = {}
         for held in sorted(saved, key=lambda each: each.order):
             if held.operand.storage not in known and held.is_fake == fake:
-                recorder._alive.append(held.storage)
                 tensors.setdefault(held.operand.storage, held.path)
         if with_backward:
             ends = [tensor for tensor in find_tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
-            with torch.no_grad(), _paused(recorder):
+            with torch.no_grad(), recorder.paused():
                 grads = [torch.empty_like(tensor) for tensor in ends]
             modules.end_forward()
             if ends:
@@ -383,16 +389,6 @@ def record(
             name, made = recorder.makers[storage]
             trace.saved.append((outer, "regard.attend" if call else name, made))
     return trace
-
-
-@contextlib.contextmanager
-def _paused(recorder: Recorder) -> Iterator[None]:
-    """What runs here is not recorded."""
-    trace, recorder.trace = recorder.trace, Trace()
-    try:
-        yield
-    finally:
-        recorder.trace = trace
 
 
 def find_tensors(output: Any) -> list[Tensor]:

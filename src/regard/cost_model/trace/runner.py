@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,10 +27,27 @@ from regard.cost_model.trace.part_names import list_parameters
 from regard.cost_model.trace.recorder import DisableDropout, ModuleTracker, Recorder, Trace, find_tensors, record
 from regard.errors import CostError, RegardError
 
+T = TypeVar("T")
+
 # Raised where control flow depends on the values of fake tensors.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 # Elements in the inputs of a module that is still executed with real tensors.
 SMALL = 2_000_000
+
+
+class PreparedRun(NamedTuple):
+    """A copy of a target that is ready to run.
+
+    Attributes:
+        call: runs it on its inputs.
+        owned, given: parameters and buffers; these and the inputs.
+    """
+
+    call: Callable[[], Any]
+    module: nn.Module | None
+    owned: list[Tensor]
+    given: list[Tensor]
+    recorder: Recorder
 
 
 class Runner:
@@ -71,18 +88,36 @@ class Runner:
         given = any(spec.requires_grad for spec in self.inputs.specs())
         return given or (module is not None and any(each.requires_grad for each in module.parameters()))
 
-    def _run(self, sizes: dict[str, int], **how: bool) -> Trace:
+    def _run(
+        self, sizes: dict[str, int], *, with_grad: bool = False, with_backward: bool = False, training: bool = False
+    ) -> Trace:
         """`with_grad`, `with_backward`: as in `record`; `training`: in the module's own mode, not in eval mode."""
+
+        def run(prepared: PreparedRun) -> Trace:
+            if training and prepared.module is not None:
+                _disable_attention_dropout(prepared.module)
+            how = {"with_grad": with_grad, "with_backward": with_backward, "fake": self.fake}
+            with DisableDropout() if training else contextlib.nullcontext():
+                trace = record(prepared.call, prepared.recorder, prepared.given, **how)
+            mark_attention(trace.operations, {prepared.recorder.storages.find_id(each) for each in prepared.owned})
+            return trace
+
+        return self.execute(sizes, run, training=training)
+
+    def execute(self, sizes: dict[str, int], run: Callable[[PreparedRun], T], *, training: bool = False) -> T:
+        """Run a copy of the target: with fake tensors; with real ones if it depends on values and is small enough."""
         if self.fake:
             try:
-                return self._trace(sizes, fake=True, **how)
+                with self._prepare(sizes, training) as prepared:
+                    return run(prepared)
             except NeedsValuesError as error:
                 if not self._is_small(sizes):
                     raise error.reported from error
                 self.fake = False
                 note = f"executed on zeros, because {error.operation} in {error.path} depends on values"
                 self.notes[note] = None
-        return self._trace(sizes, fake=False, **how)
+        with self._prepare(sizes, training) as prepared:
+            return run(prepared)
 
     def _is_small(self, sizes: dict[str, int]) -> bool:
         total = 0
@@ -93,39 +128,31 @@ class Runner:
             total += count
         return self.target.is_small and total * max(sizes.get("N", 1), 1) <= SMALL * 64 and total <= SMALL
 
-    def _trace(
-        self,
-        sizes: dict[str, int],
-        *,
-        fake: bool,
-        with_grad: bool = False,
-        with_backward: bool = False,
-        training: bool = False,
-    ) -> Trace:
-        called, module, owned = self.target.make_copy(fake)
+    @contextlib.contextmanager
+    def _prepare(self, sizes: dict[str, int], training: bool) -> Iterator[PreparedRun]:
+        """A copy of the target that is ready to run, in eval mode or, for training, in the mode that the module is in.
+
+        What the run raises is reported in the caller's terms.
+        """
+        called, module, owned = self.target.make_copy(self.fake)
         if module is not None and not training:
             module.eval()
-        elif module is not None:
-            _disable_attention_dropout(module)
         recorder = Recorder(ModuleTracker(module))
-        without_dropout = DisableDropout() if training else contextlib.nullcontext()
         # The copy is on the CPU whatever device the caller has made the default.
-        on_cpu = torch.device("cpu")
-        with self.target.mode if fake else contextlib.nullcontext(), on_cpu, without_dropout, assume_unpacked():
+        is_default = torch.get_default_device().type == "cpu"
+        on_cpu = contextlib.nullcontext() if is_default else torch.device("cpu")
+        with self.target.mode if self.fake else contextlib.nullcontext(), on_cpu, assume_unpacked():
             try:
                 args, kwargs = self.inputs.make(sizes, self.mode.dtype)
-                step = self._prepare_step(called, module, args, kwargs)
+                call = self._prepare_call(called, module, args, kwargs)
                 given = [*owned, *find_tensors([args, kwargs])]
-                how = {"with_grad": with_grad, "with_backward": with_backward, "fake": fake}
-                trace = record(step, given, recorder=recorder, **how)
+                yield PreparedRun(call, module, owned, given, recorder)
             except CostError:
                 raise
             except Exception as error:
                 raise self._report(error, sizes, recorder) from error
-        mark_attention(trace.operations, {tensor.untyped_storage()._cdata for tensor in owned})
-        return trace
 
-    def _prepare_step(
+    def _prepare_call(
         self, called: Callable[..., Any], module: nn.Module | None, args: Any, kwargs: Any
     ) -> Callable[[], Any]:
         if self.mode.step == "decode":

@@ -14,8 +14,10 @@ FACTORS = (1, 2, 3, 4, -1)  # coefficients of sums
 LARGEST_CONSTANT = 16  # beside a sum
 
 
-def recognise_size(column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
-    """The expression that has these values at all points, or None.
+def recognise_size(
+    column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]], with_sums: bool = True
+) -> sympy.Expr | None:
+    """The expression that has these values at all points, or None. A sum is looked for unless `with_sums` is false.
 
     >>> from regard.cost_model.symbols import size_symbol
     >>> n, d = size_symbol("N"), size_symbol("D")
@@ -33,7 +35,7 @@ def recognise_size(column: tuple[int, ...], variables: list[tuple[sympy.Expr, li
                 break
     if all(value == rest[0] for value in rest):
         return factor * rest[0]
-    sums = _recognise_sum(rest, variables)
+    sums = _recognise_sum(rest, variables) if with_sums else None
     return None if sums is None else factor * sums
 
 

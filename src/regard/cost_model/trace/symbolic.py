@@ -10,6 +10,7 @@ other operations run, stays a number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ LAYERS = "L"
 BASE_LAYERS = 2  # with which symbols are found; one more run has a layer more
 GRID = ("R", "W")  # rows and columns of a grid, which has 2 n - 1 relative positions along each
 POINTS = 3  # beside the run at the sizes that were asked for
+MIN_RUNS = 3  # enough to recognise products of sizes and to check them; sums need one more
 
 
 @dataclass
@@ -212,7 +214,7 @@ class SymbolFinder:
                 except (Unfit, CostError) as why:
                     reason = str(why) if isinstance(why, Unfit) else _first_line(why)
             if attempt == 0:
-                dropped = self._find_culprits(active, reasons)
+                dropped = self._find_single_culprit(active, reasons) or self._find_culprits(active, reasons)
             elif attempt == 1:
                 dropped = self._find_joint_culprits(active, reasons) or {LAYERS} & active
             else:
@@ -233,11 +235,30 @@ class SymbolFinder:
         ]
         return made
 
-    def _find_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+    def _find_single_culprit(self, active: set[str], reasons: dict[str, str]) -> set[str]:
+        """The last symbol without which all others can be had: one that crosses a threshold, alone or with others.
+
+        A few runs, where looking at each symbol by itself and then at all together takes several for each.
+        """
+        origin = self._find_joint_origin(active)
+        for name in [each for each in reversed(self.space.sizes) if each in active and each != LAYERS]:
+            with contextlib.suppress(Unfit, CostError):
+                self._recognise([origin, *self.space.points(active - {name}, POINTS)], active - {name})
+                self._find_culprits(active, reasons, [name])  # the reason, where it has one by itself
+                return {name}
+        return set()
+
+    def _find_joint_origin(self, active: set[str]) -> dict[str, int]:
+        """The sizes that were asked for, with as many layers and batch rows as other points have at least."""
+        origin = {**self.space.sizes, **({LAYERS: BASE_LAYERS} if LAYERS in active else {})}
+        return {**origin, "B": max(2, origin["B"])} if "B" in active else origin
+
+    def _find_culprits(self, active: set[str], reasons: dict[str, str], names: list[str] | None = None) -> set[str]:
         """Symbols with which alone, and with the sizes that are multiples of them, other operations run."""
+        names = [each for each in self.space.sizes if each in active and each != LAYERS] if names is None else names
         found: set[str] = set()
         origin = {**self.space.sizes, **({"B": max(2, self.space.sizes["B"])} if "B" in active else {})}
-        for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
+        for name in names:
             try:
                 points = self.space.points({name}, 2)
                 if "B" in active and name != "B":
@@ -251,10 +272,7 @@ class SymbolFinder:
     def _find_joint_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
         """Symbols that change the operations together with others, which are added one after the other."""
         found: set[str] = set()
-        layers = {LAYERS} & active
-        origin = {**self.space.sizes, **({LAYERS: BASE_LAYERS} if layers else {})}
-        if "B" in active:
-            origin["B"] = max(2, origin["B"])
+        layers, origin = {LAYERS} & active, self._find_joint_origin(active)
         for name in [each for each in self.space.sizes if each in active and each != LAYERS]:
             taken = active - found - set(list(self.space.sizes)[list(self.space.sizes).index(name) + 1 :])
             try:
@@ -277,11 +295,20 @@ class SymbolFinder:
     def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
         base = self.run(points[0])
         runs = [base]
+        expressions: list[sympy.Expr] | None = None
         for point in points[1:]:
             runs.append(self.run(point))
             _check_same(base.trace, runs[-1].trace, point, active, self.space.sizes)
-        columns = list(zip(*(_list_sizes(run.trace) for run in runs), strict=True))
-        expressions = self._express(columns, points, active, quick)
+            columns = list(zip(*(_list_sizes(each.trace) for each in runs), strict=True))
+            if len(runs) == MIN_RUNS and len(runs) < len(points):
+                expressions = self._express(columns, points[:MIN_RUNS], active, with_sums=False)
+                if expressions is not None:
+                    break
+        else:
+            expressions = self._express(columns, points, active, with_sums=True)
+        if expressions is None:
+            raise Unfit("a size depends on it in no simple way" if quick else
+                        "a size is no simple expression of the others")  # fmt: skip
         found = iter(expressions)
         operations = []
         flags = _merge_repeated([run.trace for run in runs])
@@ -296,17 +323,13 @@ class SymbolFinder:
         return SymbolicTrace(base, operations, saved, parameters, symbols)
 
     def _express(
-        self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], quick: bool
-    ) -> list[sympy.Expr]:
+        self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], with_sums: bool
+    ) -> list[sympy.Expr] | None:
+        """An expression for every size, or None if one is not recognised."""
         variables = self.space.variables(active, points)
-        known: dict[tuple[int, ...], sympy.Expr] = {}
-        for column in dict.fromkeys(columns):
-            expression = recognise_size(column, variables)
-            if expression is None:
-                raise Unfit(f"a size of {column[0]} depends on it in no simple way" if quick else
-                            f"a size of {column[0]} is no simple expression of the others")  # fmt: skip
-            known[column] = expression
-        return [known[column] for column in columns]
+        known = {column: recognise_size(column, variables, with_sums) for column in dict.fromkeys(columns)}
+        found = [known[column] for column in columns]
+        return None if any(each is None for each in found) else found  # type: ignore[return-value]
 
     def _deepen(self, made: SymbolicTrace, points: list[dict[str, int]]) -> SymbolicTrace:
         """A run with one layer more, whose operations must be among those of the layers before.

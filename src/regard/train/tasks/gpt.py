@@ -123,7 +123,8 @@ class LanguageModelTask(Task[GPTRecipe]):
     def __init__(self, recipe: GPTRecipe, documents: text.Documents) -> None:
         super().__init__(recipe, documents)
         self.documents = documents
-        train, validation, _ = documents.split()
+        parts = documents.split()
+        train, validation = parts.train, parts.validation
         self.tokenizer = text.make_tokenizer(recipe.tokenizer, train, recipe.vocab_size)
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         self.train_store = text.build_store(train, self.tokenizer, suffix=end)

@@ -116,7 +116,8 @@ class TranslationTask(Task[TranslationRecipe]):
     def __init__(self, recipe: TranslationRecipe, pairs: text.TextPairs) -> None:
         super().__init__(recipe, pairs)
         self.pairs = pairs
-        train, self.validation, self.test = pairs.split()
+        parts = pairs.split()
+        train, self.validation, self.test = parts.train, parts.validation, parts.test
         sides = (train.targets, train.sources) if recipe.reverse else (train.sources, train.targets)
         self.tokenizer = text.make_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
         assert self.tokenizer.eos_token_id is not None
