@@ -36,7 +36,9 @@ def test_the_list_as_json(capsys: pytest.CaptureFixture[str]):
     assert not any(row["present"] for row in rows.values())
 
 
-def test_fetching_shows_the_licence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_fetching_shows_the_licence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     fetched: list[str] = []
     monkeypatch.setattr(downloads, "fetch", lambda name: fetched.append(name) or tmp_path)
     assert main(["data", "kjv-luther", "bbc"]) == 0

@@ -182,7 +182,10 @@ def test_an_unknown_name_is_refused_by_the_command(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as caught:
         main(["nonsense"])
     assert caught.value.code == 2
-    assert "'nonsense' (choose from minilm, rxnfp, smollm2, stories15m, mnist, fashion-mnist, cifar10, " in capsys.readouterr().err
+    assert (
+        "'nonsense' (choose from minilm, rxnfp, smollm2, stories15m, mnist, fashion-mnist, cifar10, "
+        in capsys.readouterr().err
+    )
 
 
 def test_npm_is_quick_to_give_up_and_runs_no_scripts(machine: Path, monkeypatch: pytest.MonkeyPatch):

