@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from regard.errors import CheckpointError, ConfigError, InputError
 from regard.models import GPT, GPTConfig
 from regard.train.data import text
-from regard.train.data.text.tokenizers import KINDS, ByteTokenizer, CharacterTokenizer
+from regard.train.data.text.characters import ByteTokenizer, CharacterTokenizer
+from regard.train.data.text.tokenizers import KINDS
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.\nAnd again: the quick, brown fox!",

@@ -216,7 +216,7 @@ def read_sentences_de() -> TextPairs:
             translations.setdefault(digest, text)
     pairs = [(sources[digest].strip(), text.strip()) for digest, text in translations.items()]
     pairs = [pair for pair in pairs if all(pair)]
-    return TextPairs("sentences-de", *map(list, zip(*pairs, strict=True)), licence)
+    return TextPairs("sentences-de", [pair[0] for pair in pairs], [pair[1] for pair in pairs], licence)
 
 
 def _read_rows(folder: Path) -> Iterator[Any]:
