@@ -43,6 +43,8 @@ KINDS = {
     "translate": "an encoder-decoder Transformer on sentence pairs",
     "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
     "vit": "a vision transformer",
+    "davit": "a transformer that attends within windows and between channels",
+    "resnet": "a small residual network, to compare with",
     "teacher": "nine heads learn a random convolution: is its kernel recovered?",
 }
 
@@ -67,7 +69,7 @@ def make_parser() -> Parser:
             one.add_argument("--resume", action="store_true", help="resume the run in the folder")
             one.add_argument("--minutes", metavar="N", type=float, help="stop after this time; --resume goes on")
             one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
-        if kind in ("spatial", "vit"):
+        if kind in ("spatial", "vit", "davit", "resnet"):
             one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
         if kind == "spatial":
             one.add_argument("--paper", action="store_true", help="the published run on CIFAR-10, 300 epochs")
