@@ -9,6 +9,7 @@ from regard.train.task import Task
 from regard.train.tasks.bert import BertRecipe
 from regard.train.tasks.gpt import GPTRecipe
 from regard.train.tasks.images import ImageRecipe, SpatialRecipe, ViTRecipe, accuracy
+from regard.train.tasks.text_classification import TextClassificationRecipe
 from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
@@ -27,6 +28,7 @@ __all__ = [
     "Task",
     "TeacherRecipe",
     "TeacherResult",
+    "TextClassificationRecipe",
     "TranslationRecipe",
     "ViTRecipe",
     "accuracy",
