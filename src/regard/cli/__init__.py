@@ -1,4 +1,4 @@
-"""The command `regard`: check, cost, show, train, generate and translate from a shell.
+"""The command `regard`: check, cost, show, data, train, generate and translate from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
@@ -28,6 +28,7 @@ EPILOG = """examples:
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
   regard cost attention --tokens 256 --width 512
   regard show runs/quadratic -o heads.svg
+  regard data kjv-luther
   regard train spatial --position quadratic --folder runs/quadratic
   regard train gpt my_text.txt --folder runs/mine
   regard generate runs/mine "Once upon"
@@ -36,7 +37,7 @@ EPILOG = """examples:
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from regard.cli import check, cost, cost_words, generate, show, train
+    from regard.cli import check, cost, cost_words, data, generate, show, train
 
     parser = Parser(
         prog="regard",
@@ -47,7 +48,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
     commands = parser.add_subparsers(
         dest="command",
-        metavar="check | laws | cost | show | train | generate | translate",
+        metavar="check | laws | cost | show | data | train | generate | translate",
         required=True,
         parser_class=Parser,
     )
@@ -56,6 +57,7 @@ def make_parser() -> Parser:
     laws.set_defaults(run=check.list_laws)
     cost.add(commands)
     show.add(commands)
+    data.add(commands)
     train.add(commands)
     generate.add(commands)
     return parser

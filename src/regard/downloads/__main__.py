@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in known and name not in COLLECTIONS:
             parser.error(f"invalid choice: {name!r} (choose from {', '.join((*known, *COLLECTIONS))})")
     failed = False
-    for name in [part for name in parsed.names or WEIGHTS for part in list_packages(name)]:
+    for name in [part for given in parsed.names or WEIGHTS for part in list_packages(given)]:
         kind = known[name].kind
         try:
             print(f"{kind}: {name} is at {fetch(name)}", flush=True)

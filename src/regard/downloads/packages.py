@@ -95,6 +95,7 @@ DATASETS = {
         version="1.2.6",
         sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         inside="package/data",
+        only=("*idx[13]-ubyte",),
         megabytes=12,
         kind="data",
         licence="ISC (package)",

@@ -95,6 +95,7 @@ def _download_sdist(package: Package, folder: Path) -> Path:
     source = BACKEND.format(module=package.module, name=package.name, version=package.version)
     for module in ("setuptools/build_meta.py", "hatchling/build.py"):
         (stand_in / module).parent.mkdir(parents=True)
+        (stand_in / module).with_name("__init__.py").touch()  # without it, an installed package of this name goes first
         (stand_in / module).write_text(source, encoding="utf-8")
     # With its hash in a file of requirements, pip verifies the archive before it looks into it.
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
@@ -129,7 +130,7 @@ def _find_npm() -> list[str]:
 def _run(
     command: Sequence[str], folder: Path | None = None, settings: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    quiet = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"} | settings
+    quiet = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"} | dict(settings)
     try:
         done = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as failure:

@@ -6,7 +6,8 @@ from regard.train.data.text.packing import PackedBatch, PackedDocuments
 from regard.train.data.text.pair_batches import PairBatch, PairBatches, pad_units
 from regard.train.data.text.pieces import split_sentences
 from regard.train.data.text.store import TokenStore, build_store, open_store
-from regard.train.data.text.tokenizers import Tokenizer, make_tokenizer, read_tokenizer
+from regard.train.data.text.tokenizer import Tokenizer
+from regard.train.data.text.tokenizers import make_tokenizer, read_tokenizer
 from regard.train.data.text.windows import sample_windows, sequential_windows
 
 __all__ = [

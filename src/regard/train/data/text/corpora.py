@@ -24,6 +24,7 @@ GENRES = {
     "g": "belles_lettres", "h": "government", "j": "learned", "k": "fiction", "l": "mystery",
     "m": "science_fiction", "n": "adventure", "p": "romance", "r": "humor",
 }  # fmt: skip
+BRACKETS = {ord("["): None, ord("]"): None}
 # Punctuation that follows a word without a space, or is followed by one without, in text out of separate words.
 CLOSING, OPENING = re.compile(r" ([,.;:?!)\]}]|''|'(?= |$)|%)"), re.compile(r"([(\[{$]|``) ")
 
@@ -177,7 +178,10 @@ def _as_documents(read: Callable[[], LabelledTexts]) -> Documents:
 
 
 def read_kjv_luther() -> TextPairs:
-    """The verses that the King James Version and Luther's Bible of 1912 both have, by book, chapter and number."""
+    """The verses that the King James Version and Luther's Bible of 1912 both have, by book, chapter and number.
+
+    Without the brackets that mark words added by the English translators, which are italics in print.
+    """
     (english, german), licence = _find("kjv-luther")
     sources, targets = _read_verses(english), _read_verses(german)
     common = [verse for verse in sources if verse in targets]
@@ -195,7 +199,7 @@ def _read_verses(folder: Path) -> dict[tuple[int, int, int], str]:
                         int(part)
                         for part in (book.attrib["bnumber"], chapter.attrib["cnumber"], verse.attrib["vnumber"])
                     )
-                    if text := " ".join("".join(verse.itertext()).split()):
+                    if text := " ".join("".join(verse.itertext()).translate(BRACKETS).split()):
                         verses[place] = text
     return dict(sorted(verses.items()))
 
@@ -212,7 +216,7 @@ def read_sentences_de() -> TextPairs:
             translations.setdefault(digest, text)
     pairs = [(sources[digest].strip(), text.strip()) for digest, text in translations.items()]
     pairs = [pair for pair in pairs if all(pair)]
-    return TextPairs("sentences-de", *map(list, zip(*pairs, strict=True)), licence)
+    return TextPairs("sentences-de", [pair[0] for pair in pairs], [pair[1] for pair in pairs], licence)
 
 
 def _read_rows(folder: Path) -> Iterator[Any]:

@@ -142,7 +142,7 @@ def _read_parallel(source: Path, target: Path) -> TextPairs:
     pairs = [pair for pair in zip(*columns, strict=True) if all(pair)]  # a line without translation is no pair
     if not pairs:
         raise _empty(source, "no line has text in both files")
-    return TextPairs(f"{source.name}, {target.name}", *map(list, zip(*pairs, strict=True)))
+    return TextPairs(f"{source.name}, {target.name}", [pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
 def sort_names(labels: Sequence[str]) -> tuple[str, ...]:

@@ -173,4 +173,5 @@ class PackedDocuments:
                 numpy.repeat(self._first[row], counts) + positions[number, :filled]
             ]
         units = [self._unit[row].tolist() for row in rows]
-        return PackedBatch(*map(torch.from_numpy, (tokens, segments, positions)), units)
+        made = [torch.from_numpy(each) for each in (tokens, segments, positions)]
+        return PackedBatch(made[0], made[1], made[2], units)

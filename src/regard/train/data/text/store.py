@@ -21,7 +21,7 @@ from regard.downloads.packages import download_folder
 from regard.errors import ConfigError, InputError
 from regard.models.io import atomic
 from regard.train.data.text.pieces import Piece, cut_document, split_units
-from regard.train.data.text.tokenizers import Tokenizer
+from regard.train.data.text.tokenizer import Tokenizer
 
 UNITS = ("document", "paragraph", "line", "sentence")
 TOKENS, STARTS, DOCUMENTS, META = "tokens.bin", "starts.bin", "documents.bin", "store.json"
