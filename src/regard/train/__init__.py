@@ -16,6 +16,7 @@ from regard.train.tasks.images import (
     ViTRecipe,
     accuracy,
 )
+from regard.train.tasks.text_classification import TextClassificationRecipe
 from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
@@ -36,6 +37,7 @@ __all__ = [
     "Task",
     "TeacherRecipe",
     "TeacherResult",
+    "TextClassificationRecipe",
     "TranslationRecipe",
     "ViTRecipe",
     "accuracy",
