@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from twins import transformers
 
+from regard.cli import main
 from regard.errors import ConfigError
 from regard.models import Bert, BertForPretraining
 from regard.train import read_recipe, read_run, train
@@ -364,3 +365,42 @@ def test_the_published_run():
     with torch.device("meta"):
         whole = BertForPretraining(recipe.config(30_522))
     assert sum(each.numel() for each in whole.parameters()) == 110_106_428
+
+
+def test_the_command_trains_on_a_text_and_its_weights_begin_a_classification(tmp_path: Path, capsys):
+    lines = [json.dumps({"text": " ".join(write_sentences(number % 2, 20, number))}) for number in range(12)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    sizes = ["--vocab-size", "150", "--dim", "16", "--layers", "1", "--batch-size", "8", "--eval-batches", "1"]
+    command = [
+        "train",
+        "bert",
+        str(tmp_path / "texts.jsonl"),
+        "--tasks",
+        "mlm,sop",
+        "--length",
+        "24",
+        "--steps",
+        "2",
+        *sizes,
+    ]
+    assert main([*command, "--folder", str(tmp_path / "bert")]) == 0
+    assert "mlm" in capsys.readouterr().out
+    run = read_run(tmp_path / "bert")
+    assert run.recipe.tasks == ("mlm", "sop")
+    rows = [
+        json.dumps({"text": write_sentences(number % 2, 1, number)[0], "label": "ab"[number % 2]})
+        for number in range(40)
+    ]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(rows))
+    command = [
+        "train",
+        "classify",
+        str(tmp_path / "labelled.jsonl"),
+        "--weights",
+        str(tmp_path / "bert"),
+        "--steps",
+        "2",
+    ]
+    assert main([*command, "--batch-size", "8", "--folder", str(tmp_path / "classes")]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert read_run(tmp_path / "classes").model.config.dim == 16
