@@ -28,6 +28,7 @@ EPILOG = """examples:
   regard train gpt shakespeare --folder runs/shakespeare
   regard train gpt my_texts/ --tokenizer bpe --vocab-size 4000 --context-length 256
   regard train bert gutenberg --tasks mlm,sop --steps 2000
+  regard train classify bbc --weights minilm
   regard train translate kjv-luther --minutes 30
   regard train spatial --position gaussian --epochs 30 --seed 0 --folder runs/gaussian
   regard train spatial --folder runs/gaussian --position gaussian --resume --prune
@@ -40,9 +41,12 @@ Exit codes: 0 when the run is complete or its time is over, 2 for a wrong comman
 KINDS = {
     "gpt": "a language model of characters, bytes or word pieces",
     "bert": "a text encoder: masked tokens, next sentences and other tasks",
+    "classify": "a text encoder with a head for classes, from scratch or from weights",
     "translate": "an encoder-decoder Transformer on sentence pairs",
     "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
     "vit": "a vision transformer",
+    "davit": "a transformer that attends within windows and between channels",
+    "resnet": "a small residual network, to compare with",
     "teacher": "nine heads learn a random convolution: is its kernel recovered?",
 }
 
@@ -67,7 +71,7 @@ def make_parser() -> Parser:
             one.add_argument("--resume", action="store_true", help="resume the run in the folder")
             one.add_argument("--minutes", metavar="N", type=float, help="stop after this time; --resume goes on")
             one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
-        if kind in ("spatial", "vit"):
+        if kind in ("spatial", "vit", "davit", "resnet"):
             one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
         if kind == "spatial":
             one.add_argument("--paper", action="store_true", help="the published run on CIFAR-10, 300 epochs")
@@ -122,7 +126,12 @@ def _read_fields(args: argparse.Namespace) -> dict[str, Any]:
         fields.pop(unwanted, None)
     fields |= dict(read_option(text) for text in args.option)
     given = {name.removeprefix("field_"): value for name, value in vars(args).items() if name.startswith("field_")}
-    return fields | {name: read_value(name, value) for name, value in given.items() if value is not None}
+    lists = {each.name for each in dataclasses.fields(_find_recipe(args.kind)) if each.type == "tuple[str, ...]"}
+    return fields | {
+        name: tuple(value.split(",")) if name in lists else read_value(name, value)
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _make_recipe(args: argparse.Namespace) -> Recipe:

@@ -10,6 +10,7 @@ from regard.models.bert_heads import (
 from regard.models.davit import DaViT, DaViTConfig
 from regard.models.generation import Generation, generate, stream
 from regard.models.gpt import GPT, GPTConfig
+from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
@@ -27,6 +28,8 @@ __all__ = [
     "DaViTConfig",
     "GPTConfig",
     "Generation",
+    "ResNet",
+    "ResNetConfig",
     "SpatialConfig",
     "SpatialTransformer",
     "Transformer",

@@ -8,12 +8,21 @@ from regard.train.run import Evaluation, Run
 from regard.train.task import Task
 from regard.train.tasks.bert import BertRecipe
 from regard.train.tasks.gpt import GPTRecipe
-from regard.train.tasks.images import ImageRecipe, SpatialRecipe, ViTRecipe, accuracy
+from regard.train.tasks.images import (
+    DaViTRecipe,
+    ImageRecipe,
+    ResNetRecipe,
+    SpatialRecipe,
+    ViTRecipe,
+    accuracy,
+)
+from regard.train.tasks.text_classification import TextClassificationRecipe
 from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
 __all__ = [
     "BertRecipe",
+    "DaViTRecipe",
     "Evaluation",
     "GPTRecipe",
     "ImageRecipe",
@@ -22,11 +31,13 @@ __all__ = [
     "Interrupted",
     "Pruned",
     "Recipe",
+    "ResNetRecipe",
     "Run",
     "SpatialRecipe",
     "Task",
     "TeacherRecipe",
     "TeacherResult",
+    "TextClassificationRecipe",
     "TranslationRecipe",
     "ViTRecipe",
     "accuracy",

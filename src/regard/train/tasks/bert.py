@@ -71,7 +71,7 @@ class BertRecipe(Recipe):
     data: str = "gutenberg"
     tasks: tuple[str, ...] = ("mlm", "nsp")
     entailment: str | None = None
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
@@ -138,6 +138,11 @@ class BertRecipe(Recipe):
                 because=reason,
                 instead=instead,
             )
+
+    @classmethod
+    def on(cls, data: str, **changes: Any) -> Self:
+        """A recipe for this text."""
+        return cls.from_dict({"data": data, **changes})
 
     @classmethod
     def paper(cls, size: str = "base", **changes: Any) -> Self:
@@ -240,6 +245,11 @@ def check_special_tokens(tokenizer: text.Tokenizer, recipe: BertRecipe) -> None:
         )
 
 
+def initial_deviation(dim: int) -> float:
+    """The standard deviation of initial weights that corresponds to 0.02 for 768 channels."""
+    return 0.02 * math.sqrt(768 / dim)
+
+
 def encode_sequences(model: nn.Module, packed: PackedSequences) -> Tensor:
     """The hidden states of packed sequences, `(row token, dim)`."""
     return model(packed.tokens, packed.segments, positions=packed.positions, pattern=packed.pattern).flatten(0, 1)
@@ -278,7 +288,7 @@ class BertTask(Task[BertRecipe]):
     def build_model(self) -> BertForPretraining:
         recipe = self.recipe
         model = BertForPretraining(recipe.config(self.data.tokenizer.vocab_size, self.data.classes))
-        deviation = 0.02 * math.sqrt(768 / recipe.dim) if recipe.initial is None else recipe.initial
+        deviation = initial_deviation(recipe.dim) if recipe.initial is None else recipe.initial
         init_weights(model.bert.blocks, lambda weight: nn.init.normal_(weight, std=deviation), projections=True)
         return model
 

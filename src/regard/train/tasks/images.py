@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -11,7 +12,9 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, InputError
 from regard.layers.profiles import HeadProfile
+from regard.models.davit import DaViT, DaViTConfig
 from regard.models.pretrained import Pretrained
+from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.models.vit import ViT, ViTConfig
 from regard.train import history
@@ -26,6 +29,7 @@ EVAL_BATCH, PROFILED_IMAGES = 250, 64
 # Changes for larger data sets to the defaults, which are for the digits.
 FOR_DATA: dict[str, dict[str, Any]] = {
     "mnist": {"patch": 4, "epochs": 1, "batch_size": 64, "shift": 0, "turn": 0, "stretch": 0},
+    "fashion-mnist": {"patch": 4, "epochs": 1, "batch_size": 64, "shift": 0, "turn": 0, "stretch": 0, "flip": True},
     "cifar10": {"patch": 4, "epochs": 10, "batch_size": 64, "shift": 4, "turn": 0, "stretch": 0, "flip": True},
 }
 
@@ -63,7 +67,9 @@ class ImageRecipe(Recipe):
         >>> recipe.patch, recipe.epochs, recipe.shift
         (4, 1, 0)
         """
-        return cls.from_dict({"data": data, **FOR_DATA.get(data, {}), **changes})
+        names = {field.name for field in dataclasses.fields(cls)}  # a ResNet has no patches
+        fitting = {name: value for name, value in FOR_DATA.get(data, {}).items() if name in names}
+        return cls.from_dict({"data": data, **fitting, **changes})
 
     def make_task(self, data: Images | None = None) -> ImageTask:
         """The classification of the recipe's data set, or of the given images."""
@@ -194,6 +200,59 @@ class ViTRecipe(ImageRecipe):
             if isinstance(module, nn.Linear) and module is not model.head:  # initialised with zeros
                 nn.init.trunc_normal_(module.weight, std=self.initial)
         return model
+
+
+@dataclass(frozen=True)
+class DaViTRecipe(ImageRecipe):
+    """Train a small `DaViT`; the defaults are for the digits.
+
+    dims, heads, depths: channels, heads and pairs of blocks of each stage.
+    window, expansion, drop_path: of the model (`DaViTConfig`).
+    """
+
+    kind: ClassVar[str] = "davit"
+
+    learning_rate: float = 2e-3
+    dims: tuple[int, ...] = (48, 96)
+    heads: tuple[int, ...] = (3, 6)
+    depths: tuple[int, ...] = (1, 1)
+    window: int = 4
+    expansion: float = 2.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.config(1, 1)
+
+    def config(self, channels: int, classes: int) -> DaViTConfig:
+        """The model's own configuration."""
+        names = ("dims", "heads", "depths", "window", "expansion", "drop_path")
+        return DaViTConfig(channels=channels, classes=classes, **{name: getattr(self, name) for name in names})
+
+    def model(self, data: Images) -> DaViT:
+        return DaViT(self.config(data.shape[0], len(data.names)))
+
+
+@dataclass(frozen=True)
+class ResNetRecipe(ImageRecipe):
+    """Train a small `ResNet`, the convolutional baseline.
+
+    width, blocks: of the model (`ResNetConfig`); the defaults are He's ResNet-8 for CIFAR-10. The statistics of its
+    batch norms are those of a micro-batch, so here `accumulation` changes the result.
+    """
+
+    kind: ClassVar[str] = "resnet"
+
+    width: int = 16
+    blocks: tuple[int, ...] = (1, 1, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ResNetConfig(width=self.width, blocks=self.blocks)
+
+    def model(self, data: Images) -> ResNet:
+        sizes = {"channels": data.shape[0], "classes": len(data.names)}
+        return ResNet(ResNetConfig(width=self.width, blocks=self.blocks, **sizes))
 
 
 # The task
