@@ -9,6 +9,7 @@ import os
 import tempfile
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 
+import pytest
 from hypothesis import settings
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
@@ -18,6 +19,21 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 searching = bool(os.environ.get("REGARD_SEARCH"))
 settings.register_profile("regard", deadline=None, print_blob=True, derandomize=not searching)
 settings.load_profile("regard")
+
+
+# Files that take longest. They come first, so that no process is left alone with one of them at the end.
+LONGEST = (
+    "docs/laws.md",
+    "tests/zoo/",
+    "tests/laws/",
+    "tests/test_documents.py",
+    "tests/visualize/",
+    "tests/adapters/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def enter_empty_folder(namespace: dict) -> None:

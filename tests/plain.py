@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ from regard import Causal, Where, attend
 def slow(*targets):
     """Targets that only the long run of the tests looks at; their like is always looked at."""
     return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
+
+
+def slow_but(fast: Collection[str], names: Iterable[str]):
+    """Names of which the fast tests look at some, one of each kind, and the long run at all."""
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:

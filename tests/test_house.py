@@ -8,7 +8,8 @@ TYPE_CHECKING count too.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ def modules_of(package: Path) -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def arrows_of(package: Path) -> list[Arrow]:
     """Every import of one module of the package by another."""
     modules = modules_of(package)
@@ -84,9 +86,11 @@ def imported_names(file: Path, module: str) -> Iterable[str]:
             yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def longest_module(name: str, modules: Iterable[str]) -> str | None:
+def longest_module(name: str, modules: Container[str]) -> str | None:
     """The module that a full name lives in: regard.patterns.Window lives in regard.patterns."""
-    return max((known for known in modules if f"{name}.".startswith(f"{known}.")), key=len, default=None)
+    parts = name.split(".")
+    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in modules), None)
 
 
 # Judging them

@@ -33,10 +33,15 @@ def block(version: str, grid: tuple[int, int], **more):
 def test_images_hold_in_timm():
     timm()
     vit = library("timm.models.vision_transformer")
-    davit = library("timm.models.davit")
     model = vit.VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=5)
     assert broken(model) == []
     assert "fused_attn turned over" in adapt(model).variants()
+
+
+@pytest.mark.slow
+def test_channels_and_windows_hold_in_timm():
+    timm()
+    davit = library("timm.models.davit")
     assert broken(davit.DaVit(depths=(1,), embed_dims=(8,), num_heads=(2,), window_size=3, num_classes=5)) == []
 
 

@@ -46,9 +46,9 @@ def broken(target) -> list[str]:
     ("layers", "options"),
     [
         ("Decoder", {"rotary_pos_emb": True, "attn_flash": True}),
-        ("Decoder", {"alibi_pos_bias": True, "attn_kv_heads": 2}),
-        ("Decoder", {"rotary_pos_emb": True, "cross_attend": True}),
-        ("Decoder", {"attn_max_attend_past": 3, "attn_num_mem_kv": 2}),
+        pytest.param("Decoder", {"alibi_pos_bias": True, "attn_kv_heads": 2}, marks=pytest.mark.slow),
+        pytest.param("Decoder", {"rotary_pos_emb": True, "cross_attend": True}, marks=pytest.mark.slow),
+        pytest.param("Decoder", {"attn_max_attend_past": 3, "attn_num_mem_kv": 2}, marks=pytest.mark.slow),
         ("Encoder", {"attn_flash": True}),
     ],
 )
@@ -57,10 +57,15 @@ def test_encoders_and_decoders_hold(x, layers: str, options: dict):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_alone_both_sides_and_images_hold(x):
+@pytest.mark.slow
+def test_both_sides_hold(x):
     sizes = {"num_tokens": 23, "depth": 1, "heads": 4, "max_seq_len": 40}
     sides = {f"{side}_{name}": size for side in ("enc", "dec") for name, size in sizes.items()}
     assert broken(x.XTransformer(dim=24, **sides)) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_alone_and_images_hold(x):
     # With a mask, einx.where(mask, output, 0.) turns a bfloat16 output into float32.
     alone = broken(x.Attention(dim=24, heads=3, dim_head=8, causal=True, flash=True))
     assert alone == ["shape: broken, output is float32, not bfloat16"]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.adapters import copies, precision
+from regard.adapters import copies, precision, rng
 from regard.adapters.deepcopy import deepcopy
 from regard.adapters.rng import Rng
 from regard.errors import InputError
@@ -299,7 +299,7 @@ def run_variant(adapter: Adapter, name: str) -> Variant:
 
     def in_training(x: Tensor, mask: Tensor | None = None) -> Tensor:
         with adapter.training_without_dropout(), torch.enable_grad():
-            torch.manual_seed(0)  # should anything still be random, it is so in the same way each time
+            rng.seed_generators(0)  # should anything still be random, it is so in the same way each time
             return adapter.run(x, mask)
 
     return {"with gradients": with_gradients, "in training": in_training}.get(name) or adapter.variants()[name]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.adapters.fake_copies import TracedTarget
 from regard.errors import CostError
+from regard.layers import CrossCache, MultiHeadAttention
 
 
 def prepare_decode_step(
@@ -27,6 +28,8 @@ def prepare_decode_step(
                 return step
         elif hasattr(module, "prefill") and hasattr(module, "decode_step"):
             return _regard_model(module, args)
+        elif isinstance(module, MultiHeadAttention) and len(args) > 1:
+            return _regard_cross_attention(module, args)
         elif "cache" in target.accepts and len(args) == 1:
             return _regard_layer(module, args[0], kwargs)
     raise CostError(
@@ -76,3 +79,11 @@ def _regard_layer(module: Any, x: Tensor, kwargs: dict[str, Any]) -> Callable[[]
     with torch.no_grad():
         module(x, cache=cache, **kwargs)
     return lambda: module(x[..., :1, :], cache=cache, **kwargs)
+
+
+def _regard_cross_attention(module: MultiHeadAttention, args: tuple[Any, ...]) -> Callable[[], Any]:
+    """Keys and values of the context are projected once, before the first step."""
+    cache = CrossCache()
+    with torch.no_grad():
+        module(*args, cache=cache)
+    return lambda: module(args[0][..., :1, :], cache=cache)

@@ -47,6 +47,7 @@ class ExampleInputs:
         known: symbols whose number the caller gave, or the module has.
         steps: by how much a symbol is varied, where not by one.
         limits: the largest number of a symbol that the module is built for.
+        numbers: symbols whose number is an argument itself, such as the grid that positions are resized to.
         alternative: the same with symbols on more axes, if those here do not go together.
     """
 
@@ -56,6 +57,7 @@ class ExampleInputs:
     known: set[str] = field(default_factory=set)
     steps: dict[str, int] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
     alternative: ExampleInputs | None = None
 
     def make(self, sizes: Mapping[str, int], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:

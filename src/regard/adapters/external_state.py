@@ -143,14 +143,13 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(inner)
 
 
-def _assigned_names(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=4096)  # a check copies its target hundreds of times
+def _assigned_names(code: types.CodeType) -> frozenset[str]:
     """Names that a piece of code sets, of its file or as attributes."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("STORE_GLOBAL", "STORE_ATTR"):
-            yield step.argval
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _assigned_names(inner)
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_GLOBAL", "STORE_ATTR")}
+    return frozenset(
+        own.union(*(_assigned_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+    )
 
 
 def _find_locations(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Owner, str]]:
@@ -175,7 +174,7 @@ def _find_locations(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Own
             waiting.append(thing.__wrapped__)
         elif isinstance(thing, types.FunctionType) and not is_third_party(thing.__module__):
             own = thing.__globals__
-            stored = set(_assigned_names(thing.__code__))
+            stored = _assigned_names(thing.__code__)
             for name in dict.fromkeys(names_in(thing.__code__)):
                 value = own.get(name, MISSING)
                 if isinstance(value, (*CONTAINERS, Tensor)) or (isinstance(value, PLAIN) and name in stored):
@@ -203,7 +202,7 @@ def _mutable_class_attributes(kind: type, functions: list[Any]) -> Iterator[str]
         if code is None or function.__name__ == "__init__":
             continue
         if code.co_varnames[:1] == ("cls",) or not speaks_of_classes.isdisjoint(names_in(code)):
-            stored |= set(_assigned_names(code))
+            stored |= _assigned_names(code)
     for name, value in list(vars(kind).items()):
         if name.startswith("__") or (isinstance(value, CONTAINERS) and name.startswith("_abc_")):
             continue

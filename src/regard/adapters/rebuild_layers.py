@@ -49,6 +49,9 @@ class Configuration:
 
 def find_layer_configuration(module: nn.Module, image: tuple[int, int] | None) -> Configuration | None:
     """How to build a layer again, or None."""
+    if type(module) is GridPositions and image not in (None, module.grid):  # resized: R and W are no sizes of the table
+        build = lambda s: GridPositions(module.grid, s["D"], first=module.first)  # noqa: E731
+        return Configuration({"D": module.weight.shape[1]}, build)
     for kind, find in LAYERS.items():
         if type(module) is kind:
             return find(module)

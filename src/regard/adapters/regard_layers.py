@@ -448,7 +448,10 @@ def _fill_simple_inputs(module: nn.Module, inputs: ExampleInputs) -> None:
         inputs.limit(len(module.weight) if isinstance(module, LearnedPositions) else None)
         inputs.args = (InputSpec(("N",), torch.int64),)
     elif isinstance(module, GridPositions):
-        inputs.kwargs["grid"] = None
+        image = (inputs.sizes["R"], inputs.sizes["W"])
+        is_resized = {"R", "W"} <= inputs.known and image != module.grid
+        inputs.kwargs["grid"] = image if is_resized else None
+        inputs.numbers |= {"R", "W"}
 
 
 __all__ = ["fill_inputs", "recognise"]

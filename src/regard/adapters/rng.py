@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 
 
+def seed_generators(seed: int) -> None:
+    """`torch.manual_seed`, which formats and keeps a stack trace for every kind of accelerator that is not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 class Rng:
     """A random generator seeded by a number and by what the numbers are for, and by nothing else."""
 

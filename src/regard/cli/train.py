@@ -42,6 +42,8 @@ KINDS = {
     "gpt": "a language model of characters, bytes or word pieces",
     "bert": "a text encoder: masked tokens, next sentences and other tasks",
     "classify": "a text encoder with a head for classes, from scratch or from weights",
+    "bert": "a masked language model, with sentence-pair and contrastive tasks",
+    "classify": "a BERT with a head that classifies texts",
     "translate": "an encoder-decoder Transformer on sentence pairs",
     "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
     "vit": "a vision transformer",
@@ -91,7 +93,10 @@ def _add_fields(parser: argparse.ArgumentParser, kind: str) -> None:
     for field in dataclasses.fields(_find_recipe(kind)):
         if field.name != "data":
             flag, default = f"--{field.name.replace('_', '-')}", str(field.default)
-            group.add_argument(flag, dest=f"field_{field.name}", metavar="X", help=f"({default})".replace("%", "%%"))
+            options: dict[str, Any] = {"metavar": "X", "help": f"({default})".replace("%", "%%")}
+            if isinstance(field.default, bool):  # `--held` is `--held true`
+                options |= {"nargs": "?", "const": "true"}
+            group.add_argument(flag, dest=f"field_{field.name}", **options)
 
 
 def _find_recipe(kind: str) -> Any:

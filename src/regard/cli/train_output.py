@@ -53,7 +53,8 @@ def print_summary(run: Run, pruned: Pruned | None) -> None:
         steps = f"{run.recipe.epochs} epoch{'' if run.recipe.epochs == 1 else 's'}"
     name = getattr(run.data, "name", run.recipe.data)
     metrics = ", ".join(format_metric(each, value) for each, value in last.metrics.items())
-    print(f"\n{run.recipe.kind} on {name}: {metrics} after {steps}, {run.seconds:.0f} s of training")
+    print(f"\n{run.recipe.kind} on {name}: {metrics}")
+    print(f"after {steps}, {run.seconds:.0f} s of training")
     if pruned is not None:
         count = sum(map(len, pruned.dropped.values()))
         print(

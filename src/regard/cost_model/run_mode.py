@@ -60,5 +60,10 @@ class RunMode:
         """Bytes of a number in which sums are taken: half precision is widened to float32."""
         return max(self.item, 4)
 
+    @property
+    def counts_hidden_pairs(self) -> bool:
+        """Whether causal attention of torch counts as the whole square, as torch's own counter does."""
+        return self.backend is not None
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}

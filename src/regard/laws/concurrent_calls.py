@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from regard.adapters import rng
 from regard.adapters.base import Adapter
 from regard.adapters.dispatch_mode import HigherOrderDispatchMode
 
@@ -31,7 +32,7 @@ def is_random(subject: Adapter, ask: Callable[[Adapter], Tensor], *words: object
         with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
             other = subject.copy_unused()
             for seed in (0, 1, 1, 0):  # no memory of a few calls has this order
-                torch.manual_seed(seed)
+                rng.seed_generators(seed)
                 answers.append(ask(other).nan_to_num())
                 if len(answers) == 2 and torch.equal(answers[0], answers[1]):
                     break
@@ -49,7 +50,7 @@ def with_fixed_seed(subject: Adapter) -> Adapter:
 
     def run(x: Tensor, mask: Tensor | None = None) -> Tensor:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            rng.seed_generators(0)
             return subject.run(x, mask)
 
     other.run = run  # type: ignore[method-assign]

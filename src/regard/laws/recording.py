@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.adapters import rng
 from regard.adapters.deepcopy import InitialMemo
 from regard.laws.recorded_number import RecordedNumber
 
@@ -323,6 +324,7 @@ class Recording(TorchFunctionMode):
         self._patch(copy, "deepcopy", deepcopy)
         self._patch(torch.autograd, "backward", backward)
         self._patch(torch, "manual_seed", seed)
+        self._patch(rng, "seed_generators", seed)
         try:
             with self:
                 yield self

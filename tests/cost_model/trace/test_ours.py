@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard import Attention, Causal, Window, cost
 from regard.cost_model.symbols import size_symbol, size_symbols
-from regard.layers import MultiHeadAttention
-from regard.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig
+from regard.layers import AttentionSizes, GridPositions, MultiHeadAttention, Rotary
+from regard.models import GPT, Bert, BertConfig, GPTConfig, SpatialConfig, SpatialTransformer, ViT, ViTConfig
 
 B, N = size_symbol("B"), size_symbol("N")
 
@@ -70,6 +70,35 @@ def test_decoding_sees_the_cache_and_the_token_itself() -> None:
     assert found.macs == 2 * (2 * (12 * 12 * 12 + 2 * 12 * 14) + 12 * 11)
     layer = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal()))
     assert cost(layer, tokens=13, step="decode").pairs == 3 * 14
+
+
+def test_decoding_with_cross_attention_projects_the_context_once() -> None:
+    layer = MultiHeadAttention(AttentionSizes(12, 3, context=20))
+    found = cost(layer, batch=2, tokens=5, keys=7, step="decode")
+    assert found.macs == 2 * (2 * 12 * 12 + 2 * 7 * 12)  # query and output projection, scores and sums of values
+    assert found.pairs == 2 * 3 * 7
+
+
+def test_separable_heads_attend_to_every_pair_of_pixels() -> None:
+    model = SpatialTransformer(SpatialConfig(image=(8, 12), dim=16, layers=1, heads=3, hidden_dim=24))
+    found = cost(model, batch=2)
+    assert found.pairs == 2 * 3 * (4 * 6) ** 2
+    assert found.exponentials == 3 * (4**2 + 6**2)  # a softmax over rows and one over columns
+
+
+def test_rotary_embedding_reads_tables_of_its_positions() -> None:
+    found = cost(Rotary(8), batch=2, tokens=5, heads=3)
+    assert found.macs == 0
+    assert found.depth == 2  # a product and a sum
+    assert found.bytes.formula.free_symbols == {B, N, size_symbol("H")}
+
+
+def test_positions_on_a_grid_are_resized_to_an_image() -> None:
+    positions = GridPositions((5, 7), 12, first=1)
+    assert cost(positions, image=(5, 7)).bytes == 0
+    found = cost(positions, image=(9, 11))
+    assert found.parameters == positions.weight.numel()
+    assert found.bytes > 4 * 12 * (5 * 7 + 9 * 11)
 
 
 def test_what_is_kept_is_what_autograd_saves_on_a_real_run() -> None:

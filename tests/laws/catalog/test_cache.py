@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from caches import RIGHT, WRONG
+from plain import slow_but
 from third_party_attention import causal, naive
 
 from regard.adapters import adapt
@@ -13,7 +14,7 @@ from regard.laws import check
 from regard.laws.cached_runs import split_into
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", slow_but(("window", "filled", "inside", "model"), RIGHT))
 def test_a_cache_that_is_right_obeys_the_law(name):
     target, kind = RIGHT[name]
     verdict = check(target, kind=kind, claims=["cache"], seed=3, fast=True).verdicts["cache"]

@@ -62,12 +62,12 @@ def masked_only(query, key, value, mask=None):
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
-        (naive, "operator"),
+        pytest.param(naive, "operator", marks=pytest.mark.slow),
         (causal, "operator"),
-        (fused, "operator"),
+        pytest.param(fused, "operator", marks=pytest.mark.slow),
         (Layer(dropout=0.3), "layer"),
         (nn.MultiheadAttention(12, 3, dropout=0.3, batch_first=True), None),
-        (nn.TransformerEncoderLayer(12, 3, 20, batch_first=True), None),
+        pytest.param(nn.TransformerEncoderLayer(12, 3, 20, batch_first=True), None, marks=pytest.mark.slow),
         (nn.TransformerEncoderLayer(12, 4, 20, batch_first=True), None),  # torch fuses even numbers of heads
     ],
     ids=["naive", "causal", "fused", "layer", "torch's attention", "torch's encoder", "torch's fused encoder"],

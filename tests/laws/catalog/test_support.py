@@ -45,9 +45,10 @@ FOUR = Causal() & Window(3, 0)
 
 @pytest.mark.parametrize("kind", ["operator", "layer"])
 def test_a_window_of_four_keys_holds_and_any_other_is_broken(kind: str) -> None:
-    targets = {width: window(width) if kind == "operator" else Layer(window(width)) for width in (3, 4, 5, 500)}
+    widths = (3, 4, 5, 500) if kind == "operator" else (3, 4, 5)  # a look at all pairs of a layer takes seconds
+    targets = {width: window(width) if kind == "operator" else Layer(window(width)) for width in widths}
     found = {width: outcome(target, kind, pattern=FOUR) for width, target in targets.items()}
-    assert found == {3: "broken", 4: "holds", 5: "broken", 500: "broken"}
+    assert found == {width: "holds" if width == 4 else "broken" for width in widths}
 
 
 @pytest.mark.parametrize("kind", ["operator", "layer"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import random
 from pathlib import Path
 
 import numpy
@@ -177,20 +176,17 @@ def test_pieces_of_a_word_of_bpe_do_not_start_words(tokenizers):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_training_is_deterministic_in_every_process(kind: str):
-    # As many characters of the same frequency as there is no room for, and many words of equal counts.
-    source = (
-        "import random, sys; from regard.train.data import text\n"
-        "rng = random.Random(5)\n"
-        "words = [''.join(rng.choice('abcdefgh') for _ in range(5)) for _ in range(500)]\n"
-        "rare = ' '.join(chr(0x4e00 + i) for i in range(300)) + ' '.join(chr(0x3b1 + i) for i in range(20))\n"
-        f"t = text.make_tokenizer({kind!r}, [' '.join(words), rare], 420); print(t.digest)"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True) for _ in range(2)
-    ]
-    assert len({run.stdout for run in runs}) == 1
-    assert len(runs[0].stdout.strip()) == 64
+def test_training_is_deterministic(kind: str):
+    """Many words and pairs of equal counts, and more characters of equal frequency than there is room for.
+
+    The package's own WordPiece trainer gives another result each time, even within one process: it numbers the
+    characters within words in the order of a hash table.
+    """
+    draws = random.Random(5)
+    words = ["".join(draws.choice("abcdefgh") for _ in range(5)) for _ in range(500)]
+    rare = " ".join(map(chr, [*range(0x4E00, 0x4F30), *range(0x3B1, 0x3C5)]))
+    texts = [" ".join(words), rare]
+    assert len({text.make_tokenizer(kind, texts, 420).digest for _ in range(6)}) == 1
 
 
 # Errors

@@ -50,6 +50,7 @@ def mark_attention(operations: list[Operation], learned: set[int]) -> None:
 
     learned: the storages of parameters. A product with one of these mixes channels, and sums no values.
     """
+    separable = {operation.path for operation in operations if operation.name == "regard.separable_attention"}
     weights: dict[int, set[int]] = {}  # storage: the softmaxes whose weights it holds
     for index, operation in enumerate(operations):
         if operation.backward:
@@ -61,6 +62,7 @@ def mark_attention(operations: list[Operation], learned: set[int]) -> None:
             mixes = any(operand.storage in learned for operand in operation.reads.values())
             for softmax in () if mixes else held:
                 operations[softmax].is_attention = True
+                operations[softmax].is_factor = operations[softmax].path in separable
             held = set()
         elif operation.name in SOFTMAXES:
             held = {index}

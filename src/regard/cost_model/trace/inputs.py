@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.adapters.example_inputs import ExampleInputs, InputSpec, infer_inputs
@@ -12,6 +13,7 @@ from regard.adapters.fake_copies import TracedTarget
 from regard.cost_model.sizes import Sizes
 from regard.cost_model.symbols import MEANINGS
 from regard.errors import CostError
+from regard.layers import Rotary
 
 TOKENS, CONTEXT, PIXELS = 128, 96, 64  # where the caller gives none; they stay symbols
 
@@ -22,6 +24,8 @@ def make_example_inputs(subject: TracedTarget, asked: Sizes) -> ExampleInputs:
         return given(asked)
     module = subject.module
     sizes, known = sizes_of(asked), {"B", *asked_sizes(asked)}
+    if isinstance(subject.target, Rotary):
+        return _describe_rotary_inputs(subject.target, asked, sizes, known)
     inputs = infer_inputs(module, sizes, known) if module is not None and subject.target is module else None
     if inputs is None:
         raise CostError(
@@ -35,10 +39,18 @@ def make_example_inputs(subject: TracedTarget, asked: Sizes) -> ExampleInputs:
     return inputs
 
 
+def _describe_rotary_inputs(rotary: Rotary, asked: Sizes, sizes: dict[str, int], known: set[str]) -> ExampleInputs:
+    """Queries or keys of some heads, and the cosines and sines of their positions."""
+    sizes, known = {**sizes, "H": asked.heads or 1}, {*known, "H"}
+    x = InputSpec(("B", "H", "N", asked.dim or rotary.dim), requires_grad=True)
+    tables = tuple(InputSpec(("N", rotary.dim // 2), torch.float32) for _ in range(2))
+    return ExampleInputs((x, tables), {}, sizes, known)
+
+
 def _check_read(subject: TracedTarget, asked: Sizes, inputs: ExampleInputs) -> None:
     """Refuses a size that nothing it reads has."""
     for size, letters in {"image": "RW", "tokens": "N", "keys": "M", "context_tokens": "T"}.items():
-        if getattr(asked, size) is None or set(letters) & set(inputs.symbols):
+        if getattr(asked, size) is None or set(letters) & {*inputs.symbols, *inputs.numbers}:
             continue
         read = " and ".join(f"({', '.join(map(str, shape.axes))})" for shape in inputs.specs())
         others = [

@@ -55,6 +55,7 @@ class Operation:
         constants: other arguments that its cost depends on, and that no size changes.
         mutates: whether it writes into one of its arguments.
         is_attention: whether it computes weights with which another product sums values; see `critical_path`.
+        is_factor: whether these weights are one factor of those of an attention, whose pairs are counted elsewhere.
         attention: the description of an attention that is one operation.
         storages: the storages that such an operation reads and writes beside its operands.
     """
@@ -67,6 +68,7 @@ class Operation:
     constants: tuple[Any, ...] = ()
     mutates: bool = False
     is_attention: bool = False
+    is_factor: bool = False
     attention: Attention | None = None
     storages: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
@@ -91,7 +93,7 @@ class Operation:
         reads = {name: resize(operand) for name, operand in self.reads.items()}
         writes = tuple(resize(operand) for operand in self.writes)
         return Operation(self.name, self.path, self.backward, reads, writes, self.constants, self.mutates,
-                         self.is_attention, self.attention)  # fmt: skip
+                         self.is_attention, self.is_factor, self.attention)  # fmt: skip
 
     def storages_read(self) -> Iterable[int]:
         yield from (operand.storage for operand in self.reads.values())
@@ -110,6 +112,8 @@ def product(sizes: Iterable[Any]) -> Any:
 
 
 def describe_tensor(tensor: Tensor, storage: int) -> Operand:
+    if tensor.is_nested:  # rows of different lengths
+        return Operand((), tensor.element_size(), storage)
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return Operand(shape, tensor.element_size(), storage, (False,) * len(shape), tensor.is_floating_point())

@@ -57,6 +57,20 @@ def _read_is_causal(arguments: Arguments, reads: dict[str, Operand]) -> Constant
     return (bool(arguments.get("is_causal", False)),)
 
 
+def _read_trilinear(arguments: Arguments, reads: dict[str, Operand]) -> Constants:
+    """The axes that each operand lacks, and those that are summed."""
+    return tuple(tuple(arguments[name]) for name in ("expand1", "expand2", "expand3", "sumdim"))
+
+
+def _read_lengths(name: str) -> Reader:
+    """The tokens of each row, which may be nested tensors, and the channels of all heads."""
+
+    def read(arguments: Arguments, reads: dict[str, Operand]) -> Constants:
+        return tuple(len(row) for row in arguments[name].unbind()), int(arguments["embed_dim"])
+
+    return read
+
+
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp", "var", "var_mean", "std", "std_mean", "linalg_vector_norm",
               "norm", "prod", "any", "all", "argmax", "argmin", "max", "min", "cumsum", "cumprod", "topk", "sort",
               "median", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
@@ -69,6 +83,9 @@ READERS: dict[str, Reader] = {
     "aten.convolution_backward": _read_convolution,
     "aten.convolution_overrideable": _read_convolution,
     "aten.convolution_backward_overrideable": _read_convolution,
+    "aten._trilinear": _read_trilinear,
+    "aten._native_multi_head_attention": _read_lengths("query"),
+    "aten._transformer_encoder_layer_fwd": _read_lengths("src"),
     "aten.native_layer_norm": _read_normalized_rank,
     "aten.native_layer_norm_backward": _read_normalized_rank,
     "aten._fused_rms_norm": _read_normalized_rank,

@@ -28,9 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import Attention
 from regard.backends.base import Request, observe_attention
+from regard.biases import Quadratic
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
 from regard.cost_model.trace.storages import StorageLog
+from regard.models.spatial import LearnedPosition, SpatialHeads
 
 ACCUMULATE = 2**63 - 1  # autograd's number for nodes that only accumulate the gradient of a parameter
 TABLES = ("words", "masks", "query_code", "key_code", "start", "stop")  # made once for a pattern and its lengths
@@ -75,7 +77,7 @@ class Recorder(TorchDispatchMode):
         self.trace = Trace()
         self.storages = self.trace.storages
         self.modules = modules
-        modules.on_norm = self._record_norm
+        modules.on_leave = self._record_module
         self.last = ""
         self.makers: dict[int, tuple[str, Operand]] = {}
         self.calls: list[_Call] = []
@@ -129,10 +131,21 @@ class Recorder(TorchDispatchMode):
     def describe(self, tensor: Tensor) -> Operand:
         return describe_tensor(tensor, self.storages.find_id(tensor))
 
-    def _record_norm(self, x: Tensor) -> None:
-        """torch takes an RMS norm apart into operations; that it is a norm is recorded beside them."""
-        operation = Operation("regard.normalise", self.modules.stack[-1], False, {"input": self.describe(x)}, ())
-        self.trace.operations.append(operation)
+    def _record_module(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """What the operations of a module do not tell is recorded beside them.
+
+        torch takes an RMS norm apart into operations. Heads whose weights are a product over rows and columns run a
+        softmax for each axis, and attend to all pairs of pixels.
+        """
+        if isinstance(module, nn.RMSNorm):
+            name, operand = "regard.normalise", self.describe(inputs[0])
+        elif isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
+            batch, rows, columns, _ = inputs[0].shape
+            name = "regard.separable_attention"
+            operand = Operand((batch, module.heads, rows * columns, rows * columns), 0)
+        else:
+            return
+        self.trace.operations.append(Operation(name, self.modules.stack[-1], False, {"input": operand}, ()))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -230,7 +243,7 @@ class ModuleTracker:
         self.names = {} if root is None else {id(module): name for name, module in root.named_modules()}
         self.stack: list[str] = [""]
         self.call: str | None = None
-        self.on_norm: Callable[[Tensor], None] | None = None
+        self.on_leave: Callable[[nn.Module, tuple[Any, ...], Any], None] | None = None
         self._numbers: list[int] = [0]
         self._paths: list[str] = [""]
         self._latest = ""
@@ -271,10 +284,10 @@ class ModuleTracker:
         unnamed = f"{outer}.{type(module).__name__}" if outer else type(module).__name__
         self.stack.append(self.names.get(id(module), unnamed))
         self._mark()
-        if isinstance(module, nn.RMSNorm) and self.on_norm is not None:
-            self.on_norm(inputs[0])
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.on_leave is not None:
+            self.on_leave(module, inputs, output)
         if len(self.stack) > 1:
             self.stack.pop()
         self._mark()

@@ -42,7 +42,7 @@ class Documents:
         >>> from regard.train.data.text import Documents
         >>> corpus = Documents.from_texts(["one", "two", "three", "four"])
         >>> list(corpus.split(validation=0.25, test=0.25).train)
-        ['two', 'three']
+        ['one', 'three']
 
     Attributes:
         name: of the data set or the file.

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import regard.layers  # noqa: F401  all of Regard's operators
 from regard import Attention, Causal, Full, Window, attend
-from regard.cost_model.counting import corrected, flop_counter, formulas, register, unregister
+from regard.cost_model.flop_formulas import corrected, flop_counter, formulas, register, unregister
 from regard.errors import CostError
 from regard.kernels.decode import run_decode
 from regard.kernels.library import missing
@@ -266,7 +266,7 @@ def test_importing_regard_leaves_torchs_table_alone_and_measures_nothing(tmp_pat
     code = """
 from torch.utils.flop_counter import flop_registry
 before = {str(packet): id(formula) for packet, formula in flop_registry.items()}
-import regard, regard.layers, regard.models, regard.cost_model.counting, regard.cost_model.measuring
+import regard, regard.layers, regard.models, regard.cost_model.flop_formulas, regard.cost_model.measuring
 after = {str(packet): id(formula) for packet, formula in flop_registry.items()}
 ours = {name: after.pop(name) for name in list(after) if name.startswith("regard.")}
 assert before == after, set(after) ^ set(before)
