@@ -57,7 +57,7 @@ def test_what_makes_no_sense_is_refused_before_anything_begins():
         ViTRecipe.from_json(SpatialRecipe().to_json())
     with refused(ConfigError, "the kinds are"):
         read_recipe({"kind": "lstm"})
-    with refused(ConfigError, "does not know 'epoch'"):
+    with refused(ConfigError, "has no field 'epoch'"):
         read_recipe({"kind": "vit", "epoch": 3})
     for wrong in ({"kernel": 4}, {"position": "content"}, {"canvas": (0, 3)}, {"margin": -1}, {"learning_rate": 0.0}):
         with refused(ConfigError, "no convolution to learn"):

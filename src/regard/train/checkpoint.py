@@ -61,8 +61,8 @@ class ResumePoint:
 
 def claim_folder(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
     """Claim the folder for this recipe; raises if it has another recipe, other data or another initial model."""
-    with atomic.locked(folder) as exclusive:
-        atomic.sweep(folder, alone=exclusive)
+    with atomic.lock_folder(folder) as exclusive:
+        atomic.remove_stale_folders(folder, alone=exclusive)
         _write_claim(folder, recipe, digest, start)
 
 
@@ -90,7 +90,7 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
             because="the files of a run would be mixed with these",
             instead="a new folder",
         )
-    atomic.write_atomically(path, atomic.json_writer(mine))
+    atomic.write_atomically(path, atomic.make_json_writer(mine))
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def save(
         stored = find_stored_names(model)
         state |= {f"{WEIGHTS}{name}": each.clone() for name, each in model.state_dict().items() if name in stored}
     notes = {"position": json.dumps(dataclasses.asdict(position))}
-    with atomic.workplace(place.parent) as work, swapped_weights(model, average):
+    with atomic.temporary_folder(place.parent) as work, swapped_weights(model, average):
         model.save_pretrained(work / place.name)
         tensors.write_safetensors(work / place.name / TRAINING, state or {"empty": torch.zeros(1)}, notes)
         _replace_folder(work / place.name, place, work)
@@ -162,9 +162,9 @@ def save(
 
 def save_best(folder: Path, model: Pretrained, average: dict[str, Tensor] | None, metrics: dict[str, Any]) -> None:
     """Write the model with the best metric so far to `best/`, with its metrics."""
-    with atomic.workplace(folder) as work, swapped_weights(model, average):
+    with atomic.temporary_folder(folder) as work, swapped_weights(model, average):
         model.save_pretrained(work / BEST)
-        atomic.write_atomically(work / BEST / "metrics.json", atomic.json_writer(metrics))
+        atomic.write_atomically(work / BEST / "metrics.json", atomic.make_json_writer(metrics))
         _replace_folder(work / BEST, folder / BEST, work)
 
 
@@ -173,12 +173,12 @@ def _replace_folder(new: Path, place: Path, work: Path) -> None:
     what made the new one is run again from the last checkpoint."""
     if place.exists():
         os.replace(place, work / f"{place.name}.old")
-    atomic.move(new, place)
+    atomic.move_into_place(new, place)
 
 
 def _remove_folder(place: Path) -> None:
     """Remove a folder that a crash must not leave half removed under its name."""
-    with atomic.workplace(place.parent) as work:
+    with atomic.temporary_folder(place.parent) as work:
         os.replace(place, work / place.name)
 
 

@@ -153,7 +153,7 @@ class Recipe(Config):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe to a JSON file, for `read_recipe` and `regard train --recipe`."""
-        atomic.write_atomically(Path(path), atomic.json_writer(self.to_json()))
+        atomic.write_atomically(Path(path), atomic.make_json_writer(self.to_json()))
 
 
 def read_recipe(value: dict[str, Any] | str | os.PathLike[str]) -> Recipe:

@@ -1,4 +1,4 @@
-"""The gradient is the derivative."""
+"""L13: the gradient is the derivative."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_a_wrong_backward_is_caught(change):
 
 
 @pytest.mark.parametrize("target", [values_detached, sum_detached, masked_in_values_only])
-def test_a_gradient_that_is_lost_on_the_way_is_caught(target):
+def test_a_lost_gradient_is_caught(target):
     assert verdict(target).outcome == "broken"
 
 
-def test_a_mask_that_alone_wants_a_gradient_gets_one():
+def test_a_mask_that_alone_requires_a_gradient_gets_one():
     found = verdict(by_hand(never_for_the_mask_alone, additive=True))
     assert found.outcome == "broken"
     assert "only the mask" in found.counterexample.effect

@@ -40,7 +40,7 @@ class ByteTokenizer(Tokenizer):
         return _make_json(vocabulary, pre_tokenizer=level, decoder=level, unknown=None)
 
     def to_files(self) -> dict[str, bytes]:
-        return {FILE: atomic.json_text(self.to_json()).encode(), ROLES_FILE: make_roles_file({})}
+        return {FILE: atomic.format_json(self.to_json()).encode(), ROLES_FILE: make_roles_file({})}
 
 
 class CharacterTokenizer(Tokenizer):
@@ -100,7 +100,7 @@ class CharacterTokenizer(Tokenizer):
         return made if made is not None and made.to_json() == value else None
 
     def to_files(self) -> dict[str, bytes]:
-        return {FILE: atomic.json_text(self.to_json()).encode(), ROLES_FILE: make_roles_file({"unk": UNKNOWN})}
+        return {FILE: atomic.format_json(self.to_json()).encode(), ROLES_FILE: make_roles_file({"unk": UNKNOWN})}
 
 
 def _make_json(vocabulary: dict[str, int], *, pre_tokenizer: Any, decoder: Any, unknown: str | None) -> dict[str, Any]:

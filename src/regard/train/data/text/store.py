@@ -155,17 +155,17 @@ def _build(
 ) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.locked(place.parent) as alone:
+        with atomic.lock_folder(place.parent) as alone:
             if (place / META).is_file():  # another process has built it meanwhile
                 return
-            atomic.sweep(place.parent, alone=alone)
-            with atomic.workplace(place.parent) as work:
+            atomic.remove_stale_folders(place.parent, alone=alone)
+            with atomic.temporary_folder(place.parent) as work:
                 made = work / place.name
                 made.mkdir()
                 meta = _write_tokens(source, tokenizer, unit, ends, made)
-                atomic.stage(made / META, atomic.json_writer({**meta, "unit": unit, "digest": digest}))
+                atomic.write_and_sync(made / META, atomic.make_json_writer({**meta, "unit": unit, "digest": digest}))
                 shutil.rmtree(place, ignore_errors=True)  # incomplete
-                atomic.move(made, place)
+                atomic.move_into_place(made, place)
     except OSError as failure:
         raise InputError(
             "The tokens cannot be stored.",
@@ -187,7 +187,7 @@ def _write_tokens(
             writer.write(pieces, tokenizer.encode_batch([piece.text for piece in pieces]))
         writer.finish()
     for path in paths:
-        atomic.stage(path, lambda _: None)  # down to the disk
+        atomic.write_and_sync(path, lambda _: None)  # down to the disk
     if not writer.token_count:
         raise InputError(
             "The text has no tokens.",

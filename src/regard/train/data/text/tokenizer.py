@@ -78,7 +78,7 @@ class Tokenizer(ABC):
 def make_roles_file(names: Mapping[str, str]) -> bytes:
     """A `tokenizer_config.json` by which transformers reads the `tokenizer.json` beside it."""
     content = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return atomic.json_text(content | {f"{role}_token": names[role] for role in ROLES if role in names}).encode()
+    return atomic.format_json(content | {f"{role}_token": names[role] for role in ROLES if role in names}).encode()
 
 
 def read_role_names(path: Path) -> dict[str, str]:
