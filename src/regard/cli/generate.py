@@ -110,6 +110,7 @@ def run_translate(args: argparse.Namespace) -> int:
     model, tokenizer = load(args.folder, Transformer)
     if args.average:
         model = average_checkpoints(args.folder, Transformer)
+    assert isinstance(model, Transformer)
     sentences = args.sentences or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not sentences:
         raise InputError(

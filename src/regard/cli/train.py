@@ -42,8 +42,6 @@ KINDS = {
     "gpt": "a language model of characters, bytes or word pieces",
     "bert": "a text encoder: masked tokens, next sentences and other tasks",
     "classify": "a text encoder with a head for classes, from scratch or from weights",
-    "bert": "a masked language model, with sentence-pair and contrastive tasks",
-    "classify": "a BERT with a head that classifies texts",
     "translate": "an encoder-decoder Transformer on sentence pairs",
     "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
     "vit": "a vision transformer",
@@ -150,6 +148,7 @@ def _make_recipe(args: argparse.Namespace) -> Recipe:
 
 
 def _run_recipe(args: argparse.Namespace) -> int:
+    from regard.cli.train_speed import measure_peak
     from regard.train import Interrupted, train
 
     recipe = _make_recipe(args)
@@ -167,7 +166,9 @@ def _run_recipe(args: argparse.Namespace) -> int:
         print(data, file=sys.stderr)
     print(f"{recipe}\nsaved in {folder}", file=sys.stderr)
     try:
-        done = train(recipe, folder, data=data, minutes=args.minutes, on_evaluation=_print_evaluation)
+        done = train(
+            recipe, folder, data=data, minutes=args.minutes, on_evaluation=_print_evaluation, measure_peak=measure_peak
+        )
         pruned = _prune_heads(done, folder) if getattr(args, "prune", False) and done.done else None
     except Interrupted as stop:
         again = [word for word in sys.argv[1:] if word != "--resume"]

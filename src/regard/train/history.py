@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -210,9 +211,13 @@ def read_evaluations(folder: Path, count: int) -> list[Evaluation]:
         )
     for line in lines:
         profiles = read_heads(heads_file(folder, line["number"])) if line.pop("layers") else {}
-        loss = math.nan if line["loss"] is None else line["loss"]
-        found.append(Evaluation(**(line | {"loss": loss}), head_profiles=profiles))
+        line["loss"] = math.nan if line["loss"] is None else line["loss"]
+        found.append(Evaluation(**line, head_profiles=profiles))
     return found
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def truncate_history(folder: Path, count: int, step: int) -> None:
@@ -224,7 +229,7 @@ def truncate_history(folder: Path, count: int, step: int) -> None:
         if path.exists():
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
             if text.encode() != path.read_bytes():
-                atomic.write_atomically(path, lambda place, text=text: place.write_text(text, encoding="utf-8"))
+                atomic.write_atomically(path, functools.partial(_write_text, text))
     for path in (folder / HEADS).glob("evaluation-*.safetensors"):
         number = path.stem.removeprefix("evaluation-")
         if number.isdecimal() and int(number) >= count:

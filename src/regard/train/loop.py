@@ -24,9 +24,10 @@ from regard.train.run import Evaluation, Run
 from regard.train.schedule import learning_rate_at
 from regard.train.task import DROPOUT, Task, seed_of
 from regard.train.tensorboard import TensorBoardLog
-from regard.train.throughput import Throughput, find_peak, measure_flops
+from regard.train.throughput import Throughput
 
 MODEL = "model"
+MeasurePeak = Callable[[Task, nn.Module, Any], tuple[float, float]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
 
@@ -44,6 +45,7 @@ def train(
     resume: bool = True,
     minutes: float | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    measure_peak: MeasurePeak | None = None,
 ) -> Run:
     """Train a model by a recipe.
 
@@ -58,6 +60,8 @@ def train(
     resume: if False, a folder that already has a run raises.
     minutes: stop after this time, evaluated and saved; the same call goes on from there.
     on_evaluation: called with every new evaluation.
+    measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
+        progress bar then shows the share of the peak.
 
     All randomness comes from the recipe's seed; the state of torch's global generator is restored.
 
@@ -68,7 +72,12 @@ def train(
     """
     task = recipe.make_task(data)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    settings = {"progress": progress, "deadline": deadline, "on_evaluation": on_evaluation}
+    settings = {
+        "progress": progress,
+        "deadline": deadline,
+        "on_evaluation": on_evaluation,
+        "measure_peak": measure_peak,
+    }
     if folder is None:
         with torch.random.fork_rng(devices=[]):
             return Training(task, None, start).run(**settings)
@@ -162,6 +171,7 @@ class Training:
         progress: bool,
         deadline: float | None = None,
         on_evaluation: Callable[[Evaluation], None] | None = None,
+        measure_peak: MeasurePeak | None = None,
     ) -> Run:
         total, position = self.task.steps, self.position
         shown = progress and position.step < total and not position.finished
@@ -171,8 +181,10 @@ class Training:
             defer_interrupt() as stopped,
         ):
             record = _Recorder(self, log, on_evaluation)
-            if report is not None:
-                self._measure_peak()
+            if report is not None and measure_peak is not None:
+                self.model.train()
+                batch = self.task.make_batches(position.step)[0]
+                self.throughput = Throughput(*measure_peak(self.task, self.model, batch))
             if not self.evaluations:
                 record(self._evaluate())
             while not position.finished and position.step < total:
@@ -234,7 +246,7 @@ class Training:
         self.optimizer.zero_grad()
         if self.average is not None and recipe.ema_decay is not None:
             averaged, current = list(self.average.values()), [each.detach() for each in self.model.parameters()]
-            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)
+            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
         single = terms if len(terms) > 1 else {}
         line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
         return line, sum(map(task.count_units, batches))
@@ -276,7 +288,7 @@ class Training:
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
         if math.isfinite(norm) and norm > limit:
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return norm
 
     def _divergence_error(self, step: int, loss: float, norm: float) -> InputError:
@@ -292,13 +304,6 @@ class Training:
         )
 
     # Evaluation
-
-    def _measure_peak(self) -> None:
-        """Count the operations of a unit on the first batch, for the share of the machine's peak."""
-        batch = self.task.make_batches(self.position.step)[0]
-        self.model.train()
-        flops = measure_flops(self.task, self.model, batch)
-        self.throughput = Throughput(flops, find_peak(DTYPES[self.recipe.precision]))
 
     def _evaluate(self) -> Evaluation:
         """Evaluate the model, or its moving average, and begin new sums."""

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
-
-import torch
-from torch import nn
-
-from regard.train.task import Task
 
 STEPS = 50  # over which the throughput is averaged
 
@@ -35,20 +29,3 @@ class Throughput:
     def peak_share(self) -> float | None:
         rate = self.units_per_second
         return None if rate is None or self.flops is None or not self.peak else rate * self.flops / self.peak
-
-
-def measure_flops(task: Task, model: nn.Module, batch: Any) -> float:
-    """Floating-point operations of one unit, forward and backward, counted on a micro-batch; gradients are dropped."""
-    from regard.cost_model import flop_counter
-
-    with torch.random.fork_rng(devices=[]), flop_counter(causal="triangle") as counter:
-        sum(task.compute_terms(model, batch).values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
-    model.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / max(task.count_units(batch), 1)
-
-
-def find_peak(dtype: torch.dtype) -> float:
-    """The peak of this machine, floating-point operations a second."""
-    from regard.cost_model.machine import this_machine
-
-    return this_machine().peak_of(dtype)

@@ -122,9 +122,9 @@ class TranslationTask(Task[TranslationRecipe]):
         self.tokenizer = text.make_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
         assert self.tokenizer.eos_token_id is not None
         self.end = self.tokenizer.eos_token_id  # ends a sentence, and starts a translation
-        stores = [text.build_store(side, self.tokenizer, suffix=[self.end]) for side in sides]
+        source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in sides)
         self.batches = text.PairBatches(
-            *stores, recipe.tokens_per_batch, max_length=recipe.max_length, seed=recipe.seed, pad=self.end
+            source, target, recipe.tokens_per_batch, max_length=recipe.max_length, seed=recipe.seed, pad=self.end
         )
 
     @property
@@ -185,9 +185,9 @@ class TranslationTask(Task[TranslationRecipe]):
         """Loss without smoothing and perplexity on all validation pairs; BLEU and chrF on `eval_pairs` of them."""
         assert isinstance(model, Transformer)
         sources, targets = self._sides(self.validation)
-        stores = [text.build_store(side, self.tokenizer, suffix=[self.end]) for side in (sources, targets)]
+        source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in (sources, targets))
         total, count = 0.0, 0
-        for batch in text.PairBatches(*stores, self.recipe.tokens_per_batch, pad=self.end).evaluation_batches():
+        for batch in text.PairBatches(source, target, self.recipe.tokens_per_batch, pad=self.end).evaluation_batches():
             shifted = self._shift(batch)
             total += self._sum_loss(model, shifted, 0.0).item()
             count += int(shifted.target_lengths.sum())
