@@ -15,7 +15,7 @@ from torch.nn import functional
 from twins import transformers
 
 from regard.cli import main
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 from regard.models import Bert, BertForPretraining
 from regard.train import read_recipe, read_run, train
 from regard.train.data import text
@@ -355,6 +355,19 @@ def test_recipes_that_cannot_be_trained_are_refused(fields: dict[str, Any], word
 def test_a_tokenizer_without_special_tokens_is_refused():
     with pytest.raises(ConfigError, match="no token for cls, sep, pad, mask"):
         BertRecipe(tokenizer="bytes").make_task(["One. Two.", "Three. Four.", "Five.", "Six. Seven."])
+
+
+def test_next_sentences_need_documents_and_blank_lines_may_separate_them(tmp_path: Path):
+    paragraphs = [" ".join(write_sentences(number % 2, 12, number)) for number in range(6)]
+    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+    sizes = SIZES | {"dim": 16, "vocab_size": 150}
+    with pytest.raises(InputError, match="needs four documents") as caught:
+        BertRecipe(str(tmp_path / "text.txt"), **sizes).make_task()
+    assert 'separator="blank_line"' in str(caught.value)
+    task = BertRecipe(str(tmp_path / "text.txt"), separator="blank_line", **sizes).make_task()
+    assert (len(task.data.train), len(task.data.validation)) == (4, 2)
+    single = BertRecipe(str(tmp_path / "text.txt"), tasks=("mlm", "sop"), short=0.0, **sizes).make_task()
+    assert len(single.data.train) == len(single.data.validation) == 1
 
 
 def test_the_published_run():

@@ -52,7 +52,7 @@ def make_nsp_pairs(corpus: Corpus, max_tokens: int, rng: random.Random, *, short
             asked='the task "nsp"',
             found=f"{len(corpus)} document",
             because="half of its pairs take B from another document",
-            instead='the task "sop", or text with a blank line between its documents',
+            instead='the task "sop", or more documents',
         )
     starts = corpus.starts.tolist()
     documents = corpus.document_starts.tolist()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, InputError
 from regard.models.bert import SIZES
 from regard.models.bert_heads import BertForPretraining, BertForPretrainingConfig
 from regard.models.initialization import init_weights
@@ -40,6 +40,7 @@ class BertRecipe(Recipe):
 
     Attributes:
         data: the name of a corpus, "gutenberg" or "brown", or the path of your own text.
+        separator: of documents in a text file of yours: "blank_line", "line", or None for one document in each file.
         tasks: any of
             "mlm", masked language modelling (`regard.train.objectives.masking`);
             "nsp", next-sentence prediction, and "sop", sentence-order prediction (`pairs`);
@@ -69,6 +70,7 @@ class BertRecipe(Recipe):
     kind: ClassVar[str] = "bert"
 
     data: str = "gutenberg"
+    separator: str | None = None
     tasks: tuple[str, ...] = ("mlm", "nsp")
     entailment: str | None = None
     learning_rate: float = 5e-4
@@ -206,9 +208,11 @@ class PretrainingText:
         if isinstance(data, list | tuple):
             documents = text.Documents.from_texts(data)
         elif not isinstance(data, text.Documents):
-            documents = text.load_documents(recipe.data if data is None else data)
-        # Next-sentence prediction needs two documents of every part.
-        parts = documents.split(validation=min(max(0.05, 2 / max(len(documents), 1)), 0.3), test=0)
+            documents = text.load_documents(recipe.data if data is None else data, separator=recipe.separator)
+        # Two documents at least, of which next-sentence prediction draws pairs, where there are four.
+        parts = documents.split(validation=max(0.05, 2 / len(documents)) if len(documents) >= 4 else 0.05, test=0)
+        if "nsp" in recipe.tasks:
+            check_documents(min(len(parts.train), len(parts.validation)), len(documents))
         tokenizer = text.make_tokenizer(recipe.tokenizer, parts.train, recipe.vocab_size)
         check_special_tokens(tokenizer, recipe)
         stores = [text.build_store(part, tokenizer, unit="sentence") for part in (parts.train, parts.validation)]
@@ -242,6 +246,18 @@ def check_special_tokens(tokenizer: text.Tokenizer, recipe: BertRecipe) -> None:
             asked=f"tokenizer={recipe.tokenizer!r}",
             because="a sequence is [CLS] A [SEP] B [SEP], and masked tokens are [MASK]",
             instead='tokenizer="wordpiece"',
+        )
+
+
+def check_documents(least: int, documents: int) -> None:
+    """Raise if a part of the text has fewer than two documents, which next-sentence prediction needs."""
+    if least < 2:
+        raise InputError(
+            "Next-sentence prediction needs four documents.",
+            asked='the task "nsp"',
+            found=f"{documents} document{'' if documents == 1 else 's'}",
+            because="half of its pairs take B from another document, of the training and of the validation text",
+            instead='separator="blank_line" if documents are separated so, a folder of texts, or the task "sop"',
         )
 
 
