@@ -17,6 +17,11 @@ def slow(*targets):
     return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
 
 
+def long(*values):
+    """Values that not even continuous integration looks at, only `make slow`; their like is."""
+    return [pytest.param(value, marks=[pytest.mark.slow, pytest.mark.long]) for value in values]
+
+
 def slow_but(fast: Collection[str], names: Iterable[str]):
     """Names of which the fast tests look at some, one of each kind, and the long run at all."""
     return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]

@@ -60,6 +60,7 @@ def test_a_fault_that_breaks_several_laws_is_named_by_its_own(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_fault_of_the_zoo_is_named_by_its_own_law_first():
     wrong, several = {}, 0
     for exhibit in EXHIBITS:

@@ -177,7 +177,7 @@ def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HOUSE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in HOUSE])
 def test_regard_holds_every_claimed_law(name: str):
     report = check(HOUSE[name](), seed=1, fast=True)
     assert [str(verdict) for verdict in report.verdicts if not verdict.ok] == []

@@ -113,6 +113,7 @@ def test_counterexamples_break_without_regard_and_hold_once_mended(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_counterexample_of_the_zoo_is_a_script_or_a_reason(tmp_path):
     scripts, refusals = scripts_of(EXHIBITS)
     assert_reproduced(run_without_regard(tmp_path, scripts))

@@ -6,7 +6,20 @@ import math
 
 import pytest
 import torch
-from plain import Layer, TorchAttention, TorchEncoderLayer, Words, alibi, blocks, causal, naive, rotary, slow, window
+from plain import (
+    Layer,
+    TorchAttention,
+    TorchEncoderLayer,
+    Words,
+    alibi,
+    blocks,
+    causal,
+    long,
+    naive,
+    rotary,
+    slow,
+    window,
+)
 from torch import nn
 
 from regard.laws import check
@@ -165,7 +178,7 @@ def test_kinks_are_no_faults_and_excuse_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [0, *range(20, 30), *long(*range(1, 20), *range(30, 100))])
 def test_a_deep_encoder_with_relu_is_not_accused(seed: int):
     torch.manual_seed(seed)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
