@@ -91,7 +91,7 @@ SDPA = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cu
 class _KernelMode(RunMode):
     """The work of a kernel, which computes the scores once more in backward; with or without pairs that it hides."""
 
-    counts_hidden_pairs: bool = True
+    counts_hidden_pairs: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _make_formula(packet: Any, mode: RunMode) -> Formula:

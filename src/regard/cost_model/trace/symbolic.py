@@ -296,6 +296,7 @@ class SymbolFinder:
         base = self.run(points[0])
         runs = [base]
         expressions: list[sympy.Expr] | None = None
+        columns: list[tuple[int, ...]] = []
         for point in points[1:]:
             runs.append(self.run(point))
             _check_same(base.trace, runs[-1].trace, point, active, self.space.sizes)
