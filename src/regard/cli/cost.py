@@ -255,17 +255,17 @@ def costed(target: Any, asked: argparse.Namespace) -> Cost:
 
 def measured(target: Any, found: Cost, asked: argparse.Namespace) -> Any:
     """Run it, and put the least time that it could take beside the time that it took."""
-    from regard.cost_model.measuring import Beside, measure
+    from regard.cost_model.measuring import Comparison, measure
 
     took = measure(target, step=asked.step, backend=asked.backend or "auto", dtype=_dtype(asked), **_sizes(asked))
-    return Beside(found.roofline(), took)
+    return Comparison(found.roofline(), took)
 
 
-def _times(beside: Any) -> dict[str, Any]:
+def _times(comparison: Any) -> dict[str, Any]:
     return {
-        "predicted": beside.predicted.to_dict(),
-        "measured": dataclasses.asdict(beside.measured),
-        "ratio": beside.ratio,
+        "predicted": comparison.predicted.to_dict(),
+        "measured": dataclasses.asdict(comparison.measured),
+        "ratio": comparison.ratio,
     }
 
 
