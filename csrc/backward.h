@@ -4,11 +4,13 @@
 //   dV[j] += P[j] g        dP[j] = V[j] . g        dS = P (dP - delta)
 //   dQ += beta dS K        dK[j] += beta dS[j] Q   dbias = dS
 //
+// Dropout multiplies a weight by a factor f, which is drawn again: dV[j] += f P[j] g and dP[j] = f V[j] . g.
+//
 // Tiles of many queries add to the same keys. A segment of tiles adds to memory of its own thread, and segments are
 // summed in their order; the segments are those of the program, so no result depends on the number of threads.
 #pragma once
 
-#include "scores.h"
+#include "dropout.h"
 
 namespace regard {
 namespace REGARD_ISA {
@@ -61,12 +63,17 @@ struct Backward {
     const T scale = static_cast<T>(task.scale * 1.4426950408889634074);
     Vec<T> lse[V], delta[V];
     begin<V>(lse, delta);
+    TileDropout<T> drawn, *dropout = nullptr;
+    if (task.drop_below) {
+      drawn.begin(task, head.row, tile, W);
+      dropout = &drawn;
+    }
     const bool biased = head.table || head.bias;
     if (biased) {
       const TileBias<T> bias(task, head, tile, W);
-      blocks<V>(&bias, scale, lse, delta);
+      blocks<V>(&bias, dropout, scale, lse, delta);
     } else {
-      blocks<V>(nullptr, scale, lse, delta);
+      blocks<V>(nullptr, dropout, scale, lse, delta);
     }
     end<V>();
   }
@@ -121,6 +128,7 @@ struct Backward {
   struct Strips {
     Backward& all;
     const TileBias<T>* bias;
+    TileDropout<T>* dropout;
     T scale;
     const Vec<T>* lse;
     const Vec<T>* delta;
@@ -139,17 +147,10 @@ struct Backward {
       score_strip<T, N, W>(all.keys, strip, bias, task.dim, all.packed, scale, all.weights, unused, least);
       row_product<T, N, W>(all.keys.value + strip.first, strip.count, task.value_dim, all.packed_grad + strip.low * L,
                            T(1), score_grads, unused);
-      for (int64_t j = 0; j < strip.count; ++j)
-#pragma GCC unroll 3
-        for (int n = 0; n < N; ++n) {
-          const int64_t here = j * W + n * L;
-          // A weight is at most one, however far huge scores are rounded.
-          const Vec<T> less = load<T>(weights + here) - lse[strip.low + n];
-          const Vec<T> weight = exp2<T>(choose<T>(less > Vec<T>{}, Vec<T>{}, less));
-          const Vec<T> score_grad = weight * (load<T>(score_grads + here) - delta[strip.low + n]);
-          store<T>(weights + here, weight);
-          store<T>(score_grads + here, score_grad);
-        }
+      if (dropout)
+        weigh<N, true>(strip, weights, score_grads);
+      else
+        weigh<N, false>(strip, weights, score_grads);
       const int64_t queries = all.tile.queries - strip.low * L < N * L ? all.tile.queries - strip.low * L : N * L;
       outer_product<T>(all.value_totals + strip.first, strip.count, all.shares.value_dim, weights, W, queries,
                        all.grad_rows + strip.low * L * all.shares.value_dim, all.shares.value_dim);
@@ -166,11 +167,39 @@ struct Backward {
       outer_product<T>(all.key_totals + strip.first, strip.count, all.shares.dim, score_grads, W, queries,
                        all.rows + strip.low * L * all.shares.dim, all.shares.dim);
     }
+
+    // Scores become weights, after dropout, and gradients of weights become those of scores.
+    template <int N, bool kDrops>
+    REGARD_INLINE void weigh(const Strip& strip, T* weights, T* score_grads) {
+      constexpr int L = kLanes<T>, W = V * L;
+      if constexpr (kDrops) dropout->restrict_to(strip.low, N);
+      for (int64_t j = 0; j < strip.count; ++j) {
+        const int32_t token = all.keys.token[strip.first + j];
+        if constexpr (kDrops) dropout->prepare(token);
+#pragma GCC unroll 3
+        for (int n = 0; n < N; ++n) {
+          const int64_t here = j * W + n * L;
+          // A weight is at most one, however far huge scores are rounded.
+          const Vec<T> less = load<T>(weights + here) - lse[strip.low + n];
+          const Vec<T> weight = exp2<T>(choose<T>(less > Vec<T>{}, Vec<T>{}, less));
+          Vec<T> kept = weight, grad = load<T>(score_grads + here);
+          if constexpr (kDrops) {
+            const Vec<T> factor = dropout->factor(token, strip.low + n);
+            kept *= factor;
+            grad *= factor;
+          }
+          const Vec<T> score_grad = weight * (grad - delta[strip.low + n]);
+          store<T>(weights + here, kept);
+          store<T>(score_grads + here, score_grad);
+        }
+      }
+    }
   };
 
   template <int V>
-  REGARD_INLINE void blocks(const TileBias<T>* bias, T scale, const Vec<T> (&lse)[V], const Vec<T> (&delta)[V]) {
-    Strips<V> strips{*this, bias, scale, lse, delta};
+  REGARD_INLINE void blocks(const TileBias<T>* bias, TileDropout<T>* dropout, T scale, const Vec<T> (&lse)[V],
+                            const Vec<T> (&delta)[V]) {
+    Strips<V> strips{*this, bias, dropout, scale, lse, delta};
     for (Walk walk(tile, kBackwardKeys); walk.more();) {
       walk.next(head, task.masks, keys);
       for (int64_t j = 0; j < keys.count; ++j) {

@@ -5,7 +5,7 @@
 // of two, s = log2(e) (beta q.k + bias), which saves a product in every exponential.
 #pragma once
 
-#include "scores.h"
+#include "dropout.h"
 
 namespace regard {
 namespace REGARD_ISA {
@@ -42,12 +42,17 @@ struct Forward {
     Vec<T> top[V], sum[V];
     begin<V>(top, sum);
     const T scale = static_cast<T>(task.scale * 1.4426950408889634074);
+    TileDropout<T> drawn, *dropout = nullptr;
+    if (task.drop_below) {
+      drawn.begin(task, head.row, tile, W);
+      dropout = &drawn;
+    }
     const bool biased = head.table || head.bias;
     if (biased) {
       const TileBias<T> bias(task, head, tile, W);
-      blocks<V>(&bias, scale, top, sum);
+      blocks<V>(&bias, dropout, scale, top, sum);
     } else {
-      blocks<V>(nullptr, scale, top, sum);
+      blocks<V>(nullptr, dropout, scale, top, sum);
     }
     end<V>(top, sum);
   }
@@ -94,6 +99,7 @@ struct Forward {
   struct Weighing {
     const Forward& all;
     const TileBias<T>* bias;
+    TileDropout<T>* dropout;
     const Vec<T>* shift;
     Vec<T>* sum;
     Vec<T>& least;
@@ -123,13 +129,15 @@ struct Forward {
       if (is_plain(all.keys, strip, bias)) least = smaller<T>(least, small);
 #pragma GCC unroll 3
       for (int n = 0; n < N; ++n) sum[strip.low + n] = total[n];
+      if (dropout) drop_weights<T, N, W>(*dropout, all.keys, strip, first);
       column_product<T, N, W>(all.keys.value + strip.first, strip.count, all.task.value_dim, first,
                               all.output + strip.low * L);
     }
   };
 
   template <int V>
-  REGARD_INLINE void blocks(const TileBias<T>* bias, T scale, Vec<T> (&top)[V], Vec<T> (&sum)[V]) {
+  REGARD_INLINE void blocks(const TileBias<T>* bias, TileDropout<T>* dropout, T scale, Vec<T> (&top)[V],
+                            Vec<T> (&sum)[V]) {
     constexpr int L = kLanes<T>, W = V * L;
     bool fresh = !resumes;
     Vec<T> least = Vec<T>{};
@@ -154,7 +162,7 @@ struct Forward {
           }
       }
       for (int v = 0; v < V; ++v) top[v] = best[v];
-      Weighing<V> weighing{*this, bias, shift, sum, least};
+      Weighing<V> weighing{*this, bias, dropout, shift, sum, least};
       each_strip<V>(keys, weighing);
     }
     for (int lane = 0; lane < L; ++lane) finite &= least[lane] != -std::numeric_limits<T>::infinity();

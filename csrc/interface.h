@@ -28,6 +28,10 @@ struct Attention {
   int64_t threads;
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
   double scale;
+  // Dropout: a weight whose random number of 16 bits is below `drop_below` (0: none is), see dropout.h, is dropped, and
+  // the others are multiplied by `keep_scale`.
+  uint64_t drop_below, seed;
+  double keep_scale;
   Tensor4 query, key, value;
   void* output;                   // (batch, head, query, value_dim), contiguous
   void* lse;                      // log-sum-exp (batch, head, query)

@@ -9,6 +9,7 @@
 
 #include "plan.h"
 #include "scalar_decode.h"
+#include "scalar_dropout.h"
 #include "scalar_linear_layer.h"
 #include "scalar_linear_attention.h"
 #include "tile.h"
@@ -90,8 +91,9 @@ int32_t forward(const Attention& task) {
     if (top[at] == -kInfinity) return;
     const double weight = std::exp(score<T>(task, b, h, query, key) - top[at]);
     const auto value = row_of<T>(task.value, task.dtype, b, h / (task.heads / task.kv_heads), key, task.value_dim);
+    const double dropped = weight * dropout_factor(task, b, h, query, key);
     sum[at] += weight;
-    for (int64_t d = 0; d < task.value_dim; ++d) output[at * task.value_dim + d] += weight * value[d];
+    for (int64_t d = 0; d < task.value_dim; ++d) output[at * task.value_dim + d] += dropped * value[d];
   });
   for (int64_t at = 0; at < rows; ++at) {
     static_cast<T*>(task.lse)[at] = static_cast<T>(sum[at] == 0 ? -kInfinity : top[at] + std::log(sum[at]));
@@ -125,11 +127,12 @@ int32_t backward(const Attention& task) {
     const double total = static_cast<const T*>(task.lse)[at];
     const double weight = total == -kInfinity ? 0 : std::exp(score<T>(task, b, h, query, key) - total);
     const auto value = row_of<T>(task.value, task.dtype, b, h / group, key, task.value_dim);
+    const double factor = dropout_factor(task, b, h, query, key);
     double score_grad = 0;
     for (int64_t d = 0; d < task.value_dim; ++d) {
       const double grad = static_cast<const T*>(task.grad_output)[at * task.value_dim + d];
-      score_grad += grad * (value[d] - static_cast<const T*>(task.output)[at * task.value_dim + d]);
-      dv[other * task.value_dim + d] += weight * grad;
+      score_grad += grad * (factor * value[d] - static_cast<const T*>(task.output)[at * task.value_dim + d]);
+      dv[other * task.value_dim + d] += weight * factor * grad;
     }
     score_grad *= weight;
     const auto q = row_of<T>(task.query, task.dtype, b, h, query, task.dim);

@@ -20,6 +20,7 @@ struct Head {
   T* lse;
   const T* table;
   const T* bias;
+  int64_t row;  // number of the head among those of all batch rows
 
   Head(const Attention& task, int64_t b, int64_t h)
       : query(task.query, task.dtype, b, h, task.dim),
@@ -28,7 +29,8 @@ struct Head {
         output(static_cast<T*>(task.output) + (b * task.heads + h) * task.queries * task.value_dim),
         lse(static_cast<T*>(task.lse) + (b * task.heads + h) * task.queries),
         table(task.table ? static_cast<const T*>(task.table) + h * task.table_head : nullptr),
-        bias(task.bias ? static_cast<const T*>(task.bias) + b * task.bias_batch + h * task.bias_head : nullptr) {}
+        bias(task.bias ? static_cast<const T*>(task.bias) + b * task.bias_batch + h * task.bias_head : nullptr),
+        row(b * task.heads + h) {}
 };
 
 // Neighbouring keys of a block that are seen by the same vectors of queries, or by some of their lanes: of a triangle

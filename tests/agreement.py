@@ -1,4 +1,4 @@
-"""Two models that should be one: numbers large enough to tell them apart, and the bound they are held to."""
+"""Comparison of two implementations of one model: weights large enough to distinguish them, and the tolerance."""
 
 from __future__ import annotations
 

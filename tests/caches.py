@@ -111,7 +111,7 @@ class Slots:
         if self.fault == "reorder does nothing":
             return
         self.key = self.key[index]
-        if self.fault != "reorder forgets values":
+        if self.fault != "reorder omits values":
             self.value = self.value[index]
 
 
@@ -233,7 +233,7 @@ class Running(nn.Module):
         norms = key.cumsum(1)
         if state is not None:
             sums = sums + state[0][:, None]
-            norms = norms if self.fault == "norm forgotten" else norms + state[1][:, None]
+            norms = norms if self.fault == "norm omitted" else norms + state[1][:, None]
         output = (query[..., None, :] @ sums)[..., 0, :] / (query * norms).sum(-1, keepdim=True)
         return output, (sums[:, -1], norms[:, -1])
 
@@ -261,12 +261,12 @@ WRONG = {
     "empty slots seen": (Made(fault="empty slots seen"), "layer"),
     "flag": (Switched(fault="flag"), "layer"),
     "one layer of a model": (Model(fault="positions restart"), "model"),
-    "norm forgotten": (Running(fault="norm forgotten"), "layer"),
+    "norm omitted": (Running(fault="norm omitted"), "layer"),
 }
 WRONG_ALGEBRA = {
     "crop does nothing": Made(fault="crop does nothing"),
     "crop off by one": Made(fault="crop off by one"),
     "reorder does nothing": Made(fault="reorder does nothing"),
-    "reorder forgets values": Made(fault="reorder forgets values"),
+    "reorder omits values": Made(fault="reorder omits values"),
     "trim does nothing": MadeTrimmed(fault="trim does nothing"),
 }

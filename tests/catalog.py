@@ -1,4 +1,4 @@
-"""What the tests run over: one small specimen of everything, and the bound that results are held to."""
+"""Shared test cases: one small instance of every pattern, bias and backend, and the tolerance of results."""
 
 from __future__ import annotations
 

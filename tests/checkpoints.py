@@ -1,4 +1,4 @@
-"""Small checkpoints for tests of files, and what is asked of errors about them."""
+"""Small checkpoints for tests of file formats, and checks of their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest thing that decodes, with any positions, and ways to cut its text."""
+"""The smallest decoder, with any kind of positions, and ways to split its text into chunks."""
 
 import itertools
 

@@ -44,7 +44,7 @@ from regard.patterns import And, Not, Or
 
 
 def mask_of(pattern: Pattern, batch: int, queries: int, keys: int) -> Tensor:
-    """Who sees whom, `(batch, query, key)`: the last query sits on the last key."""
+    """The mask, `(batch, query, key)`: the last query is at the last key."""
     i = torch.arange(keys - queries, keys)[None, :, None]
     j = torch.arange(keys)[None, None, :]
     row = torch.arange(batch)[:, None, None]

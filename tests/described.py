@@ -1,4 +1,4 @@
-"""Small models with descriptions of attention, for tests of what becomes of these."""
+"""Small models with attention descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fixture for folders whose small sizes would otherwise be planned off the square, not by the general planner."""
+"""A fixture for folders whose small sizes should use the general planner instead of the dense one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A strict reader of HTML pages: what is opened is closed, and no id occurs twice."""
+"""A strict HTML parser: every tag is closed, and no id occurs twice."""
 
 from __future__ import annotations
 

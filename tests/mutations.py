@@ -1,4 +1,4 @@
-"""Checkpoints of every format, and the damage that is done to them: seeded, so that a case can be found again."""
+"""Checkpoints of every format and seeded damage to them, so that a case can be repeated."""
 
 from __future__ import annotations
 

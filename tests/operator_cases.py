@@ -24,7 +24,7 @@ from regard.biases import Bias
 
 BACKENDS = ("reference", "blocked", "native", "sdpa", "linear", "positional", "auto")
 HALVES_WEIGHTS = ("sdpa", "flex")  # torch's kernels round weights to the dtype of the inputs
-FORGETS = ("blocked", "native", "linear")  # run otherwise where no gradient is wanted
+INFERENCE_PATHS = ("blocked", "native", "linear")  # run otherwise where no gradient is wanted
 UPSTREAM = 4.0  # the largest gradient that comes from above
 CASTS = 4  # how often a gradient may be rounded to its own dtype: cast, and added up over group, batch and strides
 
@@ -186,7 +186,7 @@ def check(case: Case, backends: tuple[str, ...] = BACKENDS) -> Counter[str]:
             assert grad.dtype == leaf.dtype
             _compare(case, backend, name, grad, truth)
         compared[f"{backend}, gradient"] += 1
-        if backend in FORGETS:
+        if backend in INFERENCE_PATHS:
             with torch.no_grad():
                 _compare(case, backend, "output", case.call(views, backend), truth)
     return compared

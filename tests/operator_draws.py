@@ -1,4 +1,4 @@
-"""What a random attention is made of: sizes, strides, dtypes, patterns, biases, numbers that are not finite."""
+"""Random attentions: sizes, strides, dtypes, patterns, biases, and non-finite values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults to plant in backends, each of a kind that was once there or is easily made: the random cases must find all.
+"""Faults to plant in backends, of kinds that occurred or are easily made: the random cases must find all of them.
 
 `FAULTS` has for each the backend that is wrong and what to put in place of what.
 """

@@ -1,4 +1,4 @@
-"""Correct attention written plainly, as third-party code is: no law may accuse it."""
+"""Correct attention written plainly, as third-party code is: no law may report it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from regard import Causal, Where, attend
 
 
 def slow(*targets):
-    """Targets that only the long run of the tests looks at; their like is always looked at."""
+    """Targets of the slow tests only; similar ones always run."""
     return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
+
+
+def long(*values):
+    """Values that not even continuous integration looks at, only `make slow`; their like is."""
+    return [pytest.param(value, marks=[pytest.mark.slow, pytest.mark.long]) for value in values]
 
 
 def slow_but(fast: Collection[str], names: Iterable[str]):

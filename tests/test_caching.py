@@ -1,4 +1,4 @@
-"""What is computed from a description is kept within one limit, at constant cost, and survives a fork."""
+"""The cache of plans: one limit in bytes, constant-time operations, fork safety."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Documents are tests (see conftest.py), and so are examples; here is the proof that both can fail."""
+"""Documents and examples run as tests (see conftest.py); these tests prove that both can fail."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_favor_plus_estimates_exp_without_bias():
     deviation = exact * math.sqrt(math.expm1((q + k).square().sum().item()) / (features * seeds))
     assert abs(samples.mean().item() - exact) <= 4 * deviation
     assert samples.std().item() / math.sqrt(seeds) <= 1.2 * deviation
-    biased = samples * (q.square().sum() / 2).exp()  # as if one norm had been forgotten
+    biased = samples * (q.square().sum() / 2).exp()  # as if one norm were missing
     assert abs(biased.mean().item() - exact) > 4 * deviation
 
 

@@ -1,4 +1,4 @@
-"""Other people's libraries, imported once and quietly, for tests that hold our models against them.
+"""Third-party libraries, imported once and quietly, for comparisons with our models.
 
 from twins import transformers, timm
 hugging = transformers()      # the module, or the test is skipped with the reason

@@ -1,4 +1,4 @@
-"""Small attentions whose weights are known, for the laws that speak of weights."""
+"""Small attentions with known weights, for the laws about weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that tests write with: one whose every logit can be recomputed from the history, and Hugging Face's."""
+"""Models for tests of generation: one whose every logit can be recomputed from the history, and Hugging Face's."""
 
 from __future__ import annotations
 

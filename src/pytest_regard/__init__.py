@@ -71,9 +71,9 @@ class Claimant:
     def subject(self) -> Any:
         if self._subject is None:
             from regard.adapters import adapt
-            from regard.cli.targets import made
+            from regard.cli.targets import make_target
 
-            self._subject = adapt(made(self.target, self.seed), self.kind, **self.options)
+            self._subject = adapt(make_target(self.target, self.seed), self.kind, **self.options)
         return self._subject
 
     def laws(self) -> list[str]:
@@ -101,10 +101,10 @@ class Claimant:
         """The reference, read as the target is; None if there is none."""
         if self.reference is None:
             return None
-        from regard.cli.targets import made
+        from regard.cli.targets import make_target
         from regard.laws.reference import read_reference
 
-        reference = made(self.reference, self.seed)
+        reference = make_target(self.reference, self.seed)
         return read_reference(reference, self.subject, self.kind, dict(self.options)).subject
 
     def verdict(self, slug: str) -> Any:

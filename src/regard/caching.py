@@ -128,6 +128,13 @@ def lru_cache_small(maxsize: int) -> Callable[[Callable[..., Result]], Callable[
     return decorate
 
 
+def outside_cache_if_fake(cached: Callable[..., Result]) -> Callable[..., Result]:
+    """The function behind `lru_cache_small` in a dispatch mode: a fake tensor must not outlive its mode."""
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return cached
+    return cached.__wrapped__  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def outside_modes() -> Iterator[None]:
     """Outside of the caller's modes, since a cached result outlives them.

@@ -1,4 +1,4 @@
-"""Weights are read off a layer that does not show them, however it multiplies."""
+"""Attention weights are recovered from a layer that does not return them, whatever operators compute its products."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__[1:])
-def test_every_way_to_multiply_shows_the_same_weights(way) -> None:
+def test_every_matrix_product_operator_gives_the_same_weights(way) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, BATCH, HEADS, TOKENS, DIM, dtype=torch.float64)
     seen = attention_watch.weights(lambda: way(q, k, v), BATCH, TOKENS)

@@ -1,4 +1,4 @@
-"""What a user says about a target is read, or refused in plain words; and the target itself is left alone."""
+"""Options about a target are applied or refused with a reason, and the target itself is not modified."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_wrapper_keeps_its_mask():
     assert "mask" in adapt(Wrapper(), "layer", channels=6).abilities
 
 
-def test_what_a_target_can_do_may_be_said():
+def test_abilities_of_a_target_may_be_given():
     assert "gradients" not in adapt(plain, gradients=False).abilities
     asked = adapt(Keeping(), "layer", weights=lambda module, x, mask: (module(x, mask), module.weights)[1][:, None])
     assert asked.weights(asked.draw(2, 5, Rng(0)))[0].shape == (2, 1, 5, 5)

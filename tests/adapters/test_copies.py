@@ -1,4 +1,4 @@
-"""A copy of a target shares nothing with it that either could change, and is otherwise the same."""
+"""A copy of a target shares no mutable state with it, and is otherwise equal."""
 
 from __future__ import annotations
 

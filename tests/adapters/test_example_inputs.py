@@ -47,7 +47,7 @@ def test_keys_of_another_length_are_inputs_of_their_own():
     assert axes(nn.MultiheadAttention(12, 3, batch_first=True), "M") == [("B", "N", 12), ("B", "M", 12), ("B", "M", 12)]
 
 
-def test_a_module_of_two_inputs_that_no_library_knows_has_none():
+def test_an_unknown_module_with_two_inputs_has_no_example_inputs():
     assert infer_inputs(nn.Bilinear(2, 3, 4), SIZES, set()) is None
 
 

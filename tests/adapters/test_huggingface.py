@@ -1,4 +1,4 @@
-"""Models of transformers are recognised, called as their users call them, and judged in true double precision."""
+"""Models of transformers are recognised, called as documented, and compared in true double precision."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_family_of_encoders_decodes_only_when_its_configuration_says_so():
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration", "MixtralForCausalLM", "ViTModel"])
-def test_float64_is_float64_although_norms_and_rotations_ask_for_less(name):
+def test_float64_runs_stay_in_float64_although_norms_and_rotations_cast_to_float32(name):
     subject = adapt(tiny(name))
     double = subject.at(torch.float64)
     assert double is not None
@@ -108,7 +108,7 @@ def test_weights_are_seen_although_the_fused_kernel_hides_them(llama):
     assert [each.shape for each in weights] == [(2, 4, 5, 5)] * 2
 
 
-def test_the_ways_of_a_decoder_are_implementations_and_caches(llama):
+def test_variants_of_a_decoder_are_implementations_and_caches(llama):
     assert {"attn_implementation='eager'", "use_cache=True", "static cache"} <= set(llama.variants())
 
 

@@ -75,7 +75,7 @@ def test_a_state_that_has_dropped_tokens_is_not_cropped():
 
 
 @pytest.mark.parametrize("target", [Made(), MadeTrimmed()], ids=["tokens that stay", "tokens that go"])
-def test_a_method_is_told_what_it_means(target):
+def test_crop_methods_are_called_with_the_count_that_they_expect(target):
     subject = adapt(target, "layer")
     with torch.no_grad():
         _, state = subject.caching.step(subject.caching.start(1, 11), subject.draw(1, 7, Rng(0)))

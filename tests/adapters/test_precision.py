@@ -64,7 +64,7 @@ def test_gradients_flow_through_a_doubled_function():
         (lambda x: x + torch.zeros(3, 3).masked_fill(torch.ones(3, 3).bool().triu(1), -torch.inf), torch.float64),
     ],
 )
-def test_the_coarsest_rounding_on_the_way_is_seen(run, coarsest):
+def test_the_coarsest_rounding_inside_is_found(run, coarsest):
     assert find_coarsest_dtype(lambda: run(torch.ones(3, 3, dtype=torch.float64))) == coarsest
 
 

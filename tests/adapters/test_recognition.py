@@ -1,4 +1,4 @@
-"""From a target to a subject: kinds, sizes, masks, and what is said when it cannot be."""
+"""From a target to its adapter: kinds, sizes, masks, and error messages."""
 
 from __future__ import annotations
 
@@ -150,6 +150,6 @@ def test_a_model_of_measurements_takes_rows_of_numbers():
         (lambda: check(operator, claims=["casuality"]), ("casuality", "causality")),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_plain_words(call, words):
+def test_what_cannot_be_read_is_refused_with_a_reason(call, words):
     with refused(InputError, *words):
         call()

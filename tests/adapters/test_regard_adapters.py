@@ -1,4 +1,4 @@
-"""Regard's own things are recognised, and a mask reaches them in the words that they know."""
+"""Adapters of Regard's operators, layers and models, and the conversion of masks to patterns and lengths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_pattern_of_a_mask_is_padding_where_it_is_padding():
     assert count_positions(torch.tensor([[False, True, False, True]])).tolist() == [[0, 0, 0, 1]]
 
 
-def test_a_description_claims_what_it_says():
+def test_claims_of_a_description_follow_from_its_fields():
     causal = adapt(Attention(pattern=Causal()))
     assert {"causality", "alignment", "support", "empty-rows"} <= set(causal.claims)
     assert "permutation" not in causal.claims
@@ -58,7 +58,7 @@ def test_a_description_claims_what_it_says():
     assert "scale" not in adapt(Attention(scale=2.0)).claims
 
 
-def test_a_bias_is_had_in_double_precision_with_its_own_heads():
+def test_a_bias_is_converted_to_float64_with_its_own_heads():
     subject = adapt(partial(attend, bias=Alibi(4), pattern=Causal()))
     assert subject.heads == 4
     double = subject.at(torch.float64)
@@ -67,12 +67,19 @@ def test_a_bias_is_had_in_double_precision_with_its_own_heads():
     assert double.run(double.draw(1, 5, Rng(0))).dtype == torch.float64
 
 
+def test_a_bias_for_one_length_is_called_at_that_length():
+    subject = adapt(Attention(bias=torch.randn(7, 7)))
+    assert (subject.min_length, subject.max_length) == (7, 7)
+    assert "lengths" not in subject.abilities
+    assert subject.run(subject.draw(2, 7, Rng(0))).shape[:2] == (2, 7)
+
+
 def test_a_description_of_one_batch_is_refused():
-    with pytest.raises(InputError, match="knows its batch"):
+    with pytest.raises(InputError, match="fixes the batch size"):
         adapt(Attention(pattern=Padding([2, 3])))
 
 
-def test_a_running_attention_is_the_whole_one():
+def test_incremental_attention_equals_the_whole_one():
     subject = adapt(IncrementalAttention())
     query, key, value = subject.tensors(Rng(0), 2, 7, 7)
     torch.testing.assert_close(subject.attend(query, key, value), attend(query, key, value))

@@ -1,4 +1,4 @@
-"""torch's modules are recognised, called as torch documents it, and hold to what it documents, but for one."""
+"""torch's modules are recognised, called as documented, and hold their claims, with one exception."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_attention_reads_itself_whichever_axis_comes_first(first: bool):
     torch.testing.assert_close(subject.weights(x, mask)[0], weights)
 
 
-def test_every_way_of_an_attention_is_the_same_with_padding():
+def test_every_variant_of_an_attention_is_the_same_with_padding():
     subject = adapt(nn.MultiheadAttention(12, 3, batch_first=True))
     x, mask = subject.draw(2, 5, Rng(0)), torch.ones(2, 5, dtype=torch.bool)
     mask[0, 3:] = False
@@ -108,7 +108,7 @@ def test_an_attention_that_loses_its_padding_is_found():
     assert report.verdicts["determinism"].outcome == "holds"
 
 
-def test_a_class_that_is_called_in_another_way_is_no_module_of_torch():
+def test_a_subclass_with_another_signature_is_not_recognised_as_torch():
     class Other(nn.MultiheadAttention):
         def forward(self, x):
             return super().forward(x, x, x)[0]

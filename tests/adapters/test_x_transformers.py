@@ -65,17 +65,23 @@ def test_both_sides_hold(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_alone_and_images_hold(x):
+def test_layers_alone_hold(x):
     # With a mask, einx.where(mask, output, 0.) turns a bfloat16 output into float32.
     alone = broken(x.Attention(dim=24, heads=3, dim_head=8, causal=True, flash=True))
     assert alone == ["shape: broken, output is float32, not bfloat16"]
     layers = x.Encoder(dim=24, depth=1, heads=3, attn_dim_head=8)
     assert broken(layers) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_images_hold(x):
+    layers = x.Encoder(dim=24, depth=1, heads=3, attn_dim_head=8)
     assert broken(x.ViTransformerWrapper(image_size=16, patch_size=8, num_classes=5, attn_layers=layers)) == []
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_cache_is_its_own_and_the_wrapper_around_is_looked_through(x):
+def test_the_cache_of_a_wrapped_model_is_found(x):
     subject = adapt(x.AutoregressiveWrapper(wrapped(x, "Decoder")))
     assert {"cache", "mask", "aligned"} <= subject.abilities
     ids = subject.draw(2, 7, Rng(0))
@@ -96,7 +102,7 @@ def test_shifted_tokens_break_the_cache_and_let_padding_in(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_bias_made_of_gates_forgets_the_past_and_memory_tokens_show_the_padding(x):
+def test_data_dependent_alibi_breaks_the_cache_and_memory_tokens_break_padding(x):
     gated = check(wrapped(x, "Decoder", attn_data_dependent_alibi=True), claims=["cache"], fast=True)
     assert gated.verdicts["cache"].outcome == "broken"
     stack = x.Decoder(dim=24, depth=2, heads=4, attn_dim_head=8)

@@ -8,6 +8,7 @@ import torch
 from operator_cases import BACKENDS
 from operator_draws import FAMILIES, Case
 from operator_faults import FAULTS
+from plain import long, slow
 
 FIRST = int(os.environ.get("REGARD_CASES_SEED", "0"))
 
@@ -21,14 +22,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 8))])
+@pytest.mark.parametrize("part", [*range(3), *slow(*range(3, 8))])
 def test_every_backend_agrees_with_the_dense_oracle(part):
     _, compared = operator_cases.run(FIRST + 250 * part, 250)
     _were_really_compared(compared, 250)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", [*range(3), *long(*range(3, 20))])
 def test_every_backend_agrees_with_the_dense_oracle_on_many_more(part):
     _, compared = operator_cases.run(FIRST + 1_000_000 + 1000 * part, 1000)
     _were_really_compared(compared, 1000)

@@ -1,4 +1,4 @@
-"""A mask given where a pattern or a bias belongs: the error says what to write, and that runs."""
+"""A mask given in place of a pattern or a bias: the error names the right argument, and that call runs."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""The operator's own promises: conventions, limits, layouts and what it says."""
+"""The operator: conventions, limits, layouts and error messages."""
 
 import math
 
@@ -256,7 +256,7 @@ def test_equal_keys_are_ties_whatever_the_rounding_of_their_products(pattern, dt
 
 @pytest.mark.parametrize("backend", ["reference", *TILED, "sdpa"])
 @pytest.mark.parametrize("scale", [None, math.inf])
-def test_a_query_that_is_not_a_number_does_not_look_like_zero(backend, scale):
+def test_a_nan_query_does_not_give_zeros(backend, scale):
     query, key, value = random(2, 5, 3), random(2, 5, 3, seed=1), random(2, 5, 3, seed=2)
     query[0, 2] = math.nan
     for pattern in (Full(), Causal()):

@@ -152,7 +152,7 @@ def test_half_precision_is_computed_in_float32_and_returned_as_it_came(backend, 
 @pytest.mark.parametrize("backend", [*TILED, "reference"])
 @pytest.mark.parametrize("lengths", [(0, 35), (7, 0), (0, 0)])
 @pytest.mark.parametrize("scale", BETAS)
-def test_nothing_to_see_is_zero_and_nobody_asking_is_empty(backend, lengths, scale):
+def test_no_visible_keys_give_zeros_and_no_queries_give_an_empty_output(backend, lengths, scale):
     inputs = tensors(lengths)
     scale = 1.7 if backend == "native" and scale is not None and math.isinf(scale) else scale
     output, *grads = results(attend, *inputs, pattern=Window(2, 2), scale=scale, backend=backend)
@@ -186,7 +186,7 @@ def test_the_agreement_can_fail():
         assert_agree(nudged, expected, bounds(*inputs, None, torch.float64))
 
 
-def test_a_request_knows_whether_it_wants_gradients():
+def test_a_request_reports_whether_gradients_are_needed():
     query, key, value = tensors((3, 3))
     request = Request(query, key, value, Full(), 1.0)
     assert request.needs_gradient

@@ -86,7 +86,7 @@ def test_a_bias_that_is_not_learned_gets_no_gradient_and_costs_none(backend):
 
 
 @pytest.mark.parametrize("backend", TILED)
-def test_second_derivatives_are_refused_in_words(backend):
+def test_second_derivatives_are_refused_with_a_reason(backend):
     query, key, value = tensors((5, 5))
     output = attend(query, key, value, pattern=Window(1, 1), backend=backend)
     (derivative,) = torch.autograd.grad(output.sum(), query, create_graph=True)

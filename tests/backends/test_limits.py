@@ -1,4 +1,4 @@
-"""The limits of temperature cost what is linear in the tokens, and tiles keep what is worth keeping."""
+"""scale=0 and scale=inf have linear cost, and tiles cache what is worth caching."""
 
 import math
 

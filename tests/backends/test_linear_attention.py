@@ -1,4 +1,4 @@
-"""Linear attention: its three forms are one, and that one is the reference."""
+"""Linear attention: its three forms agree with each other and with the reference."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_grouped_heads_share_their_keys(pattern, heads):
     assert_agrees(q, k, v, pattern=pattern, feature_map="taylor2")
 
 
-def test_auto_takes_it_and_says_why_others_do_not():
+def test_auto_selects_it_and_reports_why_not_the_others():
     found = regard.explain(*tensors(), feature_map="elu1", pattern=Causal())
     assert found.backend == "linear"
     assert "feature map" in found.reasons["sdpa"]
@@ -269,7 +269,7 @@ def test_a_padded_key_with_infinite_slope_sends_no_gradient():
     assert (k.grad[:, :, 3:] == 0).all()
 
 
-def test_a_step_remembers_what_was_not_finite():
+def test_a_step_keeps_non_finite_values_in_its_state():
     q, k, v = tensors(7, 7)
     k[0, 1, 2, 0], v[1, 2, 3, 1] = -torch.inf, torch.inf
     whole = attend(q, k, v, pattern=Causal(), feature_map="elu1", backend="reference")

@@ -1,4 +1,4 @@
-"""Attention by position alone equals attention over all pairs, values and gradients, wherever the heads look."""
+"""Attention by position alone equals attention over all pairs, values and gradients, wherever heads are centred."""
 
 import copy
 from contextlib import contextmanager, nullcontext
@@ -148,7 +148,7 @@ def test_patterns_by_relative_position_are_the_support_of_the_table(kind, patter
 @pytest.mark.parametrize("far", [0, 1, 10])
 @pytest.mark.parametrize("alpha", [0.0, 0.01, 0.5, 30.0, 1e4])
 @pytest.mark.parametrize("product", ["slabs", "transform"])
-def test_heads_that_look_far_outside_the_image_are_as_precise_as_others(kind, far, alpha, dtype, product):
+def test_heads_centred_far_outside_the_image_are_as_precise_as_others(kind, far, alpha, dtype, product):
     grid, heads = (11, 13), 3
     centre = [[far * 11.3, -far * 13.6], [-far * 10.9, 0.25], [0.0, far * 12.0]]
     words = dict(centre=centre, alpha=alpha)
@@ -370,7 +370,7 @@ def test_a_sample_of_its_own_is_batched_by_vmap():
             assert torch.allclose(found[name][number], derivative, rtol=1e-10, atol=1e-12)
 
 
-def test_second_derivatives_of_a_ratio_are_refused_in_words():
+def test_second_derivatives_of_a_ratio_are_refused_with_a_reason():
     bias = make(Gaussian, 1, (3, 5))
     value = torch.randn(1, 1, 15, 2, dtype=torch.float64, requires_grad=True)
     nothing = torch.zeros(1, 1, 15, 1, dtype=torch.float64)
@@ -380,7 +380,7 @@ def test_second_derivatives_of_a_ratio_are_refused_in_words():
         derivative.sum().backward()
 
 
-def test_nothing_to_see_is_zero_and_nobody_asking_is_empty():
+def test_no_visible_keys_give_zeros_and_no_queries_give_an_empty_output():
     for lengths in ((0, 5), (7, 0), (0, 0)):
         query, key, value = inputs(lengths, 2, 2, torch.float64)
         output = attend(query, key, value.requires_grad_(), scale=0, bias=Alibi(2), backend="positional")
@@ -441,7 +441,7 @@ def _grid_entries():
     return (row - row[:, None]) * 100 + (column - column[:, None])
 
 
-def test_auto_takes_it_where_it_is_faster_and_says_why():
+def test_auto_selects_it_where_it_is_faster_and_reports_why():
     nothing, value = torch.zeros(1, 9, 1024, 1), torch.zeros(1, 1, 1024, 64)
     big = explain(nothing, nothing[:, :1], value, scale=0, bias=Quadratic(9, (32, 32)))
     assert big.backend == "positional"

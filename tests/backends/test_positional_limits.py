@@ -1,4 +1,4 @@
-"""How hard a hill must be, where soft heads really look, what content adds, and what memory it all takes."""
+"""The steepness of hard heads, the centres of soft heads, added content scores, and peak memory."""
 
 import math
 import sys
@@ -40,7 +40,7 @@ def leak(alpha, grid):
 
 
 @pytest.mark.parametrize("alpha", LEAKS)
-def test_a_soft_head_leaks_what_the_theta_function_says(alpha):
+def test_the_leakage_of_a_soft_head_follows_the_theta_function(alpha):
     line, plane = LEAKS[alpha]
     assert leak(alpha, (1, 41)) == pytest.approx(line, rel=1e-7, abs=1e-13)
     assert leak(alpha, (31, 41)) == pytest.approx(plane, rel=1e-7, abs=1e-13)
@@ -79,7 +79,7 @@ def test_in_single_precision_104_is_bit_by_bit_a_copy_and_88_is_not():
 
 
 @pytest.mark.parametrize("backend", ["positional", "reference"])
-def test_half_way_between_two_places_a_hill_is_shared_at_any_steepness(backend):
+def test_half_way_between_two_positions_weights_are_shared_at_any_steepness(backend):
     value = torch.arange(7.0, dtype=torch.float64)[:, None]
     for alpha in (0.5, 40.0, 5000.0):
         bias = Quadratic(1, (1, 7), centre=[[0, 0.5]], alpha=alpha, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_half_way_between_two_places_a_hill_is_shared_at_any_steepness(backend):
             assert torch.allclose(mean(bias, value, backend)[0, :6, 0], value[:6, 0] + 0.5)
 
 
-def test_a_head_looks_at_its_centre_only_while_it_is_soft():
+def test_a_head_attends_to_its_centre_only_while_it_is_soft():
     """Moments of a discrete normal distribution: the centre and 1 / (2 alpha) up to alpha 1/2, and not beyond."""
     place = torch.arange(61, dtype=torch.float64)
     value = torch.stack((place, place.square()), -1)
@@ -227,7 +227,7 @@ def test_minus_infinity_in_learned_tables_hides_and_may_empty_a_row(backend):
     with torch.no_grad():
         bias.row[0, 2:] = -torch.inf  # only rows above are seen: the first row sees nothing
     value = torch.randn(15, 2, dtype=torch.float64)
-    value[14] = torch.nan  # and nobody sees the last
+    value[14] = torch.nan  # no query attends to the last
     output = mean(bias, value, backend)[0]
     assert not output[:5].any()
     assert output.isfinite().all()

@@ -1,4 +1,4 @@
-"""A bias that cannot exist says what was asked, what was found, why not, and what to do instead."""
+"""Errors of biases state what was asked, what was found, why it cannot be, and what to do instead."""
 
 from __future__ import annotations
 

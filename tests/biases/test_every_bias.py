@@ -1,4 +1,4 @@
-"""What every bias promises: right scores for any positions, gradients, no square, and a faithful repr."""
+"""Every bias: right scores for any positions, gradients, no square matrix, and a faithful repr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hill of relative positions as products of features of absolute ones."""
+"""Gaussian scores of relative positions as inner products of features of absolute ones."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every head looks at exactly one place: the limit of a hill, and what is found at the edges."""
+"""Every head attends to exactly one offset: the limit of a Gaussian, and the values beyond the edges."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def asked(bias, backend, *, dtype=torch.float64, kv_heads=1, tokens=35, dim=3):
 
 @pytest.mark.parametrize("edges", ["replicate", "zeros", "circular", "reflect"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_every_backend_copies_what_a_head_looks_at(edges, kv_heads):
+def test_every_backend_copies_the_shifted_value(edges, kv_heads):
     if edges == "reflect":
         steps = [[0, 0], [1, -2], [-3, 1], [4, -6]]
     bias = Shift(4, STEPS if edges != "reflect" else steps, GRID, edges)
@@ -60,13 +60,13 @@ def test_a_head_that_sees_nothing_yields_zeros_without_a_gradient(backend):
     value, output, gradient = asked(bias, backend)
     assert not output[:, 0].any()
     assert not output[:, 1].reshape(2, *GRID, 3)[:, :, -1].any()
-    assert not gradient.reshape(2, *GRID, 3)[:, :, 0].any()  # the first column is seen by nobody
+    assert not gradient.reshape(2, *GRID, 3)[:, :, 0].any()  # no query attends to the first column
     assert torch.equal(output[:, 1, :6], value[:, 0, 1:7])
 
 
 @pytest.mark.parametrize("backend", ["reference", "positional", "blocked"])
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
-def test_what_nobody_looks_at_spoils_nothing(backend, what):
+def test_nan_outside_the_shift_does_not_spread(backend, what):
     value = torch.randn(1, 1, 35, 3)
     value[0, 0, 8, 1] = what
     nothing = torch.zeros(1, 1, 35, 1)

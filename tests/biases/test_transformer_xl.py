@@ -99,7 +99,7 @@ def test_the_quadratic_encoding_turns_the_four_terms_into_the_closed_form():
     assert not bias.content_scores(token, token, nothing, nothing).any()
 
 
-def test_the_encoding_is_asked_for_distinct_deltas_only():
+def test_the_encoding_is_evaluated_at_distinct_deltas_only():
     asked = []
 
     def counting(*along):
@@ -164,7 +164,7 @@ def test_one_head_fits_any_number_and_float32_parameters_serve_float64_content()
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
-def test_no_queries_or_no_keys_give_an_empty_answer(queries, keys):
+def test_no_queries_or_no_keys_give_an_empty_output(queries, keys):
     bias = TransformerXL(HEADS, DIM, dtype=torch.float64)
     found = bias.content_scores(torch.arange(queries), torch.arange(keys), content(queries), content(keys))
     assert found.shape == (BATCH, HEADS, queries, keys)

@@ -129,7 +129,7 @@ FREE = {("separable_attention", "x"): True, ("separable_weights", "rows"): True,
 
 
 @pytest.mark.parametrize("name", ["softmax", "logsumexp", "entropy", "entropy_slope"])
-def test_axes_masks_and_temperatures_are_refused_in_words(name):
+def test_axes_masks_and_temperatures_are_refused_with_a_reason(name):
     function = getattr(calculus, name)
     scores = torch.randn(3, 5)
     for dim in (2, -3, 1.5, "last", None, True):

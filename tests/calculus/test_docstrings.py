@@ -1,4 +1,4 @@
-"""Every public name explains itself, and its example runs."""
+"""Every public name has a docstring, and its example runs."""
 
 import doctest
 import importlib

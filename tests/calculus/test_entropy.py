@@ -1,4 +1,4 @@
-"""Entropy of attention, and its slope in beta."""
+"""Entropy of attention weights, and its derivative in beta."""
 
 import math
 

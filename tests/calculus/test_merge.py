@@ -1,4 +1,4 @@
-"""Joining attentions over disjoint keys."""
+"""Merging attention over disjoint sets of keys."""
 
 import math
 

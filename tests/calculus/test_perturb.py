@@ -1,4 +1,4 @@
-"""What happens to attention when one key moves."""
+"""The effect on attention of moving one key."""
 
 import decimal
 import math
@@ -280,7 +280,7 @@ def test_the_law_can_be_mapped_and_compiled():
             torch.testing.assert_close(mine, yours)
 
 
-def test_questions_without_an_answer_are_refused():
+def test_undefined_perturbations_are_refused():
     with pytest.raises(CalculusError, match="neither shift nor stretch"):
         score_change(QUERY, KEY[0])
     with pytest.raises(CalculusError, match="shift and stretch together"):

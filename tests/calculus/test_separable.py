@@ -1,4 +1,4 @@
-"""A softmax over a grid that falls apart into one over rows and one over columns."""
+"""A softmax over a grid that factors into one over rows and one over columns."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The command: what it prints, what it writes, and what it tells the shell."""
+"""`regard check`: output, files and exit status."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AHEAD = "a_module_to_check:Attention(2)"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_to_check.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -71,21 +71,21 @@ def test_a_broken_claim_ends_with_one_and_its_replay_breaks_again(folder, capsys
     assert "determinism" not in again.splitlines()[4:][0]
 
 
-def test_a_law_can_be_asked_for_alone_or_with_others(folder, capsys):
+def test_one_or_several_laws_can_be_selected(folder, capsys):
     words = ["check", "a_module_to_check:attend", "--kind", "operator", "--fast", "--claims", "permutation"]
     assert main([*words, "--law", "determinism", "--law", "permutation,shape"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[4:]] == ["L9", "L12", "L23"]
 
 
-def test_a_probe_accuses_nobody(folder, capsys):
+def test_a_probe_reports_no_violations(folder, capsys):
     assert main(["check", AHEAD, "--probe", "--law", "causality", "--fast"]) == 0
     out = capsys.readouterr().out
     assert "0 of 1 laws hold" in out
     assert "LawViolation" not in out
 
 
-def test_reports_are_written_and_said_to_be(folder, capsys):
+def test_reports_are_written_and_their_paths_printed(folder, capsys):
     words = ["check", AHEAD, "--claims", "causality", "--seed", "3", "--json", "a.json", "--html", "a.html"]
     assert main(words) == 1
     content = json.loads(Path("a.json").read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def test_what_is_no_option_is_refused(text):
         ("", "the following arguments are required"),
     ],
 )
-def test_a_question_that_cannot_be_asked_ends_with_two_and_without_a_traceback(folder, capsys, words, said):
+def test_wrong_arguments_exit_with_two_and_without_a_traceback(folder, capsys, words, said):
     assert main(shlex.split(words)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -159,7 +159,7 @@ def test_a_question_that_cannot_be_asked_ends_with_two_and_without_a_traceback(f
 
 
 def test_a_fault_of_the_checker_is_not_taken_for_a_broken_law(folder, capsys, monkeypatch):
-    monkeypatch.setattr("regard.cli.targets.find", lambda text, seed: 1 / 0)
+    monkeypatch.setattr("regard.cli.targets.load_target", lambda text, seed: 1 / 0)
     assert main(["check", "a:b"]) == 3
     assert "ZeroDivisionError" in capsys.readouterr().err
 

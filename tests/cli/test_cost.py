@@ -1,4 +1,4 @@
-"""`regard cost`: what it prints, what it writes, and what it tells the shell."""
+"""`regard cost`: output, files and exit status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from regard.cli import main
-from regard.cli.cost_words import WORDS
+from regard.cli.cost_questions import QUESTIONS
 
 MODULE = """
 from torch import nn
@@ -30,7 +30,7 @@ class Wide(nn.Module):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_with_costs.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -122,7 +122,7 @@ def test_everything_goes_into_a_file(capsys, tmp_path):
     assert json.loads(file.read_text())["quantities"]["macs"] == {"formula": "2*B*H*N**2*d", "value": 2 * 16**2 * 8}
 
 
-def test_memory_and_time_are_told_on_request(capsys, monkeypatch, tmp_path):
+def test_memory_and_time_are_printed_on_request(capsys, monkeypatch, tmp_path):
     from regard.cost_model import roofline
     from regard.cost_model.machine import Machine
 
@@ -187,7 +187,7 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         (["nowhere"], ["'nowhere' is no target", "instead"]),
         (
             ["atention", "--tokens", "7"],
-            ["'atention' is no target", "no word", "instead  regard cost attention --help"],
+            ["'atention' is no target", "nor a question", "instead  regard cost attention --help"],
         ),
         (["gpt2", "--tokens", "7"], ["'gpt2' is no target", "published model", "instead  regard cost model gpt2"]),
         (["Full()", "--tokens", "many"], ["'many' is no size: sizes are whole numbers of at least 1"]),
@@ -206,7 +206,10 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         ),
         (["attention", "--tokens", "5", "--width", "-3"], ["regard"]),
         (["davit", "--grid", "16", "--channels", "512"], ["expected 2 arguments"]),
-        (["parallel", "--J", "4", "--K", "2"], ["how many tokens there are", "--T 1024, or --X 32 --Y 32"]),
+        (
+            ["parallel", "--J", "4", "--K", "2"],
+            ["number of tokens is missing or given twice", "--T 1024, or --X 32 --Y 32"],
+        ),
         (["parallel", "--T", "3", "--X", "5", "--J", "4", "--K", "2"], ["asked    T=3, X=5", "because", "instead"]),
         (["parallel", "--T", "3", "--J", "3", "--K", "2"], ["asked    J=3, K=2", "3 is no multiple of 2", "--U 2"]),
         (["model", "gpt5"], ["no model is called 'gpt5'", "because", "bert-base", "transformers:Name"]),
@@ -214,7 +217,7 @@ def test_curves_cross_where_linear_attention_becomes_cheaper(capsys, tmp_path):
         (["curve", "Full()", "--picture", "a.png"], ["cannot be written as .png", "a.svg or a.html"]),
     ],
 )
-def test_a_question_that_cannot_be_asked_ends_with_two_and_says_why(folder, capsys, words, said):
+def test_wrong_arguments_exit_with_two_and_the_reason(folder, capsys, words, said):
     err = refused(capsys, *words)
     for part in said:
         assert part in err
@@ -225,7 +228,7 @@ def test_help_has_every_word_and_examples(capsys):
     for part in ("transformers:BertModel --tokens 512", "--memory", "--picture", "regard cost curve", "Ends with 0"):
         assert part in out
     assert max(map(len, out.splitlines())) <= 120
-    for word in WORDS:
+    for word in QUESTIONS:
         assert f"\n  {word} " in out
         assert "usage: regard cost" in told(capsys, word, "--help")
     assert "--dim" in told(capsys, "curve", "--help")
@@ -250,7 +253,7 @@ def test_piped_it_is_plain_text_of_one_width():
     assert max(map(len, run.stdout.splitlines())) <= 100
 
 
-def test_a_status_is_seen_by_somebody_only_and_leaves_nothing(capsys, monkeypatch):
+def test_a_status_is_printed_to_a_terminal_only_and_erased(capsys, monkeypatch):
     from regard.cli.output import status
 
     with status("following", after=0.0):
@@ -267,7 +270,7 @@ def test_a_status_is_seen_by_somebody_only_and_leaves_nothing(capsys, monkeypatc
     assert capsys.readouterr().err == "following ...\r\x1b[K"
 
 
-# What somebody may try
+# Random arguments
 
 
 STRANGE = """
@@ -318,7 +321,7 @@ def strange(folder):
         ("strange.py:Picky --tokens 11", ["AssertionError: five at a time", "forward with inputs (1, 11, 7)"]),
         ("strange.py:number", ["int is neither an Attention nor a module", "because", "instead"]),
         ("strange.py:absent", ["has no 'absent'", "found", "instead"]),
-        ("strange.py:Two(1,2)", ["Two(1, 2) failed", "nothing was made"]),
+        ("strange.py:Two(1,2)", ["Two(1, 2) failed", "there is no target if its constructor fails"]),
         ("broken.py:f", ["SyntaxError", "python broken.py shows where"]),
         ("absent.py:f", ["there is no file absent.py"]),
         (" ", ["no target was given"]),
@@ -333,14 +336,14 @@ def strange(folder):
         ),
     ],
 )
-def test_whatever_is_tried_the_answer_is_a_reason(strange, capsys, words, said):
+def test_random_arguments_give_a_result_or_a_reason(strange, capsys, words, said):
     err = refused(capsys, *(words.split(" ") if words.strip() else [words]))
     assert "Traceback" not in err
     for part in said:
         assert part in err
 
 
-def test_what_depends_on_numbers_is_run_for_real_and_says_so(strange, capsys):
+def test_value_dependent_modules_are_executed_and_a_note_tells_it(strange, capsys):
     branch = plain(capsys, "strange.py:Branching", "--input", "2,3,7")
     assert branch["quantities"]["macs"]["value"] == 2 * 2 * 3 * 7 * 7  # zeros take the second way
     assert any("executed on zeros" in note for note in branch["notes"])

@@ -1,4 +1,4 @@
-"""The letters that `regard cost` takes are the letters that it prints, and both are called by the field's words."""
+"""The symbols that `regard cost` takes are those that it prints, and both have conventional names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from regard import Attention, Causal, cost
 from regard.cli import cost as cost_command
-from regard.cli import cost_words, main
+from regard.cli import cost_questions, main
 from regard.cost_model.symbols import MEANINGS
 from regard.models import GPT, GPTConfig
 
-TABLES = {name: word for name, word in cost_words.WORDS.items() if word is not None}
+TABLES = {name: word for name, word in cost_questions.QUESTIONS.items() if word is not None}
 # Words of a dialect that no reader would search for.
 DIALECT = re.compile(r"that ask|looked at|nobody|somebody|rows of the batch|that leave|other text")
 

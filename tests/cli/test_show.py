@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_a_run_shows_the_way_of_its_heads(runs, tmp_path, capsys):
+def test_a_run_shows_the_paths_of_its_heads(runs, tmp_path, capsys):
     for name in ("heads.svg", "heads.gif"):
         assert main(["show", str(runs / "spatial"), "-o", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 1000

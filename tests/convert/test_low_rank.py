@@ -74,7 +74,7 @@ def test_a_kernel_of_one_sign_needs_no_uniform_head():
     image = torch.randn(1, 1, 5, 7, dtype=DOUBLE)
     assert layer.heads == 1
     torch.testing.assert_close(layer(image), blur(image), rtol=1e-12, atol=1e-12)
-    assert layer.scores.isinf().sum() == 3  # taps of weight zero are never looked at
+    assert layer.scores.isinf().sum() == 3  # taps of weight zero are hidden
     layer(image).sum().backward()
     assert layer.scores.grad.isfinite().all()
 

@@ -105,7 +105,7 @@ def test_options_reach_every_layer_and_other_layers_stay():
     torch.testing.assert_close(restore_network(soft)(image), model(image))
 
 
-def test_frozen_parts_stay_frozen_both_ways():
+def test_frozen_parts_stay_frozen_in_both_directions():
     model = Net()
     model.shared.requires_grad_(False)
     model.stem[0].weight.requires_grad_(False)

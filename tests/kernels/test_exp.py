@@ -1,4 +1,4 @@
-"""The vector `2^x` and `log2`: right to the last places wherever a softmax asks, and no NaN is lost."""
+"""The vector `2^x` and `log2`: accurate over the range of a softmax, and NaN is preserved."""
 
 import mpmath
 import numpy as np

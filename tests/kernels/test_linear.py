@@ -270,7 +270,7 @@ def test_samples_and_layers_can_be_mapped(call):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_there_is_no_gradient_and_it_says_so(linear):
+def test_there_is_no_gradient_and_it_raises(linear):
     x, weight, bias = problem(2, 3, 5)
     with pytest.raises(BackendError, match="no gradient"):
         linear(x, weight.requires_grad_(), bias).sum().backward()
@@ -321,7 +321,7 @@ libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 kept = []
 
 def placed(tensor, at_end):
-    # Pages that nobody may touch stand before and behind the numbers, which lie at one end of their own pages.
+    # Guard pages without access surround the numbers, which are at one end of their own pages.
     page = mmap.PAGESIZE
     pages = -(-tensor.nbytes // page) * page
     memory = mmap.mmap(-1, pages + 2 * page)

@@ -97,7 +97,7 @@ libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 kept = []
 
 def guarded(size, at_end):
-    # Pages that nobody may touch stand before and behind the bytes, which lie at one end of their own pages.
+    # Guard pages without access surround the bytes, which are at one end of their own pages.
     page = mmap.PAGESIZE
     pages = -(-size // page) * page
     memory = mmap.mmap(-1, pages + 2 * page)

@@ -1,4 +1,4 @@
-"""NaN and infinity: what is hidden touches nothing, what is seen spoils exactly what it spoils in the reference."""
+"""NaN and infinity: hidden values have no effect, visible ones spread as in the reference."""
 
 import math
 from itertools import product
@@ -62,7 +62,7 @@ def spoil(tensor, index, bad):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_broken_keys_and_values_spoil_what_the_reference_says(pattern):
+def test_broken_keys_and_values_spread_nan_as_in_the_reference(pattern):
     places = [(0, 1, 7), (1, 0, 30, 2), (0, 2, slice(20, 26)), (1, 1, TOKENS - 1)]
     for turn, place in enumerate(places * 2):
         dtype, bad, other = DTYPES[turn // 4], BAD[turn % 3], BAD[turn % 3 - 1]
@@ -76,7 +76,7 @@ def test_broken_keys_and_values_spoil_what_the_reference_says(pattern):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", ["none", "table", "tensor"])
-def test_without_content_broken_tokens_spoil_what_the_reference_says(bias, dtype):
+def test_without_content_broken_tokens_spread_nan_as_in_the_reference(bias, dtype):
     """scale = 0: queries and keys are not read, with a bias or without."""
     clean = tensors((TOKENS, TOKENS), dtype=dtype)
     for pattern in (Causal(), Window(9, 3), Padding([TOKENS, 9])):
@@ -91,7 +91,7 @@ def test_without_content_broken_tokens_spoil_what_the_reference_says(bias, dtype
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_nobody_sees_changes_no_bit(dtype, bad):
+def test_hidden_tokens_change_no_bit(dtype, bad):
     """Padding is often uninitialised memory: outputs and gradients are those of clean tensors, bit by bit."""
     query, key, value = tensors((TOKENS, TOKENS), dtype=dtype)
     pattern = Window(9, 3) & Padding([TOKENS, 9])
@@ -208,7 +208,7 @@ def test_without_any_key_a_query_gives_zeros_whatever_it_is():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_scores_that_overflow_spoil_what_the_reference_says(dtype):
+def test_scores_that_overflow_spread_nan_as_in_the_reference(dtype):
     """One channel, so that a score is one product: no sum of infinities depends on an order."""
     largest = torch.finfo(dtype).max
     inputs = tensors((TOKENS, TOKENS), dim=1, dtype=dtype)

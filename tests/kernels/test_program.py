@@ -1,4 +1,4 @@
-"""The words of a program name every allowed pair once; `csrc/plan.h` says how they are read."""
+"""The words of a program name every allowed pair once; `csrc/plan.h` has their format."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -64,7 +64,7 @@ def assert_rebuilds(made, pattern, lengths, lanes):
                     bits = seen >> np.arange(len(queries), dtype=np.uint64)[:, None] & np.uint64(1)
                     counted[row][np.ix_(queries, keys)] += bits.astype(int)
                     if mask >= 0:
-                        assert not (seen >> np.uint64(len(queries))).any()  # nobody sits in the other lanes
+                        assert not (seen >> np.uint64(len(queries))).any()  # the other lanes are unused
             # Alone, a part writes every query, also those that see nothing; else what is not written is zero before.
             assert (held == 1).all() if parts == 1 else (held <= 1).all()
     assert np.array_equal(counted, expected), (pattern, lengths, lanes)
@@ -122,7 +122,7 @@ def test_the_number_of_pairs_may_exceed_31_bits():
     assert (rows, (high << 31) + low) == (1, 70_000**2)
 
 
-def test_tiles_that_look_alike_share_their_masks():
+def test_equal_tiles_share_their_masks():
     short, long = (program(Window(9, 3), Lengths(n, n), 8) for n in (1000, 4000))
     assert long.masks.numel() == short.masks.numel()
 

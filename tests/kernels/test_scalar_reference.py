@@ -28,7 +28,7 @@ make = program  # where a crooked one can be put
 BIASES = ["none", "table", "grid table", "tensor", "table and tensor"]
 
 
-def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_dim=7):
+def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_dim=7, dropout=0.0, seed=None):
     """Inputs and the score of one case, with a program for the kernels in use."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     inputs = [x.detach() for x in tensors(lengths, kv_heads=kv_heads, dtype=dtype, dim=dim, value_dim=value_dim)]
@@ -41,7 +41,8 @@ def cell(pattern, bias, dtype, lengths, *, kv_heads=1, scale=0.6, dim=5, value_d
         generator = torch.Generator().manual_seed(8)
         tensor = torch.randn(2, 1, 1, lengths[1], dtype=wide, generator=generator)
     made = make(pattern, Lengths(*lengths), library.lanes(wide))
-    return inputs, Score(table, query_code, key_code, tensor, made.words, made.masks, scale)
+    seed = None if seed is None else torch.tensor(seed)
+    return inputs, Score(table, query_code, key_code, tensor, made.words, made.masks, scale, dropout, seed)
 
 
 def everything(inputs, score):
@@ -61,7 +62,9 @@ def assert_twins(using, name, dtype, **words):
             found[kernels] = everything(inputs, score)
     (expected, true_sums), (results, sums) = found["scalar"], found[name]
     wide = results[0].dtype
-    limits = bounds(*inputs, words.get("scale", 0.6), wide)
+    # What dropout keeps is multiplied by 1 / (1 - p), weights and their gradients alike.
+    kept = 1 / (1 - words.get("dropout", 0.0))
+    limits = {name: kept * limit for name, limit in bounds(*inputs, words.get("scale", 0.6), wide).items()}
     assert_agree(results, expected, limits)
     assert torch.equal(sums == -torch.inf, true_sums == -torch.inf)
     seen = true_sums != -torch.inf
@@ -84,6 +87,36 @@ def test_vectors_equal_their_scalar_twins(using, kernels, pattern):
             lengths=[(TOKENS, TOKENS), (11, TOKENS)][turn % 2],
             kv_heads=[1, 3][turn // 2 % 2],
         )
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_vectors_drop_what_their_scalar_twins_drop(using, kernels, segments, pattern):
+    for number, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16)):
+        turn = number + PATTERNS.index(pattern)
+        assert_twins(
+            using,
+            kernels,
+            dtype,
+            pattern=pattern,
+            bias=BIASES[turn % len(BIASES)],
+            lengths=[(TOKENS, TOKENS), (11, TOKENS)][turn % 2],
+            kv_heads=[1, 3][turn // 2 % 2],
+            dropout=0.4,
+            seed=(0, -1, 0x1234_5678_9ABC_DEF0)[turn % 3],
+        )
+
+
+def test_twins_with_dropout_differ_from_those_without(using, kernels):
+    for name in ("scalar", kernels):
+        with using(name):
+            plain, lse = everything(*cell(Causal(), "tensor", torch.float64, (TOKENS, TOKENS)))
+            dropped, same_lse = everything(
+                *cell(Causal(), "tensor", torch.float64, (TOKENS, TOKENS), dropout=0.4, seed=1)
+            )
+            other, _ = everything(*cell(Causal(), "tensor", torch.float64, (TOKENS, TOKENS), seed=1))
+        assert not any(torch.allclose(one, two) for one, two in zip(plain, dropped, strict=True))
+        assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))  # no dropout, any seed
+        assert torch.equal(lse, same_lse)  # of all keys
 
 
 @pytest.mark.parametrize("bias", BIASES)

@@ -19,7 +19,7 @@ PATTERNS = [
     Padding([TOKENS, 40, 97]),
     Neighborhood((10, 15), 2),
 ]
-# Shared by batch rows, by heads, by queries, by keys, or by nobody.
+# Shared by batch rows, by heads, by queries, by keys, or not at all.
 SHAPES = [(1, 1, TOKENS, TOKENS), (3, 1, TOKENS, 1), (1, 4, 1, TOKENS), (3, 4, TOKENS, TOKENS), (1, 1, 1, 1)]
 BIASES = ["none", "table", *SHAPES]
 
@@ -92,7 +92,7 @@ def test_the_comparison_of_bits_can_fail():
 
 
 def test_many_threads_wait_for_their_turn_without_end(threads, small_segments):
-    """Segments of one head are added in order, whoever computes them: nobody waits for a segment that nobody has."""
+    """Segments of one head are added in order, whichever thread computes them, without deadlock."""
     with small_segments():
         threads(1)
         expected = everything(Causal(), "table")

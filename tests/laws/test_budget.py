@@ -1,4 +1,4 @@
-"""How much is tried before a law is said to hold: cases, never seconds."""
+"""The number of cases that are tried before a law is said to hold: a budget of cases, never of seconds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Counted(Law):
             yield expect_equal(torch.zeros(1), torch.full((1,), float(case["kind"] == "break")))
 
 
-def judged(*kinds: str, **how) -> Verdict:
+def run_kinds(*kinds: str, **how) -> Verdict:
     law = Counted()
     law.offered = kinds
     return examine(law, adapt(Padded(), "layer"), **how)
@@ -96,7 +96,7 @@ def test_a_limit_of_time_leads_to_undecided_and_never_to_holds():
     assert "seconds=0" in verdict.reason
     assert not report.ok
     assert "padding" in report.failed
-    with pytest.raises(LawViolation, match="too little was tried"):
+    with pytest.raises(LawViolation, match="too few cases were tried"):
         assert_laws(Padded(), kind="layer", claims=["padding"], seconds=0.0)
 
 
@@ -105,43 +105,43 @@ def test_a_limit_of_time_that_is_not_reached_changes_nothing():
 
 
 def test_too_few_cases_that_ran_are_undecided():
-    verdict = judged("fine", "fine", *["refuse"] * 9)
+    verdict = run_kinds("fine", "fine", *["refuse"] * 9)
     assert (verdict.outcome, verdict.cases, verdict.tried, verdict.refused) == ("undecided", 11, 2, 9)
     assert "2 of the 5 cases" in verdict.reason
     assert "not this one" in verdict.reason
-    verdict = judged("fine", "fine", *["discard"] * 9)
+    verdict = run_kinds("fine", "fine", *["discard"] * 9)
     assert (verdict.outcome, verdict.tried, verdict.discarded) == ("undecided", 2, 9)
     assert "a kink" in verdict.reason
 
 
 def test_enough_cases_that_ran_hold_whatever_else_was_refused():
-    verdict = judged(*["fine"] * 5, *["refuse"] * 9)
+    verdict = run_kinds(*["fine"] * 5, *["refuse"] * 9)
     assert (verdict.outcome, verdict.tried) == ("holds", 5)
 
 
 def test_a_law_with_fewer_cases_than_its_minimum_holds_when_all_of_them_ran():
-    assert judged("fine", "fine").outcome == "holds"
-    assert judged("fine", "refuse").outcome == "undecided"
-    assert judged("fine", "discard").outcome == "undecided"
+    assert run_kinds("fine", "fine").outcome == "holds"
+    assert run_kinds("fine", "refuse").outcome == "undecided"
+    assert run_kinds("fine", "discard").outcome == "undecided"
 
 
 def test_a_case_with_nothing_to_compare_is_not_a_case_that_holds():
-    assert judged("fine", "vacuous", "vacuous").tried == 1
-    verdict = judged("vacuous", "vacuous")
+    assert run_kinds("fine", "vacuous", "vacuous").tried == 1
+    verdict = run_kinds("vacuous", "vacuous")
     assert (verdict.outcome, verdict.tried) == ("not applicable", 0)
 
 
 def test_a_law_that_was_claimed_and_refused_in_every_case_is_undecided():
-    assert judged("refuse", "refuse", explicit=True).outcome == "undecided"
-    assert judged("refuse", "refuse").outcome == "not applicable"
+    assert run_kinds("refuse", "refuse", explicit=True).outcome == "undecided"
+    assert run_kinds("refuse", "refuse").outcome == "not applicable"
 
 
 def test_a_case_after_discarded_ones_still_breaks_the_law():
-    assert judged("discard", "refuse", "fine", "break").outcome == "broken"
+    assert run_kinds("discard", "refuse", "fine", "break").outcome == "broken"
 
 
 def test_the_budget_is_made_up_for_where_cases_were_refused():
-    verdict = judged(*["refuse"] * 9, *["fine"] * 9, budget=1)
+    verdict = run_kinds(*["refuse"] * 9, *["fine"] * 9, budget=1)
     assert (verdict.outcome, verdict.tried) == ("holds", 5)
 
 
@@ -188,7 +188,7 @@ def test_the_first_case_of_each_kind_runs_whatever_the_budget():
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_every_law_says_how_many_kinds_of_cases_it_takes(law: Law):
+def test_every_law_declares_its_minimum_of_case_kinds(law: Law):
     own = vars(type(law))
     assert own["minimum"] >= 3
     assert own["kinds"]
@@ -205,10 +205,10 @@ def test_no_law_holds_by_one_kind_of_case_alone():
     layer, decoder = adapt(Padded(), "layer"), adapt(GPT(GPTConfig(vocab_size=11, context_length=16, **SIZES)))
     for subject in (layer, decoder):
         assert {"left", "right", "random"} <= select_minimum("padding", subject, "side")
-        assert {"ones", "content", "removal"} <= select_minimum("padding", subject, "ask")
+        assert {"ones", "content", "removal"} <= select_minimum("padding", subject, "comparison")
     assert select_minimum("causality", decoder, "kept") >= {1, 2, 3, 4, 5, 6}
     assert {"ones", "halves", "first", "last"} <= select_minimum("cache", decoder, "split")
-    assert {"alone", "others"} <= select_minimum("batch-independence", layer, "ask")
+    assert {"alone", "others"} <= select_minimum("batch-independence", layer, "comparison")
     assert {"other", "longer", "shorter", "thread"} <= select_minimum("statelessness", layer, "between")
 
 
@@ -255,16 +255,16 @@ def test_work_is_the_same_at_every_measurement_and_grows_with_the_subject():
     assert large.operations > 4 * small.operations
 
 
-def test_probing_says_undecided_and_accuses_nobody():
+def test_probing_reports_undecided_and_no_violations():
     report = probe(Padded(), kind="layer", laws=["padding"], seconds=0.0)
     assert report.verdicts["padding"].outcome == "undecided"
     assert "undecided" in str(report)
     assert not report.violations
 
 
-def test_every_form_of_a_report_says_undecided():
+def test_every_form_of_a_report_shows_undecided():
     report = check(Padded(), kind="layer", claims=["padding"], seconds=0.0)
     assert "1 undecided" in str(report)
-    assert "too little was tried" in str(report)
+    assert "too few cases were tried" in str(report)
     assert '"outcome": "undecided"' in report.to_json()
     assert "undecided" in report.to_html()

@@ -1,4 +1,4 @@
-"""Of several broken laws the likeliest cause comes first."""
+"""Of several broken laws the likeliest cause is listed first."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_what_follows_from_nothing_stands_before_what_follows():
 
 
 def test_a_mask_that_only_half_precision_disobeys_is_the_cause_and_not_the_path():
-    masked, unmasked = ({"way": "float16", "mask": mask} for mask in ("left", "none"))
+    masked, unmasked = ({"path": "float16", "mask": mask} for mask in ("left", "none"))
     half, wide = {"side": "left", "dtype": "float16"}, {"side": "left"}
     assert rank_causes({"paths": masked, "padding": half}) == {"padding": "", "paths": "padding"}
     assert rank_causes({"paths": unmasked, "padding": half}) == {"paths": "", "padding": "paths"}
     assert rank_causes({"paths": masked, "padding": wide}) == {"paths": "", "padding": "paths"}
-    assert rank_causes({"paths": {"way": "compiled", "mask": "left"}, "padding": half})["padding"] == "paths"
+    assert rank_causes({"paths": {"path": "compiled", "mask": "left"}, "padding": half})["padding"] == "paths"
     assert rank_causes({"paths": masked, "causality": half})["causality"] == "paths"
 
 
@@ -60,6 +60,7 @@ def test_a_fault_that_breaks_several_laws_is_named_by_its_own(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_fault_of_the_zoo_is_named_by_its_own_law_first():
     wrong, several = {}, 0
     for exhibit in EXHIBITS:

@@ -8,7 +8,7 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 from zoo.catalogue import EXHIBITS
-from zoo.exhibit import twins
+from zoo.exhibit import Exhibit, twins
 
 import regard
 from regard.adapters import Adapter, adapt
@@ -18,11 +18,12 @@ from regard.laws.law import Case, Law
 from regard.laws.reference import read_reference
 
 TWINS = twins(EXHIBITS)
+ONE_OF_EACH = list({(exhibit.law[0], exhibit.kind): exhibit for exhibit in TWINS}.values())
 
 
-def subjects() -> Iterator[Adapter]:
+def subjects(exhibits: list[Exhibit]) -> Iterator[Adapter]:
     """An operator and modules that offer every sort of case: masks, caches, code paths, patterns, weights."""
-    for exhibit in TWINS:
+    for exhibit in exhibits:
         subject = adapt(exhibit.build("twin"), exhibit.kind, **exhibit.options)
         subject.context = exhibit.claims
         yield subject
@@ -41,16 +42,16 @@ def cases_of(law: Law, subject: Adapter) -> list[Case]:
         return []
 
 
-@pytest.fixture(scope="module")
-def every_case() -> list[tuple[str, Case]]:
+@pytest.fixture(scope="module", params=["one of each law and kind", pytest.param("all", marks=pytest.mark.slow)])
+def every_case(request: pytest.FixtureRequest) -> list[tuple[str, Case]]:
     found = []
-    for subject in subjects():
+    for subject in subjects(TWINS if request.param == "all" else ONE_OF_EACH):
         laws = [*LAWS, read_reference(subject, subject, None, {})]
         found += [(law.slug, case) for law in laws for case in cases_of(law, subject)]
     return found
 
 
-def test_the_cases_of_every_law_are_looked_at(every_case):
+def test_the_cases_of_every_law_are_covered(every_case):
     assert {slug for slug, _ in every_case} == {law.slug for law in LAWS} | {"reference"}
 
 
@@ -71,9 +72,9 @@ def test_no_two_parameters_of_a_case_have_one_name(every_case):
         assert len(names) == len(set(names)), (slug, case)
 
 
-def test_words_that_only_the_code_uses_are_not_shown(every_case):
+def test_internal_parameter_names_are_not_shown(every_case):
     shown = {word.name for slug, case in every_case for word in describe(slug, case)}
-    assert shown.isdisjoint({"ask", "asked", "used", "way", "kept", "by", "kind", "what", "form", "side", "try"})
+    assert shown.isdisjoint({"used", "kept", "by", "kind", "what", "form", "side", "try"})
 
 
 @pytest.mark.parametrize(
@@ -87,5 +88,5 @@ def test_words_that_only_the_code_uses_are_not_shown(every_case):
     ],
 )
 def test_code_paths_that_a_subject_brings_along_are_explained_by_their_form(path: str, meaning: str):
-    (said,) = describe("paths", {"way": path})
+    (said,) = describe("paths", {"path": path})
     assert (said.name, said.value, said.meaning) == ("path", path, meaning)

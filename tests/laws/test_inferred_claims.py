@@ -1,4 +1,4 @@
-"""Claims that were guessed: labelled, and dropped where ordinary input refutes them; claims that were made bind."""
+"""Inferred claims: labelled, and dropped where ordinary input refutes them; explicit claims are kept."""
 
 from __future__ import annotations
 
@@ -167,10 +167,10 @@ def test_an_ordinary_softmax_keeps_its_guessed_claim():
         assert "guessed" in str(verdict)
 
 
-def test_every_form_of_a_report_says_which_claims_were_guessed():
+def test_every_form_of_a_report_marks_inferred_claims():
     report = check(operator(mask_last), kind="operator", only=["row-stochasticity"], also=["permutation"], fast=True)
     assert "broken, guessed" in str(report)
-    assert "guessed from the kind of subject" in str(report.violations[0])
+    assert "inferred from the kind of subject" in str(report.violations[0])
     assert json.loads(report.to_json())["verdicts"][0]["guessed"] is True
     assert "broken, guessed" in report.to_html()
     dropped = check(operator(sigmoid), kind="operator", only=["row-stochasticity"], fast=True)

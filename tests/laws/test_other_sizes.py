@@ -1,4 +1,4 @@
-"""What is said about sizes beside the smallest counterexample is what was seen."""
+"""Remarks on other sizes beside the smallest counterexample agree with what was tried."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ CAUSALITY = next(law for law in LAWS if law.slug == "causality")
 CASE = {"batch": 1, "tokens": 5, "kept": 1}
 
 
-def test_a_size_that_fails_wherever_it_was_tried_says_where_that_was():
+def test_a_size_that_always_fails_lists_the_sizes_tried():
     said = describe_sizes(CAUSALITY, CASE, lambda case: True)
     assert said["batch"] == "fails at every size tried: 1, 2, 3"
     assert said["tokens"] == "fails at every size tried: 2, 4, 5, 6, 7"
 
 
-def test_smaller_and_larger_sizes_that_hold_are_told():
+def test_smaller_and_larger_sizes_that_hold_are_listed():
     said = describe_sizes(CAUSALITY, CASE, lambda case: case["tokens"] >= 5)
     assert said["tokens"] == "fails at 5, 6, 7; holds at 2, 4"
     said = describe_sizes(CAUSALITY, CASE, lambda case: case["tokens"] % 2 == 1)

@@ -1,4 +1,4 @@
-"""The page: whole, alone, escaped, and with the right cells coloured."""
+"""The HTML page of a report: complete, self-contained, escaped, and with the right cells coloured."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_page_suits_a_phone_and_the_night():
     assert "prefers-color-scheme: dark" in text
 
 
-def test_what_strangers_write_is_escaped():
+def test_user_text_is_escaped():
     evil = "<script>alert('&')</script>"
     verdict = broken(place=f"{evil}[0, 0]", changed=evil, case={evil: evil}, effect="", map=torch.ones(1, 2))
     silent = Verdict(LAWS[1], "not applicable", reason=evil, measured=evil)
@@ -63,7 +63,7 @@ def test_what_strangers_write_is_escaped():
     assert evil in Reader(text).words
 
 
-def test_every_law_has_a_row_and_every_violation_its_law_in_words():
+def test_every_law_has_a_row_and_every_violation_its_statement():
     verdicts = [broken(), *(Verdict(law, "holds", cases=11) for law in LAWS if law.slug != "causality")]
     read = Reader(page(*verdicts))
     assert sum(tag == "tr" for tag, _ in read.tags) == 1 + len(LAWS)
@@ -76,7 +76,7 @@ def test_every_law_has_a_row_and_every_violation_its_law_in_words():
     assert 'check(target, only=["causality"], seed=3)' in read.words
 
 
-def test_a_probe_accuses_nobody():
+def test_a_probe_reports_no_violations():
     verdict = broken()
     verdict.claimed = False
     text = page(verdict, probing=True)
@@ -163,6 +163,6 @@ def test_pairs_that_were_found_by_changing_one_token_at_a_time_are_a_matrix_too(
 
 
 @pytest.mark.parametrize("fields", [{}, {"map": torch.zeros(0, 3)}, {"touched": torch.ones(2, 3, 5)}])
-def test_a_counterexample_without_a_picture_has_its_words_only(fields):
+def test_a_counterexample_without_a_picture_has_text_only(fields):
     assert draw(counterexample(**fields)) == []
     Reader(page(broken(**fields)))

@@ -1,4 +1,4 @@
-"""docs/laws.md says what the code says."""
+"""docs/laws.md agrees with the code."""
 
 from __future__ import annotations
 

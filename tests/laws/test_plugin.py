@@ -1,4 +1,4 @@
-"""The plugin of pytest, tried on projects that use it."""
+"""The pytest plugin, run on sample projects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# The inner runs forget what they import; what cannot be imported twice is imported here.
+# The inner runs undo their imports; what cannot be imported twice is imported here.
 import regard
 import regard.cli.targets  # noqa: F401
 
@@ -42,7 +42,7 @@ def project(pytester):
     return pytester
 
 
-def test_each_law_is_a_test_of_its_own_and_a_broken_one_fails_in_words(project):
+def test_each_law_is_a_test_and_a_broken_one_fails_with_its_counterexample(project):
     project.makepyfile("""
         import pytest
         from mine_and_yours import Attention
@@ -139,7 +139,7 @@ def test_several_marks_and_other_parameters_live_together(project):
     project.runpytest().assert_outcomes(passed=4)
 
 
-def test_a_mark_that_cannot_be_read_is_told_without_a_traceback(project):
+def test_a_malformed_mark_is_reported_without_a_traceback(project):
     project.makepyfile("""
         import pytest
 
@@ -181,7 +181,7 @@ def test_tests_without_the_mark_are_left_alone(project):
     project.runpytest().assert_outcomes(passed=1)
 
 
-def test_the_mark_is_known_and_explained(project):
+def test_the_mark_is_registered_and_documented(project):
     project.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.laws(target, claims=None*"])
 
 

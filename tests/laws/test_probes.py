@@ -1,4 +1,4 @@
-"""What a subject shows of itself."""
+"""Probes: properties of a subject that are found by running it."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_two_orders_stand_for_all(target, expected):
         (Words(False), "model", False),
     ],
 )
-def test_the_left_is_owed_by_who_can_be_moved(target, kind, expected):
+def test_left_padding_is_required_of_shift_invariant_subjects(target, kind, expected):
     subject = adapt(target, kind)
     assert owes_left_padding(subject, subject.draw(1, 7, Rng(5)), 2) is expected
 
 
-def test_the_left_is_owed_by_who_says_so():
+def test_left_padding_is_required_where_it_is_declared():
     subject = adapt(Words(False), "model", left=True)
     assert owes_left_padding(subject, subject.draw(1, 7, Rng(5)), 2)
 

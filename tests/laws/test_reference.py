@@ -1,4 +1,4 @@
-"""Wrong values that keep every law, beside an implementation that has the right ones."""
+"""Wrong values that break no law are found by comparison with a reference implementation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_slopes_that_are_right_for_a_power_of_two_are_wrong_for_other_numbers_of
     assert counterexample.case["heads"] == 3
 
 
-def test_two_ways_to_write_the_same_are_equal_in_values_and_gradients():
+def test_equivalent_implementations_agree_in_values_and_gradients():
     report = check(written_out, only=["reference"], reference=plain)
     assert report.ok
     assert report.verdicts["reference"].outcome == "holds"

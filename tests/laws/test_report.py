@@ -1,4 +1,4 @@
-"""What is printed, written and raised when a law breaks."""
+"""Tables, JSON and errors of a report."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_violation_is_an_assertion_and_one_of_the_family():
     assert str(pickle.loads(pickle.dumps(said))) == str(said)
 
 
-def test_remarks_that_say_the_same_are_said_once():
+def test_equal_remarks_are_merged():
     verdict = broken()
     assert verdict.counterexample is not None
     verdict.counterexample.remarks = {
@@ -125,7 +125,7 @@ def test_a_replay_of_the_shell_is_its_command():
     assert found.replay(broken()) == "regard check mymodule:attention --law causality --seed 7"
 
 
-def test_only_one_of_the_claims_is_looked_at():
+def test_only_one_of_the_claims_is_checked():
     found = check(Ahead(), claims=["causality", "permutation"], only=["permutation"], fast=True)
     assert [verdict.slug for verdict in found.verdicts] == ["permutation"]
 
@@ -148,7 +148,7 @@ def test_nothing_is_accused_by_a_probe():
     found.require()
 
 
-# Looking at it
+# Output formats
 
 
 def test_the_text_has_a_line_for_each_law_and_fits_its_width():
@@ -181,7 +181,7 @@ def test_no_number_and_no_index_is_cut_at_any_width(width):
 # Several broken laws
 
 
-def test_the_likeliest_cause_is_named_first_and_what_follows_from_it_says_so():
+def test_the_likeliest_cause_comes_first_and_its_consequences_name_it():
     found = report(broken("padding"), broken("determinism"), broken("statelessness"))
     assert [said.law for said in found.violations] == ["statelessness", "determinism", "padding"]
     assert found.violations[0].parts["likely"] == "probably the cause; determinism, padding may follow from it"
@@ -229,7 +229,7 @@ def test_a_law_that_is_claimed_besides_is_checked():
         assert_laws(Ahead(), claims=["determinism"], also=["causality"])
 
 
-def test_one_law_looked_at_alone_does_not_list_the_others():
+def test_checking_one_law_does_not_list_the_others():
     assert check(Ahead(), only=["causality"], fast=True).unchecked == []
 
 
@@ -241,11 +241,11 @@ def test_brackets_in_names_are_no_markup_and_nothing_is_coloured():
     assert "\x1b" not in str(found)
 
 
-def test_a_report_without_a_law_says_so():
-    assert str(report()) == "SelfAttention(dim=7, heads=1)  layer, seed 7: no law was asked"
+def test_a_report_without_laws():
+    assert str(report()) == "SelfAttention(dim=7, heads=1)  layer, seed 7: no law was checked"
 
 
-def test_a_probe_says_what_was_measured():
+def test_a_probe_prints_measurements():
     verdict = Verdict(law("support"), "holds", cases=5, claimed=False, measured="window: 128 keys back")
     other = Verdict(law(), "broken", counterexample=counterexample(), cases=3, claimed=False)
     text = str(report(verdict, other, probing=True))

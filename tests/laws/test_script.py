@@ -1,4 +1,4 @@
-"""Counterexamples as files of plain torch: they break without Regard, and hold once the fault is mended."""
+"""Counterexamples as scripts in plain torch: they fail without Regard, and pass once the fault is mended."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_counterexamples_break_without_regard_and_hold_once_mended(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_counterexample_of_the_zoo_is_a_script_or_says_in_a_line_why_not(tmp_path):
+@pytest.mark.long
+def test_every_counterexample_of_the_zoo_is_a_script_or_a_reason(tmp_path):
     scripts, refusals = scripts_of(EXHIBITS)
     assert_reproduced(run_without_regard(tmp_path, scripts))
     for name, text in refusals.items():
@@ -151,7 +152,7 @@ def test_the_command_writes_a_script(tmp_path, monkeypatch, capsys):
     assert (codes["shown.py"][0], codes["mended.py"][0]) == (1, 0)
 
 
-def test_what_cannot_be_imported_and_what_is_not_broken_is_told_in_a_line():
+def test_missing_imports_and_unbroken_laws_give_one_line():
     def local(q, k, v):
         return F.scaled_dot_product_attention(q, k, v)
 

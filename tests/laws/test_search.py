@@ -88,7 +88,7 @@ def test_a_small_leak_shows_in_float64():
     assert "causality" in check(leaks, kind="operator", claims=["causality"]).failed
 
 
-def test_a_subject_that_answers_twice_in_two_ways_is_flaky_and_not_accused_of_more():
+def test_a_subject_whose_equal_calls_differ_is_flaky_and_nothing_more():
     dropping = nn.Dropout(0.5).train()
     report = check(lambda q, k, v: dropping(causal(q, k, v)), kind="operator", claims=["causality"])
     assert report.verdicts[0].outcome == "flaky"
@@ -136,7 +136,7 @@ def test_random_numbers_outside_are_left_alone():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_dice_depend_on_their_words_alone():
+def test_random_draws_depend_on_their_seed_words_alone():
     assert torch.equal(Rng(3, "a").normal(4), Rng(3, "a").normal(4))
     assert not torch.equal(Rng(3, "a").normal(4), Rng(3, "b").normal(4))
     assert not torch.equal(Rng(3, "a").normal(4), Rng(4, "a").normal(4))
@@ -167,7 +167,7 @@ def test_verdicts_are_found_by_slug_and_by_number():
     assert "causality" not in report.failed
 
 
-def test_what_failed_is_asked_in_the_plainest_words():
+def test_a_counterexample_is_shrunk_to_the_plainest_parameters():
     good = check(causal, kind="operator", claims=["causality"], fast=True)
     assert good.failed == []
     assert good.failed == ()

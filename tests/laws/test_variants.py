@@ -1,4 +1,4 @@
-"""The search beyond the usual sizes and precisions, and what it says of subjects that refuse them."""
+"""The search beyond the usual sizes and precisions, and its verdicts on subjects that refuse them."""
 
 from __future__ import annotations
 

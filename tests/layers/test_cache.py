@@ -1,4 +1,4 @@
-"""What the caches hold, against lists of tokens; sums, contexts, and what is refused."""
+"""The content of caches against lists of tokens; sums, contexts, and refusals."""
 
 import itertools
 
@@ -321,7 +321,7 @@ def test_rows_that_are_not_there_cannot_be_continued(index):
 
 
 @pytest.mark.parametrize("words", [{"capacity": 0}, {"window": -1}])
-def test_a_cache_has_room(words):
+def test_a_cache_has_a_capacity(words):
     with pytest.raises(CacheError, match="holds tokens") as caught:
         KVCache(**words)
     assert_four_parts(caught.value)

@@ -1,4 +1,4 @@
-"""Attention between channels: its equation, its two ways, its scale and its cost."""
+"""Channel attention: its equation, its two implementations, its scale and its cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def literal(layer: ChannelAttention, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("scale", ["dim", "tokens"])
 @pytest.mark.parametrize("groups", [1, 3, 11])
 @pytest.mark.parametrize("tokens", [(13,), (5, 7), (1,)])
-def test_channels_attend_as_the_equation_says(groups, tokens, scale):
+def test_channel_attention_follows_its_equation(groups, tokens, scale):
     torch.manual_seed(1)
     layer = ChannelAttention(33, groups, scale).double()
     x = torch.randn(2, *tokens, 33, dtype=torch.float64, requires_grad=True)
@@ -37,7 +37,7 @@ def test_channels_attend_as_the_equation_says(groups, tokens, scale):
 
 
 @pytest.mark.parametrize("mix", [channels._mix_by_group, channels._mix_batched])
-def test_both_ways_are_attention_with_channels_as_tokens(mix):
+def test_both_implementations_are_attention_with_channels_as_tokens(mix):
     parts = torch.randn(2, 7, 3, 5, 3, dtype=torch.float64)
     query, key, value = parts.permute(2, 0, 3, 4, 1).unbind(0)  # batch, group, channel, token
     expected = attend(query, key, value, scale=0.3).permute(0, 3, 1, 2).flatten(2)
@@ -105,7 +105,7 @@ def test_scores_scaled_by_tokens_have_unit_variance_and_by_channels_do_not():
         assert (scores.square().mean() * 32 / 31).sqrt().item() == pytest.approx(expected, rel=0.028)
 
 
-def test_the_layer_scales_by_what_it_says():
+def test_the_layer_uses_its_scale():
     torch.manual_seed(5)
     by_dim, by_tokens = ChannelAttention(6, 2).double(), ChannelAttention(6, 2, "tokens").double()
     by_tokens.load_state_dict(by_dim.state_dict())
@@ -118,7 +118,7 @@ def test_the_layer_scales_by_what_it_says():
     ("groups", "scores", "both"),
     [(1, 67_108_864, 134_217_728), (16, 4_194_304, 8_388_608), (2, 33_554_432, 67_108_864)],
 )
-def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(groups, scores, both):
+def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_textbook_says(groups, scores, both):
     layer, x = ChannelAttention(512, groups), torch.randn(1, 16, 16, 512)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(x)

@@ -136,7 +136,7 @@ def test_patterns_that_count_from_the_first_token_keep_everything():
 
 
 class Absolute(Bias):
-    """A bias that looks at the key's own position, which no window may forget."""
+    """A bias that depends on the key's absolute position, which a rolling cache has to keep."""
 
     heads = 1
 
@@ -163,7 +163,7 @@ def test_each_left_padded_row_decodes_as_that_row_alone(position, pattern):
     decoder = Decoder(position, pattern)
     lengths, prompt, more = [3, 8, 1, 5], 11, [1, 1, 6, 1, 9]  # one column more than the longest row needs
     x = random(4, prompt + sum(more), 13)
-    x[0, :5] = torch.nan  # nobody may look at padding
+    x[0, :5] = torch.nan  # padding must not be read
     cache = decoder.attention.new_cache()
     first = decoder.step(x[:, :prompt].nan_to_num(), cache, lengths=lengths)
     rest = [decoder.step(chunk, cache) for chunk in x[:, prompt:].split(more, dim=1)]
@@ -214,7 +214,7 @@ def test_decoding_goes_on_after_reorder_and_crop(position):
         assert_close(found[row : row + 1], decoder.whole(alone)[:, length:])
 
 
-def test_a_window_can_be_cropped_as_far_as_it_remembers():
+def test_a_rolling_cache_can_be_cropped_within_its_window():
     decoder = Decoder("halves", Window(6, 0))
     x = random(2, 40, 13)
     cache = decoder.attention.new_cache()

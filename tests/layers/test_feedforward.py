@@ -1,4 +1,4 @@
-"""The part that looks at one token at a time: the same for each, two convolutions of one pixel, gated as LLaMA's."""
+"""Feed-forward layers: position-wise, equal to two convolutions of kernel size 1, gated as in LLaMA."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_norms_are_per_token_over_channels():
     assert float((root - x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()).abs().max()) <= 1e-14
 
 
-def test_unknown_names_are_refused_in_words():
+def test_unknown_names_are_refused_with_a_reason():
     for build in (lambda: FeedForward(7, 11, "swish"), lambda: GPTConfig(norm="batch")):
         with pytest.raises(ConfigError, match=r"known are|norms are") as caught:
             build()

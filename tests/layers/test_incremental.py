@@ -1,4 +1,4 @@
-"""An attention that is kept up to date equals the attention of the whole sequence."""
+"""Incremental attention equals the attention of the whole sequence."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What attention is in its limits, on which conditions, and claims about them that are wrong."""
+"""Limits of attention, their conditions, and counterexamples to claims about them."""
 
 import math
 

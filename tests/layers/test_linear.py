@@ -252,7 +252,7 @@ def test_a_hook_before_the_inner_layer_changes_its_input():
 
 
 @torch.no_grad()
-def test_an_inner_layer_of_another_kind_is_asked_itself(gemm_calls):
+def test_an_inner_layer_of_another_class_is_called_itself(gemm_calls):
     class Doubled(Linear):
         def forward(self, input):
             return 2 * super().forward(input)
@@ -291,7 +291,7 @@ def test_under_autocast_it_is_torchs_layer(gemv_calls):
 
 
 @torch.no_grad()
-def test_who_overrides_functions_sees_torchs_layer(gemv_calls):
+def test_torch_function_modes_see_torchs_linear(gemv_calls):
     ours, _ = twins()
     seen = []
 

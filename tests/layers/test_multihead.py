@@ -1,4 +1,4 @@
-"""Multi-head attention against torch's own, against its formulas, and against what it says of itself."""
+"""Multi-head attention against torch's own, its formulas, and its own description."""
 
 import copy
 import math
@@ -107,9 +107,9 @@ def test_a_causal_mask_is_the_causal_pattern(dtype):
     x = random(3, 7, 24, dtype=dtype)
     mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
     with torch.no_grad():
-        expected, looked = theirs(x, x, x, attn_mask=mask, average_attn_weights=False)
+        expected, found = theirs(x, x, x, attn_mask=mask, average_attn_weights=False)
         assert_close(ours(x), expected, TOLERANCE[dtype])
-        assert_close(ours.weights(x), looked, TOLERANCE[dtype])
+        assert_close(ours.weights(x), found, TOLERANCE[dtype])
 
 
 def test_torchs_state_is_read_by_load_state_dict_also_inside_a_model():
@@ -380,20 +380,20 @@ def test_biases_that_do_something_are_not_folded():
 def test_weights_sum_to_one_and_make_the_output(rotary):
     layer = filled(MultiHeadAttention(12, 3, attention=Attention(pattern=Causal(), scale=1.3), rotary=rotary))
     x = random(2, 7, 12)
-    looked = layer.weights(x, pattern=Window(3, 0))
-    assert looked.shape == (2, 3, 7, 7)
-    assert_close(looked.sum(-1), torch.ones(2, 3, 7, dtype=F64))
-    assert float(looked.detach().triu(1).abs().max()) == 0
+    found = layer.weights(x, pattern=Window(3, 0))
+    assert found.shape == (2, 3, 7, 7)
+    assert_close(found.sum(-1), torch.ones(2, 3, 7, dtype=F64))
+    assert float(found.detach().triu(1).abs().max()) == 0
     value = layer.projections(x)[2]
-    assert_close(layer.output((looked @ value).transpose(1, 2).flatten(2)), layer(x, pattern=Window(3, 0)))
+    assert_close(layer.output((found @ value).transpose(1, 2).flatten(2)), layer(x, pattern=Window(3, 0)))
 
 
 def test_weights_need_no_values():
     layer = filled(MultiHeadAttention(FREE))
     x, context = random(2, 5, 13), random(2, 9, 7)
-    looked = layer.weights(x, context)
+    found = layer.weights(x, context)
     query, key = layer.projections.query(x), layer.projections.key(context)
-    assert_close(looked, weights(query, key))
+    assert_close(found, weights(query, key))
 
 
 # Dropout
@@ -480,7 +480,7 @@ def test_half_precision_stays_half():
     assert layer(random(2, 7, 12, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_a_layer_says_what_it_is():
+def test_the_repr_of_a_layer():
     text = repr(MultiHeadAttention(12, 4, kv_heads=2, attention=Attention(pattern=Causal(), bias=Alibi(4))))
     assert "heads=4, kv_heads=2, pattern=Causal()" in text
     assert "Alibi" in text

@@ -55,7 +55,7 @@ def test_the_product_and_the_convolution_agree_with_their_gradients(
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_both_ways_are_taken():
+def test_both_paths_are_taken():
     def operators(layer, side):
         with FlopCounterMode(display=False) as counter:
             layer(torch.zeros(1, layer.channels, side, side))

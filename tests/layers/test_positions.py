@@ -1,4 +1,4 @@
-"""Positions that are added: the numbers of the paper, the rotation that moves them, and tables of other sizes."""
+"""Additive positions: the values of the paper, the rotation that shifts them, and tables of other sizes."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_sinusoids_come_in_pairs():
     assert_four_parts(caught.value)
 
 
-def test_only_positions_tell_a_permutation():
+def test_only_positions_break_permutation_equivariance():
     layer, x, order = MultiHeadAttention(12, 3).double(), random(7, 12), torch.tensor([3, 0, 6, 1, 5, 2, 4])
     assert float((layer(x[order]) - layer(x)[order]).abs().max().detach()) <= 1e-12
     placed = x + SinusoidalPositions(12)(torch.arange(7), F64)
@@ -107,7 +107,7 @@ def test_a_line_of_the_same_size_keeps_its_bits_and_another_keeps_its_ends():
     assert positions.resized(1).weight.shape == (1, 5)
 
 
-def test_a_position_that_was_not_learned_is_refused_in_words():
+def test_a_position_that_was_not_learned_is_refused_with_a_reason():
     for asked in (torch.tensor([0, 11]), torch.tensor([-1])):
         with pytest.raises(InputError, match="out of range") as caught:
             LearnedPositions(11, 5)(asked)
@@ -167,7 +167,7 @@ def test_a_grid_can_be_interpolated_in_half_precision_and_learned_through():
     assert bool((positions.weight.grad.abs() > 0).any(-1).all())
 
 
-def test_grids_that_do_not_exist_are_refused_in_words():
+def test_grids_that_do_not_exist_are_refused_with_a_reason():
     for build in (lambda: GridPositions((0, 3), 4), lambda: GridPositions((2, 3), 4, first=-1)):
         with pytest.raises(ConfigError, match="rows and columns") as caught:
             build()

@@ -1,4 +1,4 @@
-"""Where heads look: moments, contours and kernels of their weights, by hand and against the layers themselves."""
+"""Head profiles: moments, contours and kernels of attention weights, by hand and against the layers."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_every_entry_is_the_bias_of_its_relative_position(bias):
 
 @pytest.mark.parametrize("position", BY_POSITION)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_layer_of_the_spatial_transformer_looks_where_its_profile_says(position, dtype):
+def test_a_layer_of_the_spatial_transformer_attends_as_its_profile(position, dtype):
     torch.manual_seed(7)
     layer = SpatialHeads(SpatialConfig(position, image=(10, 14), dim=3, heads=5, attention_dropout=0)).to(dtype).eval()
     seen, x = layer.head_profile(), torch.randn(2, 5, 7, 3, dtype=dtype)
@@ -192,7 +192,7 @@ def test_a_head_that_sees_nothing_has_no_weights_and_no_nan():
 # Content
 
 
-def test_heads_that_look_by_content_are_observed_on_average():
+def test_content_heads_are_observed_on_average():
     torch.manual_seed(1)
     layer = SpatialHeads(SpatialConfig(image=(6, 10), dim=4, heads=3)).double()
     square = layer.weights(torch.empty(1, 3, 5, 4, dtype=torch.float64))
@@ -210,7 +210,7 @@ def test_heads_that_look_by_content_are_observed_on_average():
         HeadProfile.observed(square, (5, 5))
 
 
-def test_what_looks_by_content_or_along_a_line_is_refused():
+def test_content_and_sequence_attention_are_refused():
     content = SpatialHeads(SpatialConfig("content", image=(6, 10), dim=4, heads=3))
     for source in (content, TransformerXL(2, 8), MultiHeadAttention(8, 2), torch.nn.Linear(2, 3)):
         with pytest.raises(InputError, match="content-based"):
@@ -221,7 +221,7 @@ def test_what_looks_by_content_or_along_a_line_is_refused():
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_model_tells_of_every_layer_that_looks_by_position(position):
+def test_a_model_has_a_profile_of_every_positional_layer(position):
     model = SpatialTransformer(SpatialConfig(position, image=(6, 10), dim=4, heads=3, layers=2))
     names = [] if position == "content" else ["blocks.0.attention", "blocks.1.attention"]
     assert list(head_profiles(model)) == names
@@ -240,7 +240,7 @@ def test_a_head_profile_comes_back_from_its_tensors(bias):
         HeadProfile.from_tensors(seen.to_tensors() | {"score": torch.zeros(1)})
 
 
-def test_a_head_profile_does_not_move_when_its_layer_learns():
+def test_a_head_profile_is_unchanged_by_training():
     layer = SpatialHeads(SpatialConfig(image=(6, 10), dim=4, heads=3))
     seen = layer.head_profile()
     before = {name: value.clone() for name, value in seen.to_tensors().items()}

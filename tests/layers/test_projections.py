@@ -1,4 +1,4 @@
-"""AttentionSizes: the parameters they make, the operations they cost, and those that do not fit."""
+"""AttentionSizes: parameters, operations, and sizes that do not fit."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output,
 
 
 @pytest.mark.parametrize(
-    ("tokens", "channels", "matrices", "biases", "looked"),
+    ("tokens", "channels", "matrices", "biases", "scores"),
     [
         (3, 4, 48, 12, 9),
         (256, 512, 786_432, 1_536, 65_536),
@@ -50,12 +50,12 @@ def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output,
         (1024, 512, 786_432, 1_536, 1_048_576),
     ],
 )
-def test_parameters_of_query_key_and_value(tokens, channels, matrices, biases, looked):
+def test_parameters_of_query_key_and_value(tokens, channels, matrices, biases, scores):
     layer = MultiHeadAttention(channels, 1)
     assert sum(weight.numel() for weight in layer.projections.weights()) == matrices
     assert layer.projections.bias.numel() == biases
     with torch.no_grad():
-        assert layer.weights(torch.zeros(tokens, channels)).numel() == looked
+        assert layer.weights(torch.zeros(tokens, channels)).numel() == scores
 
 
 def test_parameters_of_the_transformers_layer():
@@ -122,13 +122,13 @@ def test_heads_of_all_channels_cost_as_many_times_more():
         (lambda: MultiHeadAttention(12, 3, rotary=Rotary(8)), "turn 8 channels of a head, and a key has 4"),
     ],
 )
-def test_sizes_that_do_not_belong_together_are_refused_in_words(build, words):
+def test_sizes_that_do_not_belong_together_are_refused_with_a_reason(build, words):
     with pytest.raises(ConfigError, match=words) as caught:
         build()
     assert_four_parts(caught.value)
 
 
-def test_tokens_of_another_width_are_refused_in_words():
+def test_tokens_of_another_width_are_refused_with_a_reason():
     layer = MultiHeadAttention(AttentionSizes(13, 3, key=4, context=7, values=11))
     x, context, values = torch.randn(2, 5, 13), torch.randn(2, 9, 7), torch.randn(2, 9, 11)
     cases = [

@@ -128,7 +128,7 @@ def test_a_layer_turns_its_queries_and_keys(layout):
 
 
 @pytest.mark.parametrize("words", [{"dim": 5}, {"dim": 0}, {"dim": 4, "base": -1.0}, {"dim": 4, "layout": "thirds"}])
-def test_what_cannot_turn_is_refused_in_words(words):
+def test_what_cannot_turn_is_refused_with_a_reason(words):
     with pytest.raises(ConfigError, match="rotary embedding cannot be built") as caught:
         Rotary(**words)
     assert caught.value.asked

@@ -48,7 +48,7 @@ def test_the_weights_of_some_queries_are_rows_of_the_square(attention, dtype):
     assert_close(layer.weights(x, queries=chosen), layer.weights(x)[..., chosen, :], TOLERANCE[dtype])
 
 
-def test_the_weights_of_some_queries_know_their_places_among_other_keys():
+def test_weights_of_a_row_subset_keep_their_positions():
     for attention in (Attention(pattern=Window(2, 1), bias=Alibi(3)), Attention(bias=random(3, 5, 17, seed=4))):
         layer = filled(MultiHeadAttention(12, 3, attention=attention))
         x, context = random(2, 5, 12), random(2, 17, 12, seed=1)

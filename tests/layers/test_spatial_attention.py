@@ -1,4 +1,4 @@
-"""Heads that look a step away: honest attention, separable, with a null key, hard and soft."""
+"""Spatial attention: equal to dense attention, separable, with a null key, hard and soft."""
 
 import itertools
 import math
@@ -118,7 +118,7 @@ def test_the_completed_square_equals_the_open_one():
         torch.testing.assert_close(layer.weights(7)[0], opened, rtol=1e-12, atol=1e-14)
 
 
-def test_it_looks_where_the_quadratic_bias_looks():
+def test_it_attends_as_the_quadratic_bias():
     layer = make(torch.tensor([0.4, 1.3, 3.0]), lattice=Lattice(edges="replicate"))
     bias = Quadratic(3, (5, 7), centre=STEPS, alpha=torch.tensor([0.4, 1.3, 3.0]), dtype=DOUBLE)
     token = torch.arange(35)
@@ -221,7 +221,7 @@ def test_its_state_carries_the_steps():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [1.5, math.inf])
-def test_half_precision_tells_far_pixels_apart(dtype, alpha):
+def test_half_precision_distinguishes_distant_pixels(dtype, alpha):
     # Place 300 has no bfloat16 of its own, and 3001 no float16.
     layer = SpatialAttention(1, 1, [1], alpha=alpha, lattice=Lattice(edges="replicate"), bias=False).to(dtype)
     with torch.no_grad():

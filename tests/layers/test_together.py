@@ -1,4 +1,4 @@
-"""Arguments that do not go together are refused: each of these once gave wrong numbers without a word."""
+"""Incompatible arguments are refused: each of these once gave wrong numbers silently."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_filled_cross_cache_belongs_to_its_context():
     assert cross(tokens(3, 1), cache=cache).shape == (3, 1, 12)
 
 
-def test_lengths_are_those_of_the_tokens_that_ask():
+def test_lengths_are_those_of_the_queries():
     cross = layer()
     with pytest.raises(CacheError, match="belongs into pattern="):
         cross(tokens(2, 3), tokens(2, 5), lengths=[3, 2])

@@ -1,4 +1,4 @@
-"""Attention inside windows: two ways to compute it, its padding, and what it costs."""
+"""Window attention: two implementations, padding, and cost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def multiplications(layer, x, operator: str | None = None) -> int:
         (16, 33_554_432, 67_108_864, 268_435_456),  # one window: every patch sees every patch
     ],
 )
-def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_book_asks(window, scores, both, projections):
+def test_sixteen_by_sixteen_patches_of_512_channels_cost_what_the_textbook_says(window, scores, both, projections):
     layer, x = WindowAttention(512, 16, window), torch.randn(1, 16, 16, 512)
     assert multiplications(layer, x, "attention") == both == 2 * scores  # scores, and the weighted sum
     assert multiplications(layer, x, "addmm") == projections

@@ -1,4 +1,4 @@
-"""Descriptions in models, and what else one asks of a model: its cost, its laws, its pictures."""
+"""Descriptions in models, and their cost, laws and pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wide beam search finds what an exhaustive search finds, a narrow one what others find who search so."""
+"""A wide beam search equals exhaustive search, a narrow one equals other implementations."""
 
 from __future__ import annotations
 

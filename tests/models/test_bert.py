@@ -95,7 +95,7 @@ def test_one_token_and_other_activations(activation):
     assert_agree(made.next_sentence, out.seq_relationship_logits)
 
 
-def test_padding_is_never_looked_at():
+def test_padding_never_affects_the_output():
     model = ours(hugging("BertModel"))
     tokens, segments, real = batch()
     other = torch.where(real, tokens, (tokens + 1) % VOCABULARY)
@@ -222,7 +222,7 @@ def test_packed_texts_are_what_each_is_alone(pooling, tokens_at_once, dtype, bou
     assert_agree(found, expected, bound)
 
 
-def test_embeddings_have_length_one_unless_asked_otherwise():
+def test_embeddings_have_norm_one_by_default():
     model = ours(hugging("BertModel"))
     unit = model.embed(TEXTS)
     assert_agree(unit.norm(dim=-1), torch.ones(5, dtype=torch.float64), 1e-14)
@@ -308,7 +308,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.tensor([[1, 2]]), lengths=[3])
     with refused(ConfigError, "segments=-1"):
         BertConfig(segments=-1)
-    with refused(ConfigError, "does not know 'dims'"):
+    with refused(ConfigError, "has no field 'dims'"):
         BertConfig.from_dict({"dims": 12})
     with refused(ConfigError, "no BERT called 'huge'"):
         BertConfig.bert("huge")

@@ -1,4 +1,4 @@
-"""Numbers of parameters, to the unit; models are built without memory."""
+"""Parameter counts, to the unit, of models on the meta device."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_names_go_to_timm_and_back_unchanged():
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "giant" not in name])
-def test_every_architecture_of_timm_is_known(name):
+def test_every_architecture_of_timm_is_listed(name):
     library_of_models = timm()
     with torch.device("meta"):
         twin = library_of_models.create_model(name, num_classes=7)

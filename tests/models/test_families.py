@@ -380,7 +380,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_model_says_which_checkpoints_it_reads(tmp_path: Path, kind: type[Pretrained]):
+def test_every_model_lists_the_checkpoints_it_reads(tmp_path: Path, kind: type[Pretrained]):
     (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (tmp_path / "config.json").write_text('{"model_type": "gemma", "architecture": "swin_tiny"}')
     with pytest.raises(CheckpointError) as caught:

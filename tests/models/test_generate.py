@@ -1,4 +1,4 @@
-"""Texts are what the model says, row by row, whoever shares the batch; what cannot be written is refused."""
+"""Generated text follows the model's distribution, row by row, independent of the batch; refusals."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_last_token_is_not_read():
     ],
     ids=str,
 )
-def test_a_prompt_may_be_written_in_many_ways(prompts):
+def test_a_prompt_may_be_given_in_many_forms(prompts):
     toy = Toy()
     assert generate(toy, prompts, max_new_tokens=5).sequences == [[3, 1, 4, *greedy_text(toy, [3, 1, 4], 5)]]
 
@@ -107,13 +107,13 @@ def test_a_prompt_may_be_written_in_many_ways(prompts):
 @pytest.mark.parametrize(
     "stop", [torch.tensor([4, 7]), np.array([4, 7]), {4, 7}, [np.int32(4), torch.tensor(7)]], ids=str
 )
-def test_stop_tokens_may_be_written_in_many_ways(stop, num_beams):
+def test_stop_tokens_may_be_given_in_many_forms(stop, num_beams):
     expected = generate(Toy(), PROMPTS, max_new_tokens=17, num_beams=num_beams, stop_tokens=(4, 7))
     assert any(expected.finished)
     assert generate(Toy(), PROMPTS, max_new_tokens=17, num_beams=num_beams, stop_tokens=stop) == expected
 
 
-def test_no_stop_token_and_a_single_one_may_be_written_in_many_ways():
+def test_no_stop_token_and_a_single_one_may_be_given_in_many_forms():
     assert generate(Toy(), PROMPTS, max_new_tokens=17, stop_tokens=None) == generate(Toy(), PROMPTS, max_new_tokens=17)
     assert generate(Toy(), PROMPTS, max_new_tokens=17, stop_tokens=torch.tensor(4)) == generate(
         Toy(), PROMPTS, max_new_tokens=17, stop_tokens=4
@@ -153,7 +153,7 @@ def test_a_seed_repeats_the_text():
     assert sampled(toy, PROMPTS, seed=None) != free
 
 
-def test_a_row_draws_the_same_whoever_shares_the_batch():
+def test_samples_of_a_row_are_independent_of_its_batch():
     toy = Toy()
     stop = 4  # the others leave at different times
     result = sampled(toy, PROMPTS, stop_tokens=stop)
@@ -192,7 +192,7 @@ def test_a_stream_gives_the_tokens_of_generate_as_they_are_made():
     assert reads[:5] == [1, 1, 1, 1, 2]  # a token is given before the next is asked for
 
 
-def test_a_stream_checks_at_once_and_reads_when_asked():
+def test_a_stream_checks_at_once_and_runs_lazily():
     toy = Toy()
     with pytest.raises(InputError):
         stream(toy, [[11]], max_new_tokens=3)

@@ -297,7 +297,7 @@ def test_a_damaged_tokenizer_is_refused_by_name(tmp_path: Path, key: str, value:
         read_tokenizer(file)
 
 
-def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path / "x.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install 'regard\[gguf\]'"):
@@ -363,7 +363,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
         read_tokenizer(tmp_path / "y.gguf")
 
 
-def test_without_the_package_for_text_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_text_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path / "x.gguf")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(CheckpointError, match=r"pip install 'regard\[text\]'"):

@@ -125,7 +125,7 @@ def test_one_token(twin):
         assert_agree(ours(twin)(torch.tensor([[17]])), twin(torch.tensor([[17]])).logits)
 
 
-def test_only_the_last_logits_where_no_others_are_asked_for():
+def test_last_only_computes_the_last_logits():
     model = small()
     with torch.no_grad():
         assert_agree(model(tokens(), last_only=True), model(tokens())[:, -1:], 1e-13)
@@ -139,7 +139,7 @@ def test_texts_end_to_end_are_what_each_is_alone():
         assert_agree(packed[:, 3:], model(tokens(1, 7)[:, 3:]), 1e-12)
 
 
-def test_computed_positions_are_a_table_that_nobody_had_to_learn():
+def test_computed_positions_are_a_sinusoidal_table():
     computed, learned = small(position="sinusoidal"), small()
     channels = torch.arange(12)
     angles = torch.arange(CONTEXT)[:, None] * 10000.0 ** (-(channels - channels % 2).double() / 12)
@@ -149,7 +149,7 @@ def test_computed_positions_are_a_table_that_nobody_had_to_learn():
         assert_agree(computed(tokens()), learned(tokens()), 1e-13)
 
 
-def test_a_window_reaches_as_many_tokens_back_as_it_says():
+def test_a_window_covers_its_number_of_tokens():
     model = small(layers=1, window=2)
     other = tokens()
     other[:, 3] = (other[:, 3] + 1) % VOCABULARY
@@ -355,7 +355,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
 
 
 def test_configurations_that_cannot_be_are_refused_in_four_parts():
-    with refused(ConfigError, "does not know 'n_layer'"):
+    with refused(ConfigError, "has no field 'n_layer'"):
         GPTConfig.from_dict({"n_layer": 3})
     with refused(ConfigError, "layers=0"):
         GPTConfig(layers=0)

@@ -1,4 +1,4 @@
-"""GPT-2 and LLaMA of Hugging Face, both ways: folders, names, numbers, and what is refused."""
+"""GPT-2 and LLaMA of Hugging Face, in both directions: folders, names, values, and refusals."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def as_transformers(path: Path, folder: Path) -> Any:
     return transformers().LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def test_stories15m_has_their_logits_and_tells_stories(tmp_path: Path):
+def test_stories15m_has_the_published_logits_and_writes_text(tmp_path: Path):
     path = real("stories15m")
     tokenizer = llama2c.read_tokenizer(path)
     ours = GPT.from_pretrained(path)
@@ -217,7 +217,7 @@ def test_stories15m_has_their_logits_and_tells_stories(tmp_path: Path):
 
 
 @pytest.mark.slow  # half a gigabyte of numbers, on both sides
-def test_smollm2_has_their_logits_and_knows_a_capital(tmp_path: Path):
+def test_smollm2_has_the_published_logits_and_completes_a_capital(tmp_path: Path):
     path = real("smollm2")
     tokenizer = gguf_file.read_tokenizer(path)
     ours = GPT.from_pretrained(path)

@@ -1,4 +1,4 @@
-"""Files of tensors: what is written comes back, what is damaged is refused by name."""
+"""Tensor files: round trips, and errors that name the damaged file."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_shards_of_torch_are_read(tmp_path: Path):
     assert_same(read_checkpoint(tmp_path)[1], state)
 
 
-def test_an_index_that_promises_too_much_is_refused(tmp_path: Path):
+def test_an_index_with_missing_tensors_is_refused(tmp_path: Path):
     write_folder(tmp_path, CONFIG, made(), shard_bytes=60)
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["ghost"] = index["weight_map"]["a"]
@@ -297,7 +297,7 @@ def test_saving_where_nothing_may_be_written_is_refused_in_four_parts(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.gguf", "x.bin", "folder"])
-def test_a_file_that_may_not_be_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     write_folder(tmp_path / "folder", CONFIG, made())
     (tmp_path / "config.json").write_text("{}")
     if name != "folder":

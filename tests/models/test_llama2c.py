@@ -168,7 +168,7 @@ def naive(tokenizer: SentencePieceTokenizer, text: str) -> list[int]:
 
 @settings(deadline=None)
 @given(some.text(alphabet="abc é🙂\n<", max_size=40))
-def test_joining_from_a_queue_gives_what_looking_at_all_neighbours_gives(text: str):
+def test_merging_by_a_queue_equals_merging_by_comparing_all_neighbours(text: str):
     assert SMALL.encode(text) == naive(SMALL, text)
 
 

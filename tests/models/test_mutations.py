@@ -1,4 +1,4 @@
-"""Thousands of damaged checkpoints: each is read, or refused in four parts, and none asks for absurd memory first."""
+"""Thousands of damaged checkpoints: each is read, or refused in four parts, and none allocates absurd memory first."""
 
 from __future__ import annotations
 

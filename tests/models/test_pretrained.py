@@ -150,7 +150,7 @@ def test_a_model_comes_back_from_shards(tmp_path: Path, layout: str):
     assert_same_model(Ladder.from_pretrained(str(tmp_path)), ladder())
 
 
-def test_the_configuration_says_whose_it_is(tmp_path: Path):
+def test_the_configuration_names_its_model(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config == {"model_type": "regard.ladder", **LadderConfig().to_dict()}
@@ -163,7 +163,7 @@ def test_a_tied_tensor_is_saved_once(tmp_path: Path):
     assert "output.weight" in read_safetensors(tmp_path / SINGLE)
 
 
-def test_a_tied_model_learns_as_one_after_loading(tmp_path: Path):
+def test_tied_weights_stay_tied_after_loading(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
     model = Ladder.from_pretrained(tmp_path)
     model(TOKENS).logsumexp(-1).sum().backward()
@@ -344,15 +344,15 @@ def test_an_unknown_key_of_the_configuration_is_refused(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer": 3}))
-    with pytest.raises(ConfigError, match="does not know 'layer'"):
+    with pytest.raises(ConfigError, match="has no field 'layer'"):
         Ladder.from_pretrained(tmp_path)
 
 
 def test_another_model_is_refused(tmp_path: Path):
     ladder().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="This is no Other") as caught:
+    with pytest.raises(CheckpointError, match="another class than Other") as caught:
         Other.from_pretrained(tmp_path)
-    assert "'ladder'" in caught.value.instead
+    assert caught.value.instead == "Ladder.from_pretrained(...)"
 
 
 def test_an_unknown_layout_is_refused_in_both_directions(tmp_path: Path):
@@ -388,7 +388,7 @@ def test_a_table_computed_while_building_is_found_out(tmp_path: Path):
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     for source in (tmp_path / "nothing", str(tmp_path / "nothing"), "nothing.gguf"):
-        with pytest.raises(CheckpointError, match="There is no nothing"):
+        with pytest.raises(CheckpointError, match=r"nothing(\.gguf)? does not exist"):
             Ladder.from_pretrained(source)
 
 
@@ -402,8 +402,8 @@ def test_a_name_of_the_hub_comes_from_the_local_cache(tmp_path: Path, monkeypatc
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
-    assert_same_model(Ladder.from_pretrained("somebody/ladder"), ladder())
-    assert asked == ["somebody/ladder"]
+    assert_same_model(Ladder.from_pretrained("owner/ladder"), ladder())
+    assert asked == ["owner/ladder"]
 
 
 def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -411,7 +411,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="could not be loaded from the hub") as caught:
-        Ladder.from_pretrained("somebody/nothing-of-the-kind")
+        Ladder.from_pretrained("owner/nothing-of-the-kind")
     assert caught.value.because
     assert "local cache" in caught.value.instead
 
@@ -419,7 +419,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.Monkey
 def test_without_the_package_of_the_hub_a_name_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match=r"regard\[hub\]"):
-        Ladder.from_pretrained("somebody/ladder")
+        Ladder.from_pretrained("owner/ladder")
 
 
 def test_a_crash_while_saving_keeps_the_previous_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -66,7 +66,7 @@ def test_minilm_has_the_hidden_states_of_transformers():
     assert_close(model.embed(texts), torch.nn.functional.normalize(mean, dim=-1))
 
 
-def test_minilm_knows_what_means_the_same():
+def test_minilm_ranks_paraphrases_first():
     place = folder("minilm")
     guitar, music, market, _ = Bert.from_pretrained(place).embed(minilm_texts(place))
     assert guitar @ music > 0.5
@@ -165,7 +165,7 @@ def test_a_story_shows_characters_of_several_tokens_whole(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("a a猫é🙂\ufffd\n\n")
 
 
-def test_a_story_without_room_says_so_in_the_words_of_the_library(monkeypatch, capsys):
+def test_a_prompt_beyond_the_context_is_reported(monkeypatch, capsys):
     module, _, asked = teller(monkeypatch, [], context=7)
     assert module.main(["aaaaaaaaaaaaaaa", "--tokens", "11"]) == 1
     said = capsys.readouterr()
@@ -174,7 +174,7 @@ def test_a_story_without_room_says_so_in_the_words_of_the_library(monkeypatch, c
     assert asked == [11]
 
 
-def test_a_story_that_breaks_off_says_why_on_a_new_line(monkeypatch, capsys):
+def test_an_interrupted_story_prints_the_reason_on_a_new_line(monkeypatch, capsys):
     module, _, _ = teller(monkeypatch, [260, None])
     assert module.main(["a"]) == 1
     assert capsys.readouterr().err.startswith("\nIt stops here.")
@@ -183,7 +183,7 @@ def test_a_story_that_breaks_off_says_why_on_a_new_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "wrong", [["--tokens", "0"], ["--temperature", "-1"], ["--temperature", "nan"], ["--top-p", "0"]]
 )
-def test_a_story_that_cannot_be_told_is_refused(monkeypatch, capsys, wrong):
+def test_a_story_without_weights_is_refused(monkeypatch, capsys, wrong):
     module, _, _ = teller(monkeypatch, [])
     with pytest.raises(SystemExit):
         module.main(wrong)
@@ -199,7 +199,7 @@ def test_a_story_that_cannot_be_told_is_refused(monkeypatch, capsys, wrong):
         (b"a line", ["--count", "0"], "--count is 1 or more, not 0"),
     ],
 )
-def test_a_search_that_cannot_be_made_says_so_in_one_line(monkeypatch, capsys, tmp_path, content, more, words):
+def test_an_impossible_search_is_reported_in_one_line(monkeypatch, capsys, tmp_path, content, more, words):
     module = example("find_sentences")
     monkeypatch.setattr(module, "fetch", None)  # it is known before anything is downloaded
     if content is not None:
@@ -211,7 +211,7 @@ def test_a_search_that_cannot_be_made_says_so_in_one_line(monkeypatch, capsys, t
     assert said.out == ""
 
 
-def test_a_search_without_its_tokenizer_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+def test_a_search_without_its_tokenizer_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
     library("tokenizers")
     module = example("find_sentences")
     monkeypatch.setattr(module, "fetch", lambda name: tmp_path)

@@ -54,7 +54,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
     ("top_k", "top_p"), [(1, None), (7, None), (None, 0.3), (None, 0.97), (13, 0.6), (613, 0.9999)]
 )
 def test_the_cuts_equal_hugging_faces(spread, top_k, top_p):
-    # 601 tokens: flat logits need the nucleus to be looked for three times
+    # 601 tokens: flat logits need three rounds of the search for the nucleus
     warpers = library("transformers.generation.logits_process")
     logits = noise(5, 601) * spread
     expected = warpers.TemperatureLogitsWarper(0.7)(None, logits)

@@ -1,4 +1,4 @@
-"""A crash while saving destroys nothing, and who reads while another saves sees whole checkpoints."""
+"""A crash while saving destroys nothing, and concurrent readers see complete checkpoints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_whenever_a_save_dies_the_old_or_the_new_checkpoint_is_there_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
 ):
     old, new = (CONFIG, made(1)), ({**CONFIG, "dim": 11}, made(2))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of saves; the disk need not hear of them
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of saves need not reach the disk
     seen = set()
     for moment in range(1, 100):
         folder = tmp_path / f"{moment}"
@@ -98,7 +98,7 @@ def test_the_crashes_above_would_destroy_a_file_that_is_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write_safetensors(tmp_path / SINGLE, made(1))
-    monkeypatch.setattr(atomic, "stage", lambda path, write: write(tmp_path / path.name) or path)
+    monkeypatch.setattr(atomic, "write_and_sync", lambda path, write: write(tmp_path / path.name) or path)
     crash_at(monkeypatch, 2)  # the new content is written, and not yet moved
     with pytest.raises(Crash):
         write_safetensors(tmp_path / SINGLE, made(2))
@@ -123,7 +123,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 @pytest.mark.parametrize("limit", SAVES.values())
-def test_files_may_be_read_by_whom_the_system_lets_read_new_files(tmp_path: Path, mask: int, limit: int):
+def test_files_have_the_default_permissions(tmp_path: Path, mask: int, limit: int):
     before = os.umask(mask)
     try:
         write_folder(tmp_path, CONFIG, made(), shard_bytes=limit)
@@ -151,7 +151,7 @@ def test_what_a_killed_save_left_is_gone_after_the_next(tmp_path: Path, monkeypa
         write_folder(tmp_path, {**CONFIG, "dim": 11}, made(2), shard_bytes=limit)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    left = atomic.leftovers(tmp_path)
+    left = atomic.find_temporary_folders(tmp_path)
     assert [file.name for file in left[0].iterdir()].count(".tmpAbCdEf") == 1
     assert_same(read_checkpoint(tmp_path)[1], made(1))
     write_folder(tmp_path, CONFIG, made(3), shard_bytes=limit)
@@ -161,10 +161,10 @@ def test_what_a_killed_save_left_is_gone_after_the_next(tmp_path: Path, monkeypa
 
 
 def test_a_workplace_is_left_alone_while_nothing_can_be_locked_unless_it_is_old(tmp_path: Path):
-    young, old = (atomic.new_workplace(tmp_path) for _ in range(2))
+    young, old = (atomic.make_temporary_folder(tmp_path) for _ in range(2))
     os.utime(old, (0, 0))
-    atomic.sweep(tmp_path, alone=False)
-    assert atomic.leftovers(tmp_path) == [young]
+    atomic.remove_stale_folders(tmp_path, alone=False)
+    assert atomic.find_temporary_folders(tmp_path) == [young]
 
 
 # As the library of the format says it, and as the system does.
@@ -200,8 +200,8 @@ def test_a_save_that_fails_leaves_no_mark_and_the_right_configuration(
 
 def test_an_edited_configuration_counts_although_a_killed_save_left_its_mark(tmp_path: Path):
     write_folder(tmp_path, CONFIG, made())
-    (atomic.new_workplace(tmp_path) / "config.json").write_text(json.dumps({**CONFIG, "dim": 11}))
-    (atomic.new_workplace(tmp_path) / "config.json").write_text('{"dim": ')  # killed while it made the mark
+    (atomic.make_temporary_folder(tmp_path) / "config.json").write_text(json.dumps({**CONFIG, "dim": 11}))
+    (atomic.make_temporary_folder(tmp_path) / "config.json").write_text('{"dim": ')  # killed while it made the mark
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dim": 7}))
     assert read_checkpoint(tmp_path)[0]["dim"] == 7
     write_safetensors(tmp_path / SINGLE, made(), {"config": "[not JSON"})
@@ -253,7 +253,7 @@ def test_readers_and_writers_at_once_see_whole_checkpoints(tmp_path: Path, monke
         writer.join()
     assert not failures
     assert seen <= {5, 7}
-    assert not atomic.leftovers(tmp_path)
+    assert not atomic.find_temporary_folders(tmp_path)
 
 
 # The tokenizer that lies beside a model
@@ -289,7 +289,7 @@ def test_a_save_that_fails_keeps_the_tokenizer_that_was_there(
     first.companions, second.companions = {"tokenizer.json": b"first"}, {"tokenizer.json": b"second"}
     first.save_pretrained(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    stage = atomic.stage
+    stage = atomic.write_and_sync
 
     def fail(path: Path, write) -> Path:
         if path.name == fails_at:
@@ -297,7 +297,7 @@ def test_a_save_that_fails_keeps_the_tokenizer_that_was_there(
         return stage(path, write)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "stage", fail)
+        patch.setattr(atomic, "write_and_sync", fail)
         with pytest.raises(CheckpointError, match="No space left"):
             second.save_pretrained(tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -1,4 +1,4 @@
-"""Texts of unequal length in a row: how they may be written, and what is no text."""
+"""Packing of texts of unequal length: accepted forms, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bert() -> Bert:
     ],
     ids=["tuples", "tensors", "bytes", "arrays", "numbers of torch"],
 )
-def test_texts_may_be_written_in_many_ways(texts):
+def test_texts_may_be_given_in_many_forms(texts):
     (row,) = pack_texts(texts, 100, 7, 11)
     assert row.tokens.tolist() == [[1, 5, 9, 3, 1, 4]]
     assert row.tokens.dtype == torch.int64
@@ -56,13 +56,13 @@ def test_rows_of_a_tensor_are_texts():
     ],
 )
 def test_what_is_no_text_is_refused(texts, word):
-    with refused(InputError, "list of token numbers", word):
+    with refused(InputError, "list of token ids", word):
         bert().embed(texts)
 
 
 @pytest.mark.parametrize("texts", [5, None])
 def test_what_are_no_texts_is_refused(texts):
-    with refused(InputError, "list of token numbers", repr(texts)):
+    with refused(InputError, "list of token ids", repr(texts)):
         next(pack_texts(texts, 100, 7))
 
 

@@ -113,7 +113,7 @@ def test_the_model_is_the_published_formulas_forward_and_backward(position):
     expected = outcome(lambda image: logits(position, parameters, image), image, parameters)
     for name, mine, truth in zip(["logits", "image", *parameters], found, expected, strict=True):
         assert torch.allclose(mine, truth, rtol=1e-10, atol=1e-10), name
-        # A key's bias adds the same to all scores of a query: nobody learns from it. Everything else must.
+        # A key's bias adds the same to all scores of a query: it has no gradient. Everything else must have one.
         assert truth.abs().max() > 1e-6 or name.endswith("key.bias")
 
 

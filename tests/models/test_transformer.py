@@ -168,7 +168,7 @@ def test_a_later_token_changes_no_earlier_logits():
     assert not torch.equal(first[:, 3:], second[:, 3:])
 
 
-def test_padding_is_never_looked_at():
+def test_padding_never_affects_the_output():
     model, (source, target) = small(), texts()
     hidden = torch.arange(7) >= torch.tensor(SOURCE_LENGTHS)[:, None]
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(source[:1, :3], torch.tensor([[0, -1]]))
     with refused(InputError, "outgrow the context"):
         model.generate([[1, 2]], max_new_tokens=7)
-    with refused(ConfigError, "does not know 'bias'"):
+    with refused(ConfigError, "has no field 'bias'"):
         TransformerConfig.from_dict({"bias": True})
     with refused(ConfigError, "context_length="):
         TransformerConfig(position="learned")

@@ -1,4 +1,4 @@
-"""What models check before they read tokens."""
+"""Validation of tokens, lengths and images of models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_tokens_of_the_embeddings_types_are_read(dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16])
 def test_tokens_of_smaller_types_are_refused_before_torch_does(dtype):
     tokens = torch.tensor([[3, 1, 4]], dtype=dtype)
-    with refused(InputError, "These are no tokens", str(dtype), "tokens.long()"):
+    with refused(InputError, "Expected token ids", str(dtype), "tokens.long()"):
         GPT(GPTConfig(**SIZES))(tokens)
     with refused(InputError, "These segments do not fit", str(dtype), "int64 or int32"):
         Bert(BertConfig(**SIZES))(tokens.long(), tokens)
@@ -33,5 +33,5 @@ def test_tokens_of_smaller_types_are_refused_before_torch_does(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
 def test_what_are_no_numbers_of_tokens_is_refused(dtype):
-    with refused(InputError, "These are no tokens", str(dtype), "two brackets"):
+    with refused(InputError, "Expected token ids", str(dtype), "two brackets"):
         check_tokens(torch.ones(1, 3).to(dtype), 11)

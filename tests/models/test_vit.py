@@ -220,7 +220,7 @@ def test_from_timm_and_back_changes_no_bit_and_no_name(tmp_path):
 
 # of the first three, dim * (hidden / dim) is a little less than hidden
 @pytest.mark.parametrize(("hidden", "dim"), [(52, 45), (185, 46), (201, 50), (53, 6), (11, 93)])
-def test_the_ratio_that_timm_is_told_gives_back_the_size(hidden, dim):
+def test_the_ratio_for_timm_gives_back_the_size(hidden, dim):
     converter = ViT.converters["timm"]
     config = ViTConfig(dim=dim, heads=1, layers=1, hidden_dim=hidden)
     assert converter.read_config(converter.write_config(config)) == config
@@ -265,7 +265,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.zeros(1, 3, 8, 12, dtype=torch.uint8))
     with refused(InputError, "different precisions"):
         model(torch.zeros(1, 3, 8, 12, dtype=torch.float64))
-    with refused(ConfigError, "does not know 'patches'"):
+    with refused(ConfigError, "has no field 'patches'"):
         ViTConfig.from_dict({"patches": 4})
     with refused(ConfigError, "not made of patches"):
         ViTConfig(image=(8, 13), patch=4)

@@ -1,4 +1,4 @@
-"""Whatever a model is given in place of its configuration, tokens or images, it answers in four parts."""
+"""Wrong configurations, tokens and images are refused with errors in four parts."""
 
 from __future__ import annotations
 
@@ -192,6 +192,6 @@ def assert_refused(name: str, call: Callable[[Any], Any], given: Any, *, or_take
     assert error.instead, name
 
 
-def test_a_dict_of_a_tokenizer_is_told_its_key():
+def test_a_tokenizer_dict_gets_an_error_that_names_its_key():
     with refused(InputError, "tokens['input_ids']"):
         models()["gpt"]({"input_ids": TOKENS})

@@ -1,4 +1,4 @@
-"""A pattern of a user's own, with nothing but its definition, gets everything that built-in ones have."""
+"""A user's pattern with nothing but its definition has every feature of the built-in ones."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ def test_it_is_planned_and_counted(pattern, lengths):
     assert pattern.pairs(*lengths) == planned.pairs == int(truth.sum())
 
 
-def test_its_plan_leaves_out_what_nobody_sees():
+def test_its_plan_leaves_out_hidden_keys():
     planned = plan(Near(), 300)
     assert planned.area < 300 * 300 / 3
 
@@ -105,7 +105,7 @@ def test_without_a_past_there_is_no_cache():
     assert (Causal() & Logarithmic()).supports_kv_cache
 
 
-def test_cautious_answers_are_right():
+def test_conservative_results_are_right():
     for pattern in OWN:
         assert not pattern.is_full
         assert not pattern.is_causal

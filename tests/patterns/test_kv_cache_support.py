@@ -1,4 +1,4 @@
-"""What a cache asks of a pattern, against the matrices themselves; a cautious answer is allowed, a wrong one is not."""
+"""Cache-related properties of patterns against their matrices; conservative results are allowed, wrong ones are not."""
 
 import pytest
 import torch
@@ -117,7 +117,7 @@ def test_a_random_draw_has_a_past_only_when_its_tokens_are_fixed():
         assert not keeps_its_past(Causal() & free)
 
 
-def test_an_or_needs_both_sides_and_a_not_looks_inside():
+def test_an_or_needs_both_operands_and_a_not_its_operand():
     assert (Window(2, 0) | Window(3, 0, step=4)).supports_kv_cache
     assert not (Window(2, 0) | Window(3, 1)).supports_kv_cache
     assert not (~Causal()).supports_kv_cache

@@ -61,7 +61,7 @@ OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "patterns
 
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_no_code_outside_asks_for_the_type_of_a_pattern(file):
+def test_no_code_outside_tests_the_type_of_a_pattern(file):
     wrong = find_type_checks(file.read_text(encoding="utf-8"))
     assert not wrong, f"lines {wrong}: ask the pattern a question, and give Pattern a default answer"
 
@@ -81,7 +81,7 @@ def test_no_code_outside_asks_for_the_type_of_a_pattern(file):
         "match x:\n    case Causal():\n        pass",
     ],
 )
-def test_every_way_to_ask_is_caught(line):
+def test_every_form_of_type_test_is_caught(line):
     assert find_type_checks(f"from regard.patterns import Causal, Full\n{line}\n")
 
 
@@ -92,7 +92,7 @@ def test_making_and_comparing_patterns_is_fine(line):
     assert not find_type_checks(f"from regard.patterns import Causal, Pattern\n{line}\n")
 
 
-def test_patterns_load_sympy_only_when_a_formula_is_asked_for():
+def test_patterns_load_sympy_only_for_formulas():
     for file in sorted((PACKAGE / "patterns").glob("*.py")):
         if file.name == "pair_counts.py":
             continue

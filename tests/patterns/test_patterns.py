@@ -1,4 +1,4 @@
-"""What every pattern promises: its definition, its count, its name, its value."""
+"""Every pattern: definition, pair count, repr and equality."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_padding_hides_keys_on_its_side_for_each_row():
     assert left[1].all()
 
 
-def test_segments_are_strangers_and_negative_ids_belong_to_none():
+def test_segments_do_not_attend_to_each_other_and_negative_ids_to_nothing():
     mask = Segments([[0, 0, 1, -1]]).matrix(4)[0]
     assert mask.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
 
@@ -162,7 +162,7 @@ def test_patterns_that_differ_are_not_equal():
     assert Window(1, 2) != Window(2, 1)
 
 
-def test_a_predicate_may_answer_for_all_at_once():
+def test_a_predicate_may_return_one_value_for_all():
     assert Where(lambda i, j: True).pairs(5) == 25
     assert Where(lambda i, j: j < 2).pairs(5) == 10
 

@@ -125,7 +125,7 @@ def test_long_sequences_are_covered_without_a_product_for_every_layer():
     assert layers_to_connect(Window(1, 0), tokens=509) == 508
 
 
-def test_grids_of_windows_are_as_the_textbook_says():
+def test_grids_of_windows_match_the_textbook():
     assert layers_to_connect(GridWindow(GRID, 2), tokens=GRID[0] * GRID[1]) is None
     assert layers_to_connect(GridWindow((16, 16), 4), GridStride((16, 16), 4), tokens=256) == 2
 
@@ -140,7 +140,7 @@ def test_what_is_no_pattern_or_no_length_is_refused():
             layers_to_connect(Causal(), tokens=tokens)
 
 
-def test_the_catalog_has_patterns_with_and_without_an_answer():
+def test_the_catalog_has_patterns_with_and_without_a_full_receptive_field():
     found = {find_layers([pattern.matrix(13).numpy()]) for pattern in SEQUENCES if fits(pattern, (13, 13))}
     assert None in found
     assert len(found) > 3

@@ -1,4 +1,4 @@
-"""Small attentions are planned off the square, as exactly as large ones are planned by boxes."""
+"""Small attentions are planned from the dense mask, as exactly as large ones by boxes."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""A plan names every allowed pair once, and nothing that it would have to look at the square for."""
+"""A plan names every allowed pair once, without evaluating the square."""
 
 import time
 
@@ -76,7 +76,7 @@ def test_the_check_of_a_plan_can_fail():
         assert_plan_is_the_pattern(Wrong(3, 2), TOKENS, TOKENS)
 
     class Blind(Window):
-        """Forgets the keys after a query."""
+        """Omits the keys after a query."""
 
         def _box_coverage(self, query, key, row, lengths):
             honest = super()._box_coverage(query, key, row, lengths)
@@ -151,7 +151,7 @@ def test_a_plan_is_found_again():
     assert plan(Window(2, 1), 50) is not plan(Window(2, 1), 51)
 
 
-def test_a_predicate_is_looked_at_in_tiles_and_empty_ones_are_dropped():
+def test_a_predicate_is_evaluated_in_tiles_and_empty_ones_are_dropped():
     planned = plan(Where(_near), 512, block=64)
     assert planned.pairs == Window(3, 3).pairs(512)
     assert planned.area < 512 * 512 // 4

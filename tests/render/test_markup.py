@@ -92,7 +92,7 @@ def test_labels_are_spread_within_their_limits():
     assert max(moved) <= 7.0
 
 
-def test_files_are_refused_in_words(tmp_path):
+def test_files_are_refused_with_a_reason(tmp_path):
     with pytest.raises(InputError, match=r"cannot be written as \.png") as failure:
         check_suffix("a.png", (".svg", ".html"))
     assert failure.value.instead == "a.svg or a.html"

@@ -28,7 +28,7 @@ def test_plain_text_has_aligned_columns_two_spaces_apart():
     assert TABLE.width == 38
 
 
-def test_what_has_no_room_is_cut_and_numbers_are_not():
+def test_text_is_truncated_and_numbers_are_not():
     lines = TABLE.to_text(33).split("\n")
     assert lines[-1] == "two           8  a*b + c*d*e ..."
     assert TABLE.to_text(5).split("\n")[2].startswith("one   1,234,567  a + b")
@@ -36,7 +36,7 @@ def test_what_has_no_room_is_cut_and_numbers_are_not():
 
 
 @pytest.mark.parametrize("width", [42, 47, 60])
-def test_columns_that_give_way_share_the_room(width):
+def test_flexible_columns_share_the_width(width):
     names = [Column("a", "left", "cut-start"), Column("b"), Column("c", "left", "cut")]
     table = Table(names, [("x" * 50, "fixed", "y" * 50), ("short", "", "z")])
     lines = table.to_text(width).split("\n")

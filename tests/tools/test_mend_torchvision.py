@@ -91,7 +91,7 @@ def test_a_declared_operator_raises_when_it_is_called(install: Install):
     assert "NotImplementedError" in called.stderr, called.stderr
 
 
-def test_a_mend_that_does_not_help_is_said_and_not_repeated(install: Install):
+def test_a_mend_that_does_not_help_is_reported_and_not_repeated(install: Install):
     package = "raise RuntimeError('operator torchvision::roi_align does not exist')\n"
     extension = install(package, EXTENSION)
     for _ in range(2):

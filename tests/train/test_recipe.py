@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_refused_before_anything_begins():
         ViTRecipe.from_json(SpatialRecipe().to_json())
     with refused(ConfigError, "the kinds are spatial, vit"):
         read_recipe({"kind": "davit"})
-    with refused(ConfigError, "does not know 'epoch'"):
+    with refused(ConfigError, "has no field 'epoch'"):
         read_recipe({"kind": "vit", "epoch": 3})
     for wrong in ({"kernel": 4}, {"position": "content"}, {"canvas": (0, 3)}, {"margin": -1}, {"rate": 0.0}):
         with refused(ConfigError, "no convolution to learn"):
@@ -87,7 +87,7 @@ def test_the_rate_rises_on_a_line_and_falls_on_a_cosine():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_weight_decays_on_matrices_and_not_on_where_to_look(optimizer, few):
+def test_weight_decay_applies_to_matrices_and_not_to_positions(optimizer, few):
     recipe = SpatialRecipe(optimizer=optimizer, layers=1, dim=8)
     for position in POSITIONS:
         model = dataclasses.replace(recipe, position=position).model(few)

@@ -1,4 +1,4 @@
-"""The demo's page, made from a few epochs, once for all tests that look at it."""
+"""The demo's page, made from a few epochs, once for all tests that use it."""
 
 from __future__ import annotations
 

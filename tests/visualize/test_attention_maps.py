@@ -1,4 +1,4 @@
-"""What heads look at: the rows that are made are those the models really use, ours and others'."""
+"""Attention maps equal the weights that the models use, for Regard's and third-party models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_square_and_sum_to_one(dtype):
     torch.testing.assert_close(rows.sum(-1), torch.ones(3, 2, dtype=dtype))
 
 
-def test_what_a_model_looks_at_explains_its_output():
+def test_attention_maps_of_a_model_explain_its_output():
     """Weights times values, put through the output matrix, is what the attention of the model gave."""
     model = GPT(GPTConfig(vocab_size=23, context_length=19, dim=12, layers=2, heads=3)).double().eval()
     text = tokens(13, 23)
@@ -52,7 +52,7 @@ def test_what_a_model_looks_at_explains_its_output():
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_spatial_transformer_is_seen_as_it_looks(position):
+def test_attention_maps_of_a_spatial_transformer(position):
     config = SpatialConfig(position, image=(5, 7), channels=1, patch=1, dim=4, layers=2, heads=3, hidden_dim=5)
     model = SpatialTransformer(config).double()
     image = torch.randn(1, 1, 5, 7, dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_a_head_profile_is_seen_from_every_place_of_the_grid():
         torch.testing.assert_close(found, square[:, query].detach(), rtol=0, atol=EXACT)
 
 
-def test_a_convolution_that_became_attention_looks_at_its_taps():
+def test_a_converted_convolution_attends_to_its_taps():
     layer = conv_to_attention(nn.Conv2d(2, 3, 3, padding=1))
     (attention,) = attention_maps(layer, torch.randn(1, 2, 5, 7))
     rows = attention.rows([0, 17])
@@ -93,7 +93,7 @@ def test_training_is_interrupted_and_goes_on_as_it_was():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_memory_grows_with_the_rows_that_are_asked_for_not_with_the_square():
+def test_memory_grows_with_the_requested_rows_not_with_the_square():
     count = 20_000  # whose square would take 1.6 GB for each head
     layer = MultiHeadAttention(8, 2, attention=Attention(pattern=Window(50, 50)))
     (attention,) = attention_maps(layer, torch.randn(1, count, 8))
@@ -135,7 +135,7 @@ def test_torchs_encoder_is_seen_layer_by_layer():
     assert show(encoder, torch.randn(1, 7, 12)).data["layers"]["layers.1.self_attn"].shape == (3, 7, 7)
 
 
-def test_a_model_of_timm_is_seen_as_its_unfused_twin_says():
+def test_attention_maps_of_timm_equal_those_without_fused_attention():
     model = timm().create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=2, num_classes=3).eval()
     image = torch.randn(1, 3, 32, 48)
     found = attention_maps(model, image)
@@ -169,7 +169,7 @@ def hugging_face(name: str):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "t5", "gpt2"])
-def test_a_model_of_hugging_face_is_seen_as_it_says_itself(name):
+def test_attention_maps_of_hugging_face_equal_output_attentions(name):
     model = hugging_face(name).eval()
     text = tokens(9, 31)
     before = model.config._attn_implementation
@@ -213,7 +213,7 @@ def test_a_layer_on_a_grid_is_seen_on_its_grid():
     assert (seen_by > 0).sum((1, 2)).tolist() == [9, 9]
 
 
-def test_bert_is_seen_with_words():
+def test_attention_maps_of_bert_are_labelled_by_tokens():
     model = Bert(BertConfig(vocab_size=31, context_length=16, dim=12, layers=2, heads=3, hidden_dim=16))
     picture = show(model, tokens(5, 31)[0], words=list("abcde"))
     assert [text.get_text() for text in picture.figure.axes[0].get_yticklabels()] == list("abcde")
@@ -223,7 +223,7 @@ def test_bert_is_seen_with_words():
 # Inputs
 
 
-def test_what_can_be_shown_can_be_looked_at():
+def test_whatever_show_accepts_attention_maps_accepts():
     sizes = {"vocab_size": 31, "dim": 12, "layers": 2, "heads": 3, "hidden_dim": 7}
     translator = Transformer(TransformerConfig(**sizes)).eval()
     source, target = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[0, 7, 8]])

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing is asked for, nothing is said in the console, and everything works."""
+"""The report in a real browser: no requests, no console messages, and working controls."""
 
 from __future__ import annotations
 
@@ -147,18 +147,18 @@ def test_the_button_plays_to_the_end_also_without_motion(visit, quick_page, moti
 
 def test_a_pixel_can_be_pointed_at_by_mouse_and_by_keys(visit, quick_page):
     page = visit(quick_page)
-    board, says = page.locator("[data-board]"), page.locator("[data-says]")
+    board, status = page.locator("[data-board]"), page.locator("[data-status]")
     board.scroll_into_view_if_needed()
     box = board.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 8, box["y"] + box["height"] * 1.5 / 8)
-    assert "row 1, column 2" in says.inner_text()
+    assert "row 1, column 2" in status.inner_text()
     board.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert "row 2, column 3" in says.inner_text()
+    assert "row 2, column 3" in status.inner_text()
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
-    assert "row 2, column 0" in says.inner_text()
+    assert "row 2, column 0" in status.inner_text()
 
 
 def painted(page) -> list[list[int]]:
@@ -182,14 +182,14 @@ def test_tabs_models_and_images_change_what_is_seen(visit, quick_page):
     assert second != first
     page.locator("[data-images] button").nth(4).click()
     assert painted(page) == second  # heads that look by position see every image alike
-    assert "a 4" in page.locator("[data-says]").inner_text()
+    assert "a 4" in page.locator("[data-status]").inner_text()
     page.locator("[data-models] button").nth(1).click()
     by_content = painted(page)
     assert all(len(cells) == 16 for cells in by_content)
     page.locator("[data-images] button").nth(7).click()
     assert painted(page) != by_content
-    page.locator("[data-whole]").click()
-    assert "class token" in page.locator("[data-says]").inner_text()
+    page.locator("[data-class-token]").click()
+    assert "class token" in page.locator("[data-status]").inner_text()
     tabs.nth(1).focus()
     page.keyboard.press("ArrowLeft")
     assert tabs.nth(0).get_attribute("aria-selected") == "true"

@@ -1,4 +1,4 @@
-"""Contours: the shapes hold the mass they claim."""
+"""Contours enclose the mass they claim."""
 
 from __future__ import annotations
 

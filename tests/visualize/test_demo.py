@@ -1,4 +1,4 @@
-"""The demo as a program: what it does when it is stopped, or finds a folder that something has harmed."""
+"""The demo as a program: interruption, and damaged folders."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_other_process_stops_when_this_one_is_killed(demo, tmp_path):
 
 
 @two_cores
-def test_a_child_that_fails_is_left_to_who_tries_again_aloud(demo, tmp_path):
+def test_a_failed_subprocess_is_repeated_in_the_foreground(demo, tmp_path):
     (tmp_path / "vit").mkdir()
     (tmp_path / "vit" / "thesis.txt").write_text("years of work")
     with demo.train_beside("vit", tmp_path):
@@ -122,7 +122,7 @@ def test_a_damaged_cnn_is_trained_anew(demo, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_that_cannot_be_written_is_said_in_words(demo, tmp_path, monkeypatch, capsys):
+def test_a_folder_without_write_permission_is_reported(demo, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("a letter")
     for words in ([], ["--fresh"]):
         monkeypatch.setattr(sys, "argv", ["demo.py", "--quick", *words, "--out", str(tmp_path / "file")])

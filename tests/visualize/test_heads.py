@@ -1,4 +1,4 @@
-"""Pictures of heads: what is drawn is where the heads look."""
+"""Pictures of heads are drawn at the positions of the heads."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_no_window_and_no_open_figure_is_left_behind():
         assert matplotlib.pyplot.get_fignums() == []
 
 
-def test_a_missing_matplotlib_is_said_with_the_line_that_brings_it(monkeypatch):
+def test_a_missing_matplotlib_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RegardError, match=r'pip install "regard\[show\]"'):
         draw_heads(head_profile(Quadratic(2, grid=(5, 7))))
@@ -181,7 +181,7 @@ def test_a_film_has_a_frame_for_every_epoch_and_waits_at_the_end(tmp_path):
     assert times[-1] > 5 * times[0]
 
 
-def test_a_film_leaves_out_epochs_evenly_and_says_so():
+def test_an_animation_leaves_out_epochs_evenly_and_notes_it():
     film = animate_heads(course(), most=3)
     assert film.labels == ["epoch 0", "epoch 2", "epoch 4"]
     assert "3 of 5 epochs" in film.caption
@@ -246,6 +246,6 @@ def luminance(color: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_a_picture_says_what_it_is():
+def test_a_picture_has_a_caption():
     assert isinstance(show(Quadratic(2, grid=(5, 7))), Picture)
     assert repr(show(Quadratic(2, grid=(5, 7)))).startswith("Picture(Attention positions")

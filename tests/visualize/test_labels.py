@@ -1,4 +1,4 @@
-"""Labels are true: indices choose what they name, bars share an axis, weights a format, and tokens can be read."""
+"""Labels are right: indices, shared axes, formats of weights, and tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_drawn_has_the_indices_that_chose_it(gpt, spatial, layer, head):
             torch.testing.assert_close(drawn.flatten(), rows.flatten())
 
 
-def test_heads_on_their_way_have_their_indices_too(spatial):
+def test_heads_of_an_animation_have_their_indices_too(spatial):
     epochs = [head_profiles(spatial)] * 2
     picture = show(epochs, layer=[2, 0])
     assert [panel.get_title() for panel in picture.figure.axes] == ["layer 2", "layer 0"]
@@ -162,7 +162,7 @@ def bars(panel) -> dict[str, list[float]]:
     return {kind.get_label(): [bar.get_width() for bar in kind] for kind in panel.containers}
 
 
-def test_all_bars_share_one_axis_that_is_said(gpt):
+def test_all_bars_share_one_labelled_axis(gpt):
     picture = show(gpt, IDS, query=6)
     end = picture.data["axis"]
     largest = max(float(weights.max()) for weights in picture.data["layers"].values())
@@ -196,13 +196,13 @@ def test_weights_of_a_picture_have_one_format(largest):
 
 
 @pytest.mark.parametrize("words", [["a"] * 6, ["a"] * 8, [], "seven..", b"seven..", 7, {"a": 1}])
-def test_words_that_do_not_fit_the_tokens_are_refused(gpt, words):
+def test_labels_that_do_not_match_the_tokens_are_refused(gpt, words):
     for query in (None, 3):
         with refused(InputError, "ords"):
             show(gpt, IDS, words=words, query=query)
 
 
-def test_words_that_nothing_would_show_are_refused(gpt, spatial):
+def test_labels_that_no_picture_shows_are_refused(gpt, spatial):
     vit = ViT(ViTConfig(image=(8, 12), patch=4, channels=1, classes=5, dim=8, layers=2, heads=2))
     for target, *input in ((spatial,), (vit, torch.rand(1, 8, 12)), (Alibi(2), 7), ([head_profiles(spatial)] * 2,)):
         with refused(InputError, "no tokens to label"):
@@ -212,7 +212,7 @@ def test_words_that_nothing_would_show_are_refused(gpt, spatial):
     assert "Words are left out" in picture.caption
 
 
-def test_words_are_drawn_beside_their_own_tokens(gpt):
+def test_labels_are_drawn_beside_their_tokens(gpt):
     words = ["Tom", "owes", "me", "$", "$_{x", "東", "🙂"]
     picture = show(gpt, IDS, words=words, layer=1, head=3)
     (panel,) = picture.figure.axes
@@ -230,7 +230,7 @@ def test_words_are_drawn_beside_their_own_tokens(gpt):
         assert weight == percent(float(weights[int(position)]))
 
 
-def test_words_of_cross_attention_label_the_keys_alone():
+def test_labels_of_cross_attention_are_of_keys_alone():
     layer = torch.nn.MultiheadAttention(6, 2, batch_first=True)
     input = {"query": torch.randn(1, 5, 6), "key": torch.randn(1, 3, 6), "value": torch.randn(1, 3, 6)}
     (panel, _) = show(layer, input, words=["a", "b", "c"]).figure.axes
@@ -362,7 +362,7 @@ def test_a_picture_of_several_epochs_is_a_player_on_a_page(spatial, tmp_path):
     assert 'class="player"' not in show(epochs[:1]).save(tmp_path / "heads.html").read_text(encoding="utf-8")
 
 
-def test_a_layer_whose_heads_changed_stands_still_in_the_player_until_then(spatial):
+def test_a_layer_whose_heads_changed_is_static_in_the_player_until_then(spatial):
     torch.manual_seed(1)
     fewer = SpatialTransformer(SpatialConfig(image=(5, 7), channels=1, patch=1, dim=4, layers=3, heads=2, hidden_dim=4))
     film = animate_heads([head_profiles(spatial), head_profiles(fewer), head_profiles(fewer)])

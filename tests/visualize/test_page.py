@@ -1,4 +1,4 @@
-"""The page: whole, alone, escaped, and with the right numbers inside."""
+"""The page of the demo: complete, self-contained, escaped, and with the right numbers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_of_the_demo_is_well_formed_alone_and_not_heavy(quick_page):
         assert (quick_page.parent / name).stat().st_size > 1000
 
 
-def test_a_fresh_start_forgets_what_was_trained_and_nothing_else(quick_page, tmp_path):
+def test_a_fresh_start_deletes_trained_models_and_nothing_else(quick_page, tmp_path):
     import demo
 
     for name in ("spatial", "vit", "mine"):
@@ -74,7 +74,7 @@ def test_a_fresh_start_forgets_what_was_trained_and_nothing_else(quick_page, tmp
     assert left == ["mine/recipe.json", "report.html", "vit/notes.txt"]
 
 
-def test_a_folder_of_another_training_is_refused_with_the_way_out(quick_page, monkeypatch, capsys):
+def test_a_folder_of_another_training_is_refused_with_an_alternative(quick_page, monkeypatch, capsys):
     import demo
 
     monkeypatch.setattr(demo, "SPATIAL", demo.SpatialRecipe(seed=7))
@@ -84,7 +84,7 @@ def test_a_folder_of_another_training_is_refused_with_the_way_out(quick_page, mo
     assert "--fresh" in capsys.readouterr().err
 
 
-def test_what_strangers_write_is_escaped():
+def test_user_text_is_escaped():
     page = Page(EVIL, kicker=EVIL, lead=EVIL, title=EVIL)
     page.open_with(tiles([(EVIL, EVIL)]))
     page.add("words", paragraph(EVIL), code_block(EVIL), figure(EVIL, EVIL), EVIL)
@@ -118,7 +118,7 @@ def test_bars_and_lines_have_the_lengths_of_their_numbers():
     assert 'points="0.00,100.00 50.00,50.00 100.00,0.00"' in drawn
 
 
-def test_kernels_are_images_with_words():
+def test_kernels_are_images_with_captions():
     drawn = kernel_figure({"a": torch.ones(2, 3, 3), "b": -torch.ones(2, 3, 3)}, "words")
     assert drawn.count("data:image/png") == 4
     assert 'alt="kernel 2 of b"' in drawn

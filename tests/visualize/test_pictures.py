@@ -57,7 +57,7 @@ def test_a_pixel_outside_is_refused(vit):
 # Maps
 
 
-def test_a_map_has_the_weights_of_the_pixel_that_asks(vit):
+def test_a_map_has_the_weights_of_the_query_pixel(vit):
     image = torch.rand(3, 8, 12)
     picture = show(vit, image, query=(5, 9))
     assert picture.data["token"] == 6
@@ -68,7 +68,7 @@ def test_a_map_has_the_weights_of_the_pixel_that_asks(vit):
     assert "class token outside the image" in picture.caption
 
 
-def test_the_class_token_looks_if_nobody_else_is_asked(vit, spatial):
+def test_the_class_token_is_the_default_query(vit, spatial):
     assert "the class token" in show(vit, torch.rand(3, 8, 12)).caption
     assert show(vit, torch.rand(3, 8, 12)).data["token"] == 0
     assert show(spatial, torch.rand(1, 5, 7)).data["query"] == (2, 3)
@@ -118,7 +118,7 @@ def test_long_texts_are_drawn_in_tiles_and_say_so():
     assert (picture.data["layers"]["blocks.0.attention"].triu(1) == 0).all()
 
 
-def test_one_token_lists_its_favourites_and_says_how_many_there_were():
+def test_one_token_lists_its_largest_weights_and_their_number():
     model = GPT(GPTConfig(vocab_size=23, context_length=300, dim=8, layers=1, heads=2))
     text = torch.randint(23, (293,))
     picture = show(model, text, query=200, head=1)
@@ -157,7 +157,7 @@ def test_the_kernel_of_a_converted_convolution_is_the_convolutions():
         {"kernel_size": 5, "padding": "same"},
     ],
 )
-def test_kernels_lie_where_their_taps_look(words):
+def test_kernels_are_drawn_at_their_offsets(words):
     conv = nn.Conv2d(4, 6, **words)
     pairs = [(out, out % 4) for out in range(6)]
     torch.testing.assert_close(
@@ -228,6 +228,6 @@ def test_what_cannot_be_shown_is_refused_with_what_can(vit):
         show(vit)
 
 
-def test_a_picture_is_written_where_it_is_asked_for(tmp_path, spatial):
+def test_a_picture_is_written_to_its_path(tmp_path, spatial):
     show(spatial, path=tmp_path / "heads.svg")
     assert (tmp_path / "heads.svg").is_file()

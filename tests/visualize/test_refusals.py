@@ -1,4 +1,4 @@
-"""What cannot be drawn is refused in words, and no choice is left unheard."""
+"""What cannot be drawn is refused with a reason, and so are options without effect."""
 
 import math
 
@@ -38,7 +38,7 @@ def vit():
 
 
 @pytest.mark.parametrize("query", [5, -1, 1.5, "x", (1,), (1, 2, 3), (1.5, 2), ("1", "2")])
-def test_who_is_no_pixel_is_refused(spatial, vit, query):
+def test_a_query_outside_the_image_is_refused(spatial, vit, query):
     for model, image in ((spatial, torch.rand(1, 5, 7)), (vit, torch.rand(1, 8, 12))):
         with refused(InputError, "a row and a column", f"query={query!r}"):
             show(model, image, query=query)
@@ -78,7 +78,7 @@ def test_layers_and_heads_that_are_no_numbers_are_refused(spatial, wrong):
             show(spatial, torch.rand(1, 5, 7), **{name: wrong})
 
 
-def test_a_choice_that_would_not_be_heard_is_refused(spatial):
+def test_an_option_without_effect_is_refused(spatial):
     for target in (spatial, [head_profiles(spatial)] * 2, head_profiles(spatial)):
         with refused(InputError, "no head to select"):
             show(target, head=1)
@@ -89,7 +89,7 @@ def test_a_choice_that_would_not_be_heard_is_refused(spatial):
             show(Causal(), 5, query=query)
 
 
-def test_heads_that_look_nowhere_are_refused(spatial):
+def test_heads_without_a_centre_are_refused(spatial):
     broken = SpatialTransformer(spatial.config)
     with torch.no_grad():
         broken.blocks[1].attention.position.centre[0] = math.nan

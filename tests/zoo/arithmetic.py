@@ -1,4 +1,4 @@
-"""Numbers that are wrong or no numbers: empty rows, overflow, normalisation, temperature."""
+"""Numerical faults: empty rows, overflow, normalisation, temperature."""
 
 from __future__ import annotations
 

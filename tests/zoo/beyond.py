@@ -312,7 +312,7 @@ EXHIBITS = [
     Exhibit(
         "L4-wide-features",
         "",
-        "Linear attention with more than 64 channels forgets which keys are hidden.",
+        "Linear attention with more than 64 channels ignores the mask.",
         "operator",
         given(features_without_mask_when_wide),
         given(features),
@@ -362,7 +362,7 @@ EXHIBITS = [
     Exhibit(
         "L11-slots-1024",
         "",
-        "Keys beyond 1024 are not looked at.",
+        "Keys beyond 1024 are ignored.",
         "operator",
         given(first_thousand),
         given(every_key),

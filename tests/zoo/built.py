@@ -1,4 +1,4 @@
-"""An exhibit by name, from its house alone and imported anew: what a script without Regard can ask for."""
+"""An exhibit by name, imported from its own module alone, for scripts without Regard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches that decode something else than the whole would have given."""
+"""Caches whose decoded output differs from that of the whole sequence."""
 
 from __future__ import annotations
 

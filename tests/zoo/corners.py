@@ -1,4 +1,4 @@
-"""Faults that show only in a corner: with a mask, in a batch of one, past a length, at the second look."""
+"""Faults that show only in special cases: with a mask, in a batch of one, past a length, at the second call."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def in_pairs_with_the_first(q, k, v):
 
 
 class Sampled(nn.Module):
-    """From 48 tokens on, a share of the keys is looked at: spread evenly, or at random."""
+    """From 48 tokens on, a subset of the keys is used: spread evenly, or at random."""
 
     def __init__(self, dim=16):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Work that grows faster than promised, and shapes that depend on what is in a mask."""
+"""Cost that grows faster than declared, and shapes that depend on the content of a mask."""
 
 from __future__ import annotations
 

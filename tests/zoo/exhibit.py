@@ -1,4 +1,4 @@
-"""One fault, rebuilt small: what broke, where it was reported, and the same code put right."""
+"""One fault, rebuilt small: what broke, where it was reported, and the corrected code."""
 
 from __future__ import annotations
 

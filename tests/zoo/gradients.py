@@ -1,4 +1,4 @@
-"""Right answers with wrong gradients."""
+"""Right outputs with wrong gradients."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ EXHIBITS = [
     Exhibit(
         "L13-scale",
         "",
-        "The way back forgets the scale.",
+        "Backward omits the scale.",
         "operator",
         given(with_unscaled_backward),
         given(with_right_backward),

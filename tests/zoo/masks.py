@@ -50,7 +50,7 @@ class BidirectionalBert(SmallBert):
         return torch.ones(batch, 1, tokens, tokens, dtype=torch.bool) if mask is None else mask[:, None, None, :]
 
 
-# CA2: a mask of its own that forgets the triangle when none was given
+# CA2: the causal mask is dropped when no other mask is given
 
 
 class DynamicMaskAttention(nn.Module):

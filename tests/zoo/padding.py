@@ -1,4 +1,4 @@
-"""Padding that is seen after all: in a normaliser, a gate, a position, a length."""
+"""Padding that leaks: into a normaliser, a gate, a position, a length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ways to compute the same that do not."""
+"""Two code paths that should agree and do not."""
 
 from __future__ import annotations
 

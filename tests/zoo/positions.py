@@ -1,4 +1,4 @@
-"""Positions that are not relative, not exact, or not what they say."""
+"""Positions that are not relative, not exact, or not as declared."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def rotary(q, k, v):
 
 
 def rotary_with_padded_sines(q, k, v):
-    """Sines are looked for behind the next power of two."""
+    """Sines are read from behind the next power of two."""
     return _rotary(q, k, v, offset=lambda size: 2 ** math.ceil(math.log2(size)) // 2)
 
 

@@ -1,4 +1,4 @@
-"""Which faults are caught, and which twins are accused in error: `python tests/zoo/scoreboard.py [--seeds 20]`.
+"""Which faults are caught, and which twins are falsely reported: `python tests/zoo/scoreboard.py [--seeds 20]`.
 
 With `--file lines.jsonl` each exhibit is written there as it is done, and a second run goes on after the last one.
 `--shard 1/2` takes every second exhibit, beginning with the first.
@@ -31,7 +31,7 @@ class Score:
     Attributes:
         caught: each law that must catch the fault, and the seeds at which it does.
         accused: the twin's broken or flaky laws, in words.
-        checks: the number of the twin's laws that were looked at.
+        checks: the number of the twin's laws that were checked.
         absent: laws that are not in the catalog.
     """
 

@@ -1,4 +1,4 @@
-"""What is left over from another call, another instance, another row, another thread."""
+"""State that leaks between calls, instances, rows or threads."""
 
 from __future__ import annotations
 

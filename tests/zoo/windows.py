@@ -51,7 +51,7 @@ def stack(swa_types, window=5):
     return full_attention_layer
 
 
-# WI4: the branch that never hears of the window
+# WI4: a branch that ignores the window
 
 
 def mistral(q, k, v, use_sdpa=False):

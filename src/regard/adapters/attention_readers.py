@@ -1,4 +1,4 @@
-"""Attention weights of single layers of torch and timm, computed for the queries that are asked for."""
+"""Attention weights of single layers of torch and timm, computed for the requested queries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.layers.modes import eval_mode
 
 @dataclass(frozen=True, eq=False)
 class AttentionRows:
-    """The attention of one layer in one call; only the rows of weights that are asked for are computed.
+    """The attention of one layer in one call; only the requested rows of weights are computed.
 
     Attributes:
         name: of the module.

@@ -126,7 +126,7 @@ class _SizesMode(TorchFunctionMode):
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Looks at every product, softmax and division."""
+    """A dispatch mode that handles every product, softmax and division."""
 
     def __init__(self, batch: int, tokens: int) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class _AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        look = self._handlers.get(name)
-        if look is None:
+        handle = self._handlers.get(name)
+        if handle is None:
             return _with_composites_open(self, func)(*args, **kwargs)
         before = args[0] if args and isinstance(args[0], Tensor) else None
         shown = before.detach().clone() if name in ("div_", "mul_", "softmax_") and before is not None else None
         out = func(*args, **kwargs)
         with suppress(TypeError, ValueError, KeyError, IndexError, RuntimeError):  # what cannot be read is not seen
-            look(self, name, out, (shown, *args[1:]) if shown is not None else args, kwargs)
+            handle(self, name, out, (shown, *args[1:]) if shown is not None else args, kwargs)
         return out
 
     def _on_product(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -216,7 +216,7 @@ class _AttentionMode(TorchFunctionMode):
 
     @staticmethod
     def _mark_normalised_later(call: AttentionCall) -> None:
-        """Numbers that are no shares yet may become so in a way that cannot be followed; then they say nothing."""
+        """Whether scores may be normalised later by operations that are not traced; they are then ignored."""
         if float((call.weights.sum(-1) - 1).abs().max()) > 1e-4:
             call.unsure = True
 
@@ -276,7 +276,7 @@ class _AttentionMode(TorchFunctionMode):
         assert result is not None
         same = part.ndim == result.ndim and part.shape[:-1] == result.shape[:-1] and part.shape[-2] == self.tokens
         if not same or divisor.shape[-1] != 1:
-            call.lost = True  # normalised in a way that cannot be followed
+            call.lost = True  # normalised by operations that are not traced
             return
         rows, _ = attention_products.by_heads(divisor.expand(*result.shape[:-1], 1).detach(), self.batch)
         call.weights = call.weights / rows

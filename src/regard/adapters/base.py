@@ -30,13 +30,13 @@ class Conventions:
         empty: what a query that sees nothing yields: `"zeros"`, `"mean"` (of all values), `"nan"`, or `"finite"` (any
             number, the same on every path).
         align: where unequal lengths meet: at the `"end"` (the last query sits on the last key) or at the `"start"`.
-        pattern: the pairs that the target documents to interact, without any mask; None if it says nothing.
+        pattern: the pairs that the target documents to interact, without any mask; None if it documents none.
         scale: the factor of the scores; None is `1 / sqrt(dim)`.
         layout: of an operator `"heads"` for (batch, head, token, dim) or `"tokens"` for (batch, token, head, dim); of a
             layer `"batch"` for (batch, token, channel) or `"tokens"` for (token, batch, channel).
         left: whether tokens may be padded on the left as well. None: yes, unless the target counts absolute positions
-            from the left edge and sees both ways, as encoders do.
-        growth: the power of the length with which its operations grow; None if it says nothing.
+            from the left edge and attends in both directions, as encoders do.
+        growth: the power of the length with which its operations grow; None if it documents none.
     """
 
     mask: Literal["attend", "hide", "additive"] = "attend"
@@ -76,7 +76,7 @@ def _refuse_convention(name: str, value: object, instead: str) -> InputError:
     return InputError(
         f"{name}={value!r} is no convention.",
         asked=f"{name}={value!r}",
-        because="a law has to know what the argument means",
+        because="the laws depend on what the argument means",
         instead=instead,
     )
 
@@ -102,7 +102,7 @@ class Cached(Protocol):
 
 
 class Adapter:
-    """A target with everything a law may ask of it. Subclasses know how to call one kind of target.
+    """A target with everything that laws, costs and pictures need of it. A subclass calls one kind of target.
 
     Attributes:
         target: the function or module itself, or a copy of it in another precision.
@@ -136,9 +136,9 @@ class Adapter:
         self.parts: list[Adapter] = []
         self.declared = ""
         self.part = ""
-        self.context: tuple[str, ...] = ()  # the laws claimed beside the one that asks
+        self.context: tuple[str, ...] = ()  # the laws claimed beside the current one
         self.caching: Cached | None = None
-        self.weights_function: Callable[..., Any] | None = None  # how to ask the target for its weights
+        self.weights_function: Callable[..., Any] | None = None  # a call of the target that returns its weights
         self._views: dict[torch.dtype, Adapter | None] = {}
         self._eps: float | None = None
         if isinstance(target, nn.Module):
@@ -197,7 +197,7 @@ class Adapter:
     # Precision
 
     def at(self, dtype: torch.dtype) -> Adapter | None:
-        """This adapter in another precision, or None if it cannot be had."""
+        """This adapter in another precision, or None if it cannot be converted."""
         if dtype == self.dtype:
             return self
         if dtype not in self._views:
@@ -224,7 +224,7 @@ class Adapter:
                 scale = float(own.abs().max()) + 1e-30
                 if own.isfinite().all() and float((own - output).abs().max()) > 0.1 * scale:
                     return None  # it computes something else in float64; its own precision has to do
-        except Exception:  # a target may refuse another precision in any way
+        except Exception:  # a target may refuse another precision with any error
             return None
         return view
 
@@ -299,7 +299,7 @@ def run_variant(adapter: Adapter, name: str) -> Variant:
 
     def in_training(x: Tensor, mask: Tensor | None = None) -> Tensor:
         with adapter.training_without_dropout(), torch.enable_grad():
-            rng.seed_generators(0)  # should anything still be random, it is so in the same way each time
+            rng.seed_generators(0)  # what is still random is the same in each run
             return adapter.run(x, mask)
 
     return {"with gradients": with_gradients, "in training": in_training}.get(name) or adapter.variants()[name]

@@ -1,4 +1,4 @@
-"""What a call signature says: which argument is the mask, in which form, and which arguments only choose a variant."""
+"""Reading a call signature: which argument is the mask, in which form, and which arguments only choose a variant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MASKS = (
 )
 # torch's names for masks in which True hides.
 TRUE_HIDES = ("key_padding_mask", "src_key_padding_mask")
-# Switches between two ways to compute the same, as arguments of a call.
+# Arguments of a call that switch between two implementations.
 SWITCHES = (
     "need_weights",
     "return_weights",

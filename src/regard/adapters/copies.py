@@ -17,7 +17,7 @@ KEPT = (*CONTAINERS, Tensor, nn.Module)
 
 
 def copy_target(target: Any) -> Any:
-    """A copy of a module or of a function with what it closes over; the target itself where that cannot be had.
+    """A copy of a module or of a function with what it closes over; the target itself where that fails.
 
     Functions keep state too: in a closure, in an attribute, in a list at the top of their file. Modules keep it on
     their classes as well.

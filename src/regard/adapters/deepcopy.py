@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class InitialMemo(dict[int, Any]):
-    """A memo with which a deep copy begins, told apart from that of a copy under way."""
+    """The memo of a top-level deep copy, as distinguished from that of a nested one."""
 
 
 def deepcopy(module: Any) -> Any:

@@ -13,7 +13,7 @@ class HigherOrderDispatchMode(TorchDispatchMode):
     """A dispatch mode that lets higher-order operators through, FlexAttention among them.
 
     FlexAttention compiles itself. Under a dispatch mode dynamo gives up on it and keeps that in mind, so that every
-    later call would raise; on leaving the mode it is made to forget.
+    later call would raise; on leaving the mode this state is cleared.
     """
 
     supports_higher_order_operators = True

@@ -24,7 +24,7 @@ class InputSpec:
     Attributes:
         axes: its sizes, some of them symbols.
         dtype: None is the floating-point dtype of the module.
-        requires_grad: whether a gradient is asked for: of activations inside a network it is, of images and ids not.
+        requires_grad: whether a gradient is computed: of activations inside a network, not of images and ids.
     """
 
     axes: tuple[int | str, ...]

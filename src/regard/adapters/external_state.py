@@ -46,15 +46,15 @@ def isolate(module: nn.Module) -> None:
 
 
 class ExternalState:
-    """The state outside a module as one copy of it knows it.
+    """The state outside a module, of one copy of it.
 
     Attributes:
         places: where it lies: a holder (a class, or the names of a file) and a name.
-        held: for each place what is not there now: while the copy rests its own things, while it runs the others'.
-        caches: functions that remember answers. They are emptied whenever another copy had its turn.
+        held: for each place the value that is swapped out: the copy's own while it is idle, another's while it runs.
+        caches: functions with an lru_cache. They are cleared whenever another copy has run.
     """
 
-    # The last whose turn it was.
+    # The copy that ran last.
     latest: ExternalState | None = None
     lock = threading.RLock()
 
@@ -123,7 +123,7 @@ class ExternalState:
 
 
 class _Owner:
-    """A class or the names of a file, told apart by which one it is."""
+    """A class or the globals of a module, compared by identity."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
@@ -136,7 +136,7 @@ class _Owner:
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
-    """Every name that a piece of code and the pieces within it look up."""
+    """Every name that a code object and the code objects inside it refer to."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -159,23 +159,23 @@ def _find_locations(module: nn.Module, caches: list[Any]) -> Iterator[tuple[_Own
         waiting += [value for value in vars(part).values() if isinstance(value, types.FunctionType)]
     done: set[int] = set()
     while waiting:
-        thing = waiting.pop()
-        if id(thing) in done:
+        found = waiting.pop()
+        if id(found) in done:
             continue
-        done.add(id(thing))
-        if isinstance(thing, EnumMeta):
+        done.add(id(found))
+        if isinstance(found, EnumMeta):
             continue
-        if isinstance(thing, type):
-            functions = list(_list_functions(thing))
+        if isinstance(found, type):
+            functions = list(_list_functions(found))
             waiting += functions
-            yield from ((_Owner(thing), name) for name in _mutable_class_attributes(thing, functions))
-        elif isinstance(thing, functools._lru_cache_wrapper):
-            caches.append(thing)
-            waiting.append(thing.__wrapped__)
-        elif isinstance(thing, types.FunctionType) and not is_third_party(thing.__module__):
-            own = thing.__globals__
-            stored = _assigned_names(thing.__code__)
-            for name in dict.fromkeys(names_in(thing.__code__)):
+            yield from ((_Owner(found), name) for name in _mutable_class_attributes(found, functions))
+        elif isinstance(found, functools._lru_cache_wrapper):
+            caches.append(found)
+            waiting.append(found.__wrapped__)
+        elif isinstance(found, types.FunctionType) and not is_third_party(found.__module__):
+            own = found.__globals__
+            stored = _assigned_names(found.__code__)
+            for name in dict.fromkeys(names_in(found.__code__)):
                 value = own.get(name, MISSING)
                 if isinstance(value, (*CONTAINERS, Tensor)) or (isinstance(value, PLAIN) and name in stored):
                     yield _Owner(own), name

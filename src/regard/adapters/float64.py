@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = ("float", "half", "bfloat16")
-# They make numbers of the default precision when nothing is said.
+# They create tensors of the default dtype if none is given.
 FROM_NOWHERE = (torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.linspace)
 
 
 class Float64Casts(TorchFunctionMode):
-    """Where a computation in float64 asks for fewer digits, as norms and rotations do, it gets float64 all the same.
+    """Casts of a float64 computation to a shorter dtype, as in norms and rotations, stay in float64.
 
     So the same program can be judged by the bound of float64.
     """

@@ -59,9 +59,9 @@ def recognise(target: Any, kind: str | None, name: str, options: dict[str, Any])
     """The adapter of a model of transformers; None for everything else, and for audio and multimodal models."""
     if kind not in (None, "model") or not _is_pretrained(target):
         return None
-    said: dict[str, Any] = {key: value for key, value in options.items() if key in Conventions.__dataclass_fields__}
-    said.setdefault("empty", "finite")
-    conventions = Conventions(**said)
+    given: dict[str, Any] = {key: value for key, value in options.items() if key in Conventions.__dataclass_fields__}
+    given.setdefault("empty", "finite")
+    conventions = Conventions(**given)
     name = type(target).__name__ if name.startswith(f"{type(target).__name__}(") else name
     first = next(iter(parameters(target)), "")
     if first == "pixel_values":
@@ -91,8 +91,8 @@ def _is_pretrained(target: Any) -> bool:
 def is_decoder(target: Any) -> bool:
     """Whether a model of words sees the past only.
 
-    The families that also fill in masked words see both sides unless their configuration says `is_decoder`; so does
-    XLNet, which hides by permutations.
+    The families that also fill in masked words attend in both directions unless their configuration sets
+    `is_decoder`; so does XLNet, which hides by permutations.
     """
     module = vars(sys.modules[type(target).__module__])
     if getattr(target.config, "model_type", "") in ("xlnet", "xlm", "flaubert", "cpm"):
@@ -191,7 +191,7 @@ class HuggingFaceTextModel(ModelAdapter):
         )
         return rotates and not _has_length_dependent_rotary(config) and self.takes_positions and self.causal
 
-    # Weights, and other ways to the same
+    # Weights and variants
 
     def with_implementation(self, implementation: str) -> Any | None:
         """The same weights with another implementation of attention; None if there is none."""

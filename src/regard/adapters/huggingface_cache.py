@@ -16,7 +16,7 @@ from regard.adapters.rng import Rng
 if TYPE_CHECKING:
     from regard.adapters.huggingface import HuggingFaceTextModel
 
-# The names under which a cache is handed over and comes back, and the switch that asks for it.
+# The names of the cache as argument and as output, and the flag that enables it.
 NAMES = {
     "past_key_values": "use_cache",
     "cache_params": "use_cache",
@@ -26,7 +26,7 @@ NAMES = {
 
 
 class HuggingFaceCache:
-    """The cache that the model makes for itself when it is asked to."""
+    """The cache that the model makes itself with `use_cache=True`."""
 
     def __init__(self, adapter: HuggingFaceTextModel, argument: str) -> None:
         self.adapter = adapter
@@ -45,7 +45,7 @@ class HuggingFaceCache:
                     output, state = caching.step(caching.start(1, 4), x)
                 if state is not None and output.shape[:2] == x.shape[:2]:
                     return caching
-            except Exception:  # not this way, then
+            except Exception:  # this call is not supported
                 continue
         return None
 
@@ -78,7 +78,7 @@ class HuggingFaceCache:
         try:
             # By how many, as a negative number: the meaning that every version has.
             state.crop(tokens - int(state.get_seq_length()))
-        except RuntimeError:  # a window that keeps no more than it needs cannot go back, and says so
+        except RuntimeError:  # a sliding-window cache cannot be cropped, and raises
             return None
         return state
 

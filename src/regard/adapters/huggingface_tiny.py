@@ -92,7 +92,7 @@ DECODING = ("ForCausalLM", "LMHeadModel")
 def tiny(class_name: str, seed: int = 0, attention: str | None = None, **fields: Any) -> nn.Module:
     """A model of this class of transformers with two layers of width 32 and random weights.
 
-    Weights are large enough for attention to matter: with the usual 0.02 a token would hardly look at another.
+    Weights are large enough for attention to matter: with the usual 0.02 attention weights are nearly uniform.
     `attention` is the implementation ("eager", "sdpa"), `fields` are fields of the configuration.
     """
     library = _import_library()
@@ -153,12 +153,12 @@ def _randomize(model: nn.Module) -> None:
 
 
 def is_table(part: nn.Module) -> bool:
-    """Whether this holds sines of positions: computed, never learnt, although some say that they want gradients."""
+    """Whether this is a sinusoidal position table: computed, not learned, even if it requires a gradient."""
     return "Sinusoidal" in type(part).__name__
 
 
 def _import_library() -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is looked up on the network
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network access
     try:
         return importlib.import_module("transformers")
     except ImportError as failure:
@@ -172,7 +172,7 @@ def _import_library() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What transformers tells its users by logging is not meant for those of a report."""
+    """Silence the logging of transformers, which is not meant for readers of a report."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -19,7 +19,7 @@ from regard.adapters.rng import Rng
 if TYPE_CHECKING:
     from regard.adapters.layer import SequenceAdapter
 
-# Names in use for the same thing, the clearest first.
+# Names in use for the same argument, the clearest first.
 CACHES = ("cache", "kv_cache", "past_key_values", "past_key_value", "past_kv", "past_kvs", "layer_past", "past")
 CACHES += ("kv_caches", "caches", "state", "states", "memory", "cache_params", "recurrent_state", "prev_state")
 RETURN_FLAGS = (
@@ -59,14 +59,14 @@ class State:
 
 @dataclass(frozen=True)
 class InferredCache:
-    """One way of calling a module piece by piece.
+    """One protocol for calling a module chunk by chunk.
 
     Attributes:
         style: `"returned"` begins with nothing and gets the cache back; `"made"` begins with what the target makes;
             `"dict"` and `"list"` are filled in place; `"inside"` is kept by the module, a copy of it for each state.
         argument: the argument that takes the cache, if any.
         method: the method to call, where it is not the target itself.
-        offset: the argument that takes the number of tokens so far; `counted` says in which form.
+        offset: the argument that takes the number of tokens so far; `counted` is its form.
         place: where the output holds the new cache: a number or a name; None if it is the one handed over.
     """
 
@@ -139,7 +139,7 @@ class InferredCache:
         cut: list[Any] = []
         for leaf, (_, axis) in zip(leaves, axes, strict=True):
             if isinstance(leaf, Tensor) and axis is None and leaf.ndim:
-                return None  # a state in which the tokens are summed up cannot forget
+                return None  # a state that sums over tokens cannot be cropped
             if isinstance(leaf, Tensor) and axis is not None and leaf.shape[axis] != state.tokens:
                 return None  # nor can one that has already dropped some of them
             if isinstance(leaf, Tensor):
@@ -175,7 +175,7 @@ class InferredCache:
         return adapter.call(x, mask, **more)
 
     def _keeps_history(self, name: str) -> bool:
-        """Whether a method called `name` is told how many tokens stay, and not how many go; trying decides."""
+        """Whether a method called `name` takes the number of tokens to keep, not to remove; decided by trying."""
         if name in ("crop", "crop_to", "crop_cache", "truncate_to", "rewind_to", "rollback_to"):
             return True
         if name not in self.known:
@@ -238,8 +238,8 @@ class InferredCache:
 def find_cache(adapter: SequenceAdapter) -> InferredCache | None:
     """How this target takes a cache, found out by trying; None if it takes none.
 
-    A maker of caches is used where there is one. Else the first way counts that agrees with a run in one piece, and if
-    none does, the first that runs: it may be a cache that is broken.
+    A constructor of caches is used where there is one. Else the first protocol is used that agrees with a run in one
+    call, and if none does, the first that runs: its cache may be broken.
     """
     try:
         x = adapter.draw(1, adapter.lengths(5)[0], Rng(0, "cache"))
@@ -258,7 +258,7 @@ def find_cache(adapter: SequenceAdapter) -> InferredCache | None:
                 rows = _run_in_pieces(caching, x)
                 if rows.shape != whole.shape or not _has_cache(caching, x):
                     continue
-        except Exception:  # not this way, then
+        except Exception:  # this protocol is not supported
             continue
         if _is_close(whole, rows):
             return caching
@@ -267,7 +267,7 @@ def find_cache(adapter: SequenceAdapter) -> InferredCache | None:
 
 
 def _list_candidates(adapter: SequenceAdapter) -> Iterator[InferredCache]:
-    """Every way of calling that the signature allows, the most explicit first."""
+    """Every protocol that the signature allows, the most explicit first."""
     target = adapter.target
     methods = [name for name in STEPS if callable(getattr(target, name, None))] if isinstance(target, nn.Module) else []
     for method in [None, *methods]:
@@ -317,7 +317,7 @@ def _run_in_pieces(caching: InferredCache, x: Tensor) -> Tensor:
 
 
 def _has_cache(caching: InferredCache, x: Tensor) -> bool:
-    """Whether there is a cache at all. One that is handed over or set up says so; one inside has to show it."""
+    """Whether there is a cache: evident if it is passed or set up, tested by running if it is internal."""
     if caching.style == "returned":
         _, state = caching.step(caching.start(1, x.shape[1]), x[:, :2])
         return state.held is not None
@@ -326,8 +326,8 @@ def _has_cache(caching: InferredCache, x: Tensor) -> bool:
         _, after = caching.step(state, x[:, :2])
         return len(after.held) > 0 if caching.place is None else after.held is not None
     target = caching.adapter.target
-    asked = any(name in parameters(target) for name in RETURN_FLAGS) and callable(_find_method(target, RESETS))
-    if caching.style == "made" or asked or callable(_find_method(target, SETUPS)):
+    resettable = any(name in parameters(target) for name in RETURN_FLAGS) and callable(_find_method(target, RESETS))
+    if caching.style == "made" or resettable or callable(_find_method(target, SETUPS)):
         return True
     last = []
     for begin in (x, caching.adapter.draw(1, x.shape[1], Rng(1, "cache"))):
@@ -339,8 +339,8 @@ def _has_cache(caching: InferredCache, x: Tensor) -> bool:
 
 def _may_hold_cache(target: nn.Module) -> bool:
     names = parameters(target)
-    said = any(name in names for name in (*RETURN_FLAGS, *OFFSETS)) or bool(_find_cache_flags(target))
-    return said or callable(_find_method(target, SETUPS))
+    named = any(name in names for name in (*RETURN_FLAGS, *OFFSETS)) or bool(_find_cache_flags(target))
+    return named or callable(_find_method(target, SETUPS))
 
 
 def _find_cache_flags(target: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -362,7 +362,7 @@ def _make_cache(target: Any, batch: int, tokens: int, dtype: torch.dtype) -> Any
 
 
 def _call_with_sizes(method: Callable, batch: int, tokens: int, dtype: torch.dtype) -> Any:
-    """Call a maker of caches with the sizes that its parameters ask for."""
+    """Call a constructor of caches with the sizes that its parameters name."""
     given: dict[str, Any] = {}
     for name, parameter in parameters(method).items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):

@@ -23,7 +23,7 @@ ATTENTION_CLAIMS = (*TEXT_CLAIMS, "row-stochasticity")
 
 
 def comes_from(target: Any, *packages: str) -> bool:
-    """Whether a class of the target was defined in one of these packages, which need not be imported for the answer."""
+    """Whether a class of the target was defined in one of these packages, without importing them."""
     return any(cls.__module__.split(".")[0] in packages for cls in type(target).__mro__)
 
 
@@ -33,7 +33,7 @@ def named(target: Any, *names: str) -> bool:
 
 
 def conventions_of(options: dict[str, Any], **own: Any) -> Conventions:
-    """The conventions of a known class; what the user says goes first. Sizes are known, so they may be said or not."""
+    """The conventions of a known class; the user's options go first. Its sizes are known, and may be given too."""
     for key in options:
         if key not in CONVENTIONS and key not in SIZE_OPTIONS:
             raise InputError(

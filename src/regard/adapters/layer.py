@@ -36,7 +36,7 @@ CHANNEL_ATTRIBUTES = (
     "n_embd",
     "model_dim",
 )
-# Attributes of modules that choose between two ways to compute the same.
+# Attributes of modules that switch between two implementations.
 FLAGS = ("fused_attn", "fused", "flash", "use_flash", "use_sdpa", "sdpa", "fast", "use_fast_path", "use_flash_attn")
 
 
@@ -44,7 +44,7 @@ class SequenceAdapter(Adapter):
     """What layers and models share: one input with tokens on axis 1, perhaps a mask of tokens.
 
     Attributes:
-        form: how it wants its mask, or None if it takes none.
+        form: the form of its mask argument, or None if it takes none.
     """
 
     def __init__(self, target: Any, name: str, conventions: Conventions | None = None) -> None:
@@ -163,7 +163,7 @@ class LayerAdapter(SequenceAdapter):
 
     def _find_channels(self, given: int | None) -> int:
         if given is not None and type(self) is not LayerAdapter:
-            return given  # who recognised the target knows
+            return given  # set by the adapter of a known class
         failure: Exception | None = None
         wanted = [given] if given is not None else [*find_channels(self.target), *CHANNELS]
         for channels in dict.fromkeys(wanted):
@@ -175,7 +175,8 @@ class LayerAdapter(SequenceAdapter):
                 failure = failure or reason
         raise InputError(
             f"{self.name} does not run as a layer.",
-            asked=f"f(x) with x of (2, 5, {'channels), channels in ' + str(CHANNELS[:6]) if given is None else given})",
+            asked=f"f(x) with x of (2, 5, {'channels), channels in ' if given is None else ''}{given or CHANNELS[:6]}"
+            + (")" if given is not None else ""),
             found=f"{type(failure).__name__}: {failure}",
             because="it has to be called before it can be checked",
             instead='channels= if its width is unusual; kind="operator" or kind="model" if it takes something else;\n'

@@ -115,7 +115,7 @@ class ImageModelAdapter(SequenceAdapter):
 
 
 def takes_ids(target: Any) -> bool:
-    """Whether a module's or function's first input is whole numbers: it embeds something, or says so by name."""
+    """Whether a module's or function's first input is whole numbers: it has an embedding, or such a name."""
     first = next(iter(parameters(target)), "")
     if first in IDS[:5]:
         return True
@@ -123,7 +123,7 @@ def takes_ids(target: Any) -> bool:
 
 
 def find_image_size(target: Any) -> tuple[int, int, int] | None:
-    """The picture that a module wants: channels of its first convolution, and the size it mentions."""
+    """The image shape of a module: channels of its first convolution, and the size of its configuration."""
     if not isinstance(target, nn.Module):
         return None
     first = next((part for part in target.modules() if isinstance(part, nn.Conv2d)), None)

@@ -24,10 +24,11 @@ class OperatorAdapter(Adapter):
 
     Attributes:
         heads, kv_heads, dim, value_dim: the sizes of what is drawn.
-        form: how it wants its mask, or None if it takes none.
+        form: the form of its mask argument, or None if it takes none.
     """
 
     kind = "operator"
+    example_tokens = 5  # the length of the calls that find sizes and the form of the mask
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class OperatorAdapter(Adapter):
         for self.heads, self.dim in dict.fromkeys(candidates):
             self.kv_heads, self.value_dim = kv_heads or self.heads, value_dim or self.dim
             try:
-                query, key, value = self.tensors(Rng(0, "sizes"), 2, 5, 5)
+                query, key, value = self.tensors(Rng(0, "sizes"), 2, self.example_tokens, self.example_tokens)
                 output = self.attend(query, key, value)
                 if output.shape == (*query.shape[:-1], self.value_dim):
                     return

@@ -37,7 +37,7 @@ class Configuration:
     Attributes:
         sizes: what the module has; `L` is the number of repeated layers.
         build: a module of other sizes, built on the meta device.
-        multiples: a size that is a multiple of others: `{"D": (("H",), 2)}` says that D is a multiple of 2 H.
+        multiples: a size that is a multiple of others: `{"D": (("H",), 2)}` means that D is a multiple of 2 H.
         at_least: a size that is no smaller than another: as many positions as tokens.
     """
 
@@ -62,12 +62,12 @@ def _has_bias(module: Any) -> bool:
     return module.bias is not None
 
 
-def _linear(module: Any) -> Configuration:
+def _describe_linear(module: Any) -> Configuration:
     sizes = {"D": module.in_features, "O": module.out_features}
     return Configuration(sizes, lambda s: type(module)(s["D"], s["O"], bias=_has_bias(module)))
 
 
-def _norm(module: Any) -> Configuration | None:
+def _describe_norm(module: Any) -> Configuration | None:
     if len(module.normalized_shape) != 1:
         return None
     more: dict[str, Any] = {"eps": module.eps, "elementwise_affine": module.elementwise_affine}
@@ -76,7 +76,7 @@ def _norm(module: Any) -> Configuration | None:
     return Configuration({"D": module.normalized_shape[0]}, lambda s: type(module)(s["D"], **more))
 
 
-def _embedding(module: nn.Embedding) -> Configuration:
+def _describe_embedding(module: nn.Embedding) -> Configuration:
     sizes = {"V": module.num_embeddings, "D": module.embedding_dim}
     return Configuration(sizes, lambda s: nn.Embedding(s["V"], s["D"]))
 
@@ -187,7 +187,7 @@ def _projection_sizes(
     return found, multiples, resize
 
 
-def _projections(module: Projections) -> Configuration | None:
+def _describe_projections(module: Projections) -> Configuration | None:
     found = _projection_sizes(module.sizes)
     if found is None:
         return None
@@ -208,7 +208,7 @@ def _grid_attention(module: GridAttention) -> Configuration | None:
     return dataclasses.replace(inner, build=build)
 
 
-def _block(module: TransformerBlock) -> Configuration | None:
+def _describe_block(module: TransformerBlock) -> Configuration | None:
     """Layers of a block share their symbols; a cross-attention of the same sizes has no symbols of its own."""
     attention = _multi_head(module.attention)
     cross = None if module.cross is None else _multi_head(module.cross)
@@ -328,7 +328,7 @@ def _torch_transformer(module: nn.Transformer) -> Configuration | None:
     return Configuration({**layer.sizes, "L": len(encoder.layers)}, build, layer.multiples)  # type: ignore[arg-type]
 
 
-def _recurrent(module: Any) -> Configuration | None:
+def _describe_recurrent(module: Any) -> Configuration | None:
     if module.num_layers != 1 or module.proj_size:
         return None
     more: dict[str, Any] = {"bias": module.bias, "batch_first": module.batch_first}
@@ -339,17 +339,17 @@ def _recurrent(module: Any) -> Configuration | None:
 
 def _list_layers() -> dict[type, Callable[[Any], Configuration | None]]:
     return {
-        **dict.fromkeys((nn.Linear, Linear), _linear),
-        **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _norm),
-        nn.Embedding: _embedding,
+        **dict.fromkeys((nn.Linear, Linear), _describe_linear),
+        **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _describe_norm),
+        nn.Embedding: _describe_embedding,
         LearnedPositions: _learned_positions,
         SinusoidalPositions: _sinusoidal_positions,
         GridPositions: _grid_positions,
         FeedForward: _feed_forward,
         MultiHeadAttention: _multi_head,
-        Projections: _projections,
+        Projections: _describe_projections,
         GridAttention: _grid_attention,
-        TransformerBlock: _block,
+        TransformerBlock: _describe_block,
         WindowAttention: _window_attention,
         ChannelAttention: _channel_attention,
         PatchEmbedding: _patch_embedding,
@@ -357,7 +357,7 @@ def _list_layers() -> dict[type, Callable[[Any], Configuration | None]]:
         **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _torch_layer),
         **dict.fromkeys((nn.TransformerEncoder, nn.TransformerDecoder), _torch_stack),
         nn.Transformer: _torch_transformer,
-        **dict.fromkeys((nn.LSTM, nn.GRU), _recurrent),
+        **dict.fromkeys((nn.LSTM, nn.GRU), _describe_recurrent),
     }
 
 

@@ -1,4 +1,4 @@
-"""`adapt`: from a target to the adapter that knows how to call it."""
+"""`adapt`: select the adapter of a target."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ QUERIES = ("q", "query", "queries", "Q")
 
 
 def adapt(target: Any, kind: str | None = None, name: str | None = None, **options: Any) -> Adapter:
-    """The adapter of a target: recognised by its library, or called as the kind says.
+    """The adapter of a target: recognised by its library, or called according to `kind`.
 
     Options are the fields of `Conventions`, and sizes: `heads kv_heads dim value_dim` of an operator, `channels` of a
-    layer, `vocab_size max_length image_size` of a model. `window=8` says causal, and that a token sees 8 keys, itself
-    among them. What a target can do is found out by trying; `gradients=False` says that it has none, `cache=` is False
-    or a `Cached`, and `weights=` a function of the target, its input and its mask, which gives its weights
+    layer, `vocab_size max_length image_size` of a model. `window=8` means causal, and a token attends to 8 keys,
+    itself included. What a target can do is found out by trying; `gradients=False` means that it has none, `cache=` is
+    False or a `Cached`, and `weights=` a function of the target, its input and its mask, which gives its weights
     `(batch, head, query, key)`.
     """
     gradients, cache, weights = (options.pop(name, None) for name in ("gradients", "cache", "weights"))
     try:
         adapter = _adapt_target(target, kind, name, options)
     except InputError:
-        # Some modules refuse to run where a gradient could be asked for, as FlexAttention does on a processor.
+        # Some modules refuse to run with gradients enabled, as FlexAttention does on the CPU.
         if not isinstance(target, nn.Module) or not any(each.requires_grad for each in target.parameters()):
             raise
         try:

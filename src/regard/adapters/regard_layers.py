@@ -1,4 +1,4 @@
-"""Regard's own operator and layers: what their description says is what they claim."""
+"""Regard's operator and layers, whose claims follow from their descriptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.adapters.base import Adapter, Conventions, Variant
 from regard.adapters.example_inputs import ExampleInputs, InputSpec, activations
 from regard.adapters.known_layer import MODULE_CLAIMS, GridLayer, KnownLayer, conventions_of, other_sequence
 from regard.adapters.mask_patterns import is_padding, pattern_of_mask
-from regard.adapters.operator import SIZES, OperatorAdapter
+from regard.adapters.operator import OperatorAdapter
 from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
 from regard.attention import Attention, attend
@@ -94,6 +94,7 @@ class RegardOperator(OperatorAdapter):
 
     def __init__(self, target: AttentionModule, name: str, conventions: Conventions, **sizes: int) -> None:
         self.fixed = fixed_length(target.attention.pattern, target.attention.bias)
+        self.example_tokens = self.example_tokens if self.fixed is None else self.fixed
         super().__init__(target, name, conventions, **sizes)
         if self._takes_masks():
             self.abilities.add("mask")
@@ -111,8 +112,8 @@ class RegardOperator(OperatorAdapter):
         return self.target(query, key, value, pattern)
 
     def _takes_masks(self) -> bool:
-        """Whether the backend runs every mask; one that was named may know some patterns only."""
-        tokens = 5 if self.fixed is None else self.fixed
+        """Whether the backend runs every mask; a named backend may support some patterns only."""
+        tokens = self.example_tokens
         mask = torch.ones(2, 1, tokens, tokens, dtype=torch.bool)
         mask[..., 1] = False
         mask[:, :, -1, 1] = True  # no mask of whole keys, which linear attention runs, too
@@ -133,24 +134,6 @@ class RegardOperator(OperatorAdapter):
             return twin.run(x, mask)
 
         return variant
-
-    def _find_operator_sizes(self, heads: int | None, dim: int | None) -> tuple[int, int]:
-        tokens = 5 if self.fixed is None else self.fixed
-        failure: Exception | None = None
-        for self.heads, self.dim in dict.fromkeys((heads or own, dim or size) for own, size in SIZES):
-            self.kv_heads, self.value_dim = self.heads, self.dim
-            try:
-                self.attend(*self.tensors(Rng(0, "sizes"), 2, tokens, tokens))
-                return self.heads, self.dim
-            except Exception as reason:  # a bias may want other heads, a feature map other sizes
-                failure = failure or reason
-        raise InputError(
-            f"{self.name} does not run.",
-            asked=f"attend with {self.target.attention} on {self.target.backend!r}",
-            found=f"{type(failure).__name__}: {failure}",
-            because="it has to be called before it can be checked",
-            instead="heads= and dim= that fit its bias",
-        ) from failure
 
 
 def _find_description(target: Any) -> AttentionModule | None:
@@ -174,7 +157,7 @@ def _adapt_operator(target: AttentionModule, name: str, options: dict[str, Any])
     attention = target.attention
     if attention.pattern is not None and attention.pattern.rows is not None:
         raise InputError(
-            "this description knows its batch.",
+            "this description fixes the batch size.",
             asked=repr(attention.pattern),
             because=f"it is for {attention.pattern.rows} rows, and a law chooses its own",
             instead="the description without the padding or the segments of one batch; the laws give masks themselves",
@@ -280,7 +263,7 @@ class BlocksAdapter(KnownLayer):
 
 
 class GridAdapter(GridLayer):
-    """Ours on a grid, which also know their weights."""
+    """Regard's layers on a grid, which also return their weights."""
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         if isinstance(self.target, WindowAttention):

@@ -196,7 +196,7 @@ class GPTCache(RegardCache):
 
 
 class TransformerCache(GPTCache):
-    """The cache of a translator, who read the other text at the first step."""
+    """The cache of an encoder-decoder, which encodes the source at the first step."""
 
     def step(self, state: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         target = self.adapter.target

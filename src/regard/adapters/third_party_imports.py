@@ -1,7 +1,7 @@
 """Imports of third-party libraries: without their warnings, and with a torchvision that does not fit this torch.
 
-`tools/mend_torchvision.py` says how the two can fail to fit, and repairs an environment for good. Here the same two
-operators are declared in memory, for environments that were not repaired.
+`tools/mend_torchvision.py` describes how the two can be incompatible, and repairs an environment. Here the
+same two operators are declared in memory, for environments that were not repaired.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYMPTOM = "torchvision::"
 
 def import_quietly(name: str) -> ModuleType:
     """This module of another project. Raises what its import raises."""
-    # Nothing is looked up on the network, unless the environment says otherwise.
+    # No network access, unless the environment allows it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

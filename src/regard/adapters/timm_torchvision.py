@@ -175,7 +175,7 @@ def _adapt_block(
 
 
 def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
-    """Example inputs from the configuration in which timm says what a model was pretrained on."""
+    """Example inputs from the configuration of timm's pretraining."""
     config = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
     if not isinstance(config, Mapping) or len(config.get("input_size") or ()) != 3:
         return False

@@ -125,7 +125,7 @@ class TorchLayer(KnownLayer):
         return output if first else output.transpose(0, 1)
 
     def invoke(self, x: Tensor, rows: Tensor, **more: Any) -> Any:
-        """Call the module with `x` as it wants it; `rows` is the same, batch first."""
+        """Call the module with `x` in its own layout; `rows` is the same, batch first."""
         return self.target(x, **more)
 
     def variants(self) -> dict[str, Variant]:
@@ -159,7 +159,7 @@ class TorchSelfAttention(TorchLayer):
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         if self.target.bias_k is not None or self.target.add_zero_attn:
-            return []  # there are keys that no token stands for
+            return []  # there are keys that belong to no token
         return [self.call(x, mask, average_attn_weights=False)[1]]
 
     def variants(self) -> dict[str, Variant]:
@@ -210,7 +210,7 @@ class TorchDecoder(TorchLayer):
         return self.target(x, memory, **more)
 
     def call(self, x: Tensor, mask: Tensor | None = None, *, add: bool = False, **more: Any) -> Any:
-        if add:  # torch wants both masks of one kind
+        if add:  # torch requires both masks to have one dtype
             more.setdefault("tgt_mask", additive(~_make_causal_mask(x.shape[1]), x.dtype))
         return super().call(x, mask, add=add, **more)
 
@@ -256,7 +256,7 @@ def _adapt_attention(target: nn.MultiheadAttention, name: str, options: dict[str
         return None  # it cannot read itself
     claims = [*TEXT_CLAIMS, "permutation"]
     if target.bias_k is None and not target.add_zero_attn:
-        claims.append("row-stochasticity")  # else a part of the weight goes to keys that no token stands for
+        claims.append("row-stochasticity")  # else some weight goes to keys that belong to no token
     adapter = TorchSelfAttention(target, name, conventions_of(options), channels=target.embed_dim, claims=claims)
     adapter.declared = "torch's multi-head attention of tokens over themselves"
     return adapter
@@ -286,7 +286,7 @@ def _make_causal_mask(tokens: int) -> Tensor:
 
 
 def _list_layers(target: Any) -> Any:
-    """The first module inside that knows sizes."""
+    """The first submodule that has sizes."""
     attentions = (part for part in target.modules() if isinstance(part, nn.MultiheadAttention))
     return next(attentions)
 

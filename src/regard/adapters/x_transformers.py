@@ -71,7 +71,7 @@ def _adapt_by_class(target: Any, kind: str | None, name: str, options: dict[str,
 
 
 def _knows_positions(layers: Any) -> bool:
-    """Whether a stack of layers knows where its tokens are."""
+    """Whether a stack of layers uses positions."""
     known = (layers.rel_pos, layers.rotary_pos_emb, getattr(layers, "polar_pos_emb", None))
     return any(each is not None for each in known) or _shifts_tokens(layers)
 
@@ -107,11 +107,11 @@ class Float64Softmax:
         return _find_unfused_variant(self)
 
 
-# The other way to compute: a fused kernel, wherever the options allowed one.
+# The other implementation: a fused kernel, where the options allow one.
 
 
 def _find_unfused_variant(adapter: Any) -> dict[str, Variant]:
-    """What was built with fused attention can do without; the other way round depends on its options."""
+    """Fused attention can be switched off; whether it can be switched on depends on the options."""
     parts = [part for part in adapter.target.modules() if getattr(part, "flash", None) is True]
     if not parts:
         return {}
@@ -189,7 +189,7 @@ class XTransformersTextModel(Float64Softmax, ModelAdapter):
 
 
 class IntermediatesCache:
-    """Its cache: what the layers returned last time, beside all tokens so far; `cache_age` says how many are new."""
+    """Its cache: what the layers returned last, and all tokens so far; `cache_age` is the number of new ones."""
 
     def __init__(self, adapter: XTransformersTextModel) -> None:
         self.adapter = adapter
@@ -221,7 +221,7 @@ class IntermediatesCache:
 def _adapt_wrapper(target: Any, name: str, options: dict[str, Any]) -> Adapter | None:
     layers = target.attn_layers
     if layers.need_condition or getattr(target, "recycling", False) or getattr(target, "looped", False):
-        return None  # it wants more than ids
+        return None  # it needs more inputs than ids
     claims = [*(["causality"] if layers.causal else []), *TEXT_CLAIMS]
     caches = layers.causal and target.can_cache_kv
     claims += ["cache"] if caches else []

@@ -17,7 +17,8 @@ from regard.attention.masks import add_mask, is_mask, refuse_mask_as_bias, refus
 from regard.autocast import is_autocast_enabled
 from regard.backends.base import Request
 from regard.biases.base import Bias
-from regard.errors import BackendError, BiasError, PatternError, ShapeError
+from regard.dropout import Dropout, draw_seed
+from regard.errors import BackendError, BiasError, InputError, PatternError, ShapeError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
@@ -37,7 +38,14 @@ def to_rows(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def make_request(
-    query: Tensor, key: Tensor, value: Tensor, attention: Attention | None, mask: Tensor | None, fields: dict
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention: Attention | None,
+    mask: Tensor | None,
+    fields: dict,
+    dropout: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
 ) -> tuple[Request, tuple[int, ...]]:
     """Everything checked and brought into one shape, and the shape the output has to leave in."""
     if attention is not None and not isinstance(attention, Attention):
@@ -67,6 +75,7 @@ def make_request(
         scale=_choose_scale(described.scale, query.shape[-1], features),
         bias=_check_bias(described.bias, square),
         feature_map=features,
+        dropout=_make_dropout(dropout, dropout_seed, features),
     )
     return fold_heads(request), (*square[:-1], value.shape[-1])
 
@@ -168,7 +177,7 @@ def _check_description(described: Attention, pattern: Pattern, batch: tuple[int,
             asked=f"a pattern for {pattern.rows} batch rows",
             found=f"a batch of {tuple(batch)}, {math.prod(batch)} rows",
             because="Padding, Segments and Mask describe every batch row",
-            instead="one length, one row of ids or one mask for each batch row",
+            instead="one length, one row of ids or one mask for each batch row; tensors are (*batch, head, token, dim)",
         )
     if pattern.heads is not None and pattern.heads != heads:
         raise ShapeError(
@@ -199,6 +208,41 @@ def _check_features(features: FeatureMap | None, described: Attention) -> None:
             because="linear attention multiplies features; it has no exponent to add a bias to or to sharpen",
             instead="either the feature map or " + what,
         )
+
+
+def _make_dropout(probability: float, seed: int | Tensor | None, features: FeatureMap | None) -> Dropout | None:
+    number = isinstance(probability, int | float) and not isinstance(probability, bool)
+    if not number or not 0 <= probability < 1:
+        raise InputError(
+            "dropout is not a probability.",
+            asked=f"dropout={probability}",
+            because="it is the probability of dropping an attention weight, and those that are kept are divided by "
+            "1 - dropout",
+            instead="0 <= dropout < 1",
+        )
+    if probability == 0:
+        return None
+    if features is not None:
+        raise BackendError(
+            "Linear attention has no weights to drop.",
+            asked=f"feature_map={features!r} with dropout={probability}",
+            because="it multiplies features with sums over keys, and never computes the weight of a pair",
+            instead="dropout=0 here, and torch.nn.functional.dropout on the output; or attention without a feature map",
+        )
+    if seed is None:
+        return Dropout(float(probability), draw_seed())
+    whole = isinstance(seed, Tensor) and seed.dtype == torch.int64 and seed.ndim == 0
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63:
+        return Dropout(float(probability), torch.tensor(int(seed), device="cpu"))
+    if not whole:
+        raise InputError(
+            "dropout_seed is not a seed.",
+            asked=f"dropout_seed={seed!r}",
+            because="a seed is one whole number of 64 bits",
+            instead="an int from -2**63 to 2**63 - 1, an int64 tensor of shape (), or None to draw one from torch's "
+            "generator",
+        )
+    return Dropout(float(probability), seed)
 
 
 def _check_bias(bias: Bias | Tensor | None, square: tuple[int, ...]) -> Bias | Tensor | None:

@@ -13,7 +13,7 @@ from regard.attention.explanation import Explanation
 from regard.autocast import disable_autocast
 from regard.backends import BACKENDS, choose, find
 from regard.backends.base import Request
-from regard.backends.reference import compute_weights, position_scores
+from regard.backends.reference import compute_weights, drop_weights, position_scores
 from regard.biases.base import Bias
 from regard.errors import BackendError
 from regard.features import FeatureMap
@@ -31,6 +31,8 @@ def attend(
     scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
+    dropout: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
     backend: str = "auto",
     layout: Layout = "rows",
 ) -> Tensor:
@@ -49,6 +51,15 @@ def attend(
     in torch's `scaled_dot_product_attention`. It joins the pattern: both have to allow a pair. Each call reads all of
     it to find its plan again; `pattern=Mask(mask)`, made once, does so once.
 
+    `dropout` is the probability of dropping an attention weight; those that are kept are divided by `1 - dropout`, as
+    `dropout_p` of `scaled_dot_product_attention` does it. It is applied whenever it is not 0: a module in eval mode
+    passes 0. The mask depends on a seed, the batch row, the head, the query and the key alone (`regard.dropout` has the
+    formula), so it is the same on every backend and for any number of threads, and backward computes it again: memory
+    stays linear in the tokens. The seed is drawn from torch's default generator (`torch.manual_seed`), or is
+    `dropout_seed`. A dropped key is still a visible one: if its value is NaN, so is the output. A query whose keys
+    are all dropped yields zeros. `dropout` is rounded to the nearest multiple of 2^-16. Linear attention has no weights
+    to drop.
+
     The fields of `Attention` may be given as keywords, alone or to override those of `attention`. `backend` is
     `"auto"` or a name; a named backend never falls back. `layout="columns"` has `token` last, going in and coming out.
 
@@ -58,7 +69,7 @@ def attend(
     """
     fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     query, key, value = to_rows(layout, query, key, value)
-    request, shape = make_request(query, key, value, attention, mask, fields)
+    request, shape = make_request(query, key, value, attention, mask, fields, dropout, dropout_seed)
     chosen = choose(request) if backend == "auto" else find(backend)
     if backend != "auto" and (reason := chosen.refuse(request)) is not None:
         raise _refusal(backend, request, reason)
@@ -79,22 +90,25 @@ def weights(
     scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
+    dropout: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
     layout: Layout = "rows",
 ) -> Tensor:
     """The attention weights `(*batch, head, query, key)`, for study: this builds the square.
 
     Rows sum to one, or to zero for a query that sees nothing. In the column layout the result is `(*batch, head, key,
-    query)` and columns sum to one.
+    query)` and columns sum to one. With `dropout`, these are the weights that `attend` uses with the same seed: zero
+    where dropped, divided by `1 - dropout` elsewhere.
 
         >>> weights(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2), pattern=Causal())[0].tolist()[1]
         [0.5, 0.5, 0.0]
     """
     fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     query, key = to_rows(layout, query, key)
-    request, shape = make_request(query, key, key, attention, mask, fields)
+    request, shape = make_request(query, key, key, attention, mask, fields, dropout, dropout_seed)
     with disable_autocast(query.device):
         weight, shown, nan_rows = compute_weights(request, position_scores(request))
-        weight = request.keep_graph(torch.where(nan_rows & shown, torch.nan, weight))
+        weight = request.keep_graph(torch.where(nan_rows & shown, torch.nan, drop_weights(request, weight)))
     weight = weight.to(query.dtype).reshape(*shape[:-1], key.shape[-2])
     return weight.transpose(-1, -2) if layout == "columns" else weight
 
@@ -110,10 +124,11 @@ def explain(
     scale: float | None = None,
     bias: Bias | Tensor | None = None,
     feature_map: str | FeatureMap | Callable | None = None,
+    dropout: float = 0.0,
 ) -> Explanation:
     """Which backend `attend` would take and why the others would not, what the plan looks like and what it costs."""
     fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
-    request, _ = make_request(query, key, value, attention, mask, fields)
+    request, _ = make_request(query, key, value, attention, mask, fields, dropout, dropout_seed=0)
     return Explanation.of(request)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.biases.base import Bias
+from regard.dropout import Dropout
 from regard.features import FeatureMap
 from regard.patterns import Lengths, Pattern
 from regard.planner import Plan
@@ -30,6 +31,7 @@ class Request:
         scale: inverse temperature of the content score.
         bias: a positional bias, a tensor that broadcasts to `(batch, head, query, key)`, or nothing.
         feature_map: features whose inner product replaces `exp`, or nothing.
+        dropout: of the attention weights, or nothing.
     """
 
     query: Tensor
@@ -39,6 +41,7 @@ class Request:
     scale: float
     bias: Bias | Tensor | None = None
     feature_map: FeatureMap | None = None
+    dropout: Dropout | None = None
 
     @property
     def batch(self) -> int:
@@ -114,6 +117,8 @@ class Request:
             words.append("bias " + ("tensor" if isinstance(self.bias, Tensor) else type(self.bias).__name__))
         if self.feature_map is not None:
             words.append(f"feature map {self.feature_map!r}")
+        if self.dropout is not None:
+            words.append(f"dropout {self.dropout.probability:g}")
         shapes = f"query {tuple(self.query.shape)}  key {tuple(self.key.shape)}  value {tuple(self.value.shape)}"
         return " | ".join(words) + f"\n{shapes}  {str(self.query.dtype)[6:]} on {self.query.device.type}"
 

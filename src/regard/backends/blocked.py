@@ -38,7 +38,7 @@ class Blocked(Backend):
 
 
 def _run(request: Request) -> Tensor:
-    if request.uniform:
+    if request.uniform and request.dropout is None:
         return average_visible(request)
     dtype = accumulation_dtype(request)
     rows = request.pattern.rows
@@ -47,6 +47,7 @@ def _run(request: Request) -> Tensor:
     by_row = rows is not None and isinstance(request.bias, Tensor) and len(request.bias) > 1
     if by_row:
         learned = (fold_batch(learned[0], rows),)
+    seed = None if request.dropout is None else request.dropout.seed
     task = TileSettings(
         pattern=request.pattern,
         lengths=request.lengths,
@@ -56,19 +57,22 @@ def _run(request: Request) -> Tensor:
         group=request.group,
         bias_by_row=by_row,
         keeps_lse=request.needs_gradient or torch._C._are_functorch_transforms_active(),
+        dropout=0.0 if request.dropout is None else request.dropout.probability,
     )
     if not request.hard:
-        return unfold_batch(BlockedSoftmax.apply(query, key, value, None, task, *learned)[0], rows).to(
-            request.value.dtype
-        )
+        output = BlockedSoftmax.apply(query, key, value, None, seed, task, *learned)[0]
+        return unfold_batch(output, rows).to(request.value.dtype)
     best, winner, count = find_winners(query, key, task, learned)
+    if seed is not None:  # a winner may be dropped
+        output = BlockedSoftmax.apply(query, key, value, best, seed, task, *learned)[0]
+        return unfold_batch(torch.where(torch.isnan(best), torch.nan, output), rows).to(request.value.dtype)
     output = _gather_winners(value, winner, request.group)
     if not is_known_finite(output):
         output = torch.where(torch.isfinite(output), output, torch.nan)
     output = torch.where(count > 0, output, 0)
     # Without ties the output is a bitwise copy of the winner's value. Where values cannot be read, ties are assumed.
     if torch._C._are_functorch_transforms_active() or (not has_no_values() and bool((count > 1).any())):
-        tied = BlockedSoftmax.apply(query, key, value, best, task, *learned)[0]
+        tied = BlockedSoftmax.apply(query, key, value, best, None, task, *learned)[0]
         output = torch.where(count > 1, tied, output)
     output = torch.where(torch.isnan(best), torch.nan, output)
     return unfold_batch(output, rows).to(request.value.dtype)
@@ -89,48 +93,49 @@ def _scale_query(query: Tensor, scale: float) -> Tensor:
 
 
 class BlockedSoftmax(torch.autograd.Function):
-    """All tiles forward; the log-sum-exp is saved for backward. With `best`, the softmax is over the winners only."""
+    """All tiles forward; the log-sum-exp is saved for backward.
+
+    With `best`, the softmax is over the winners only; with `seed`, weights are dropped.
+    """
 
     @staticmethod
-    def forward(query, key, value, best, task, *learned):
+    def forward(query, key, value, best, seed, task, *learned):
         if is_known_finite(query, key, value):
-            output, lse = _forward(query, key, value, best, task, learned)
+            output, lse = _forward(query, key, value, best, seed, task, learned)
             if is_known_finite(output):
                 return output, lse
             # Scores that overflowed: a row of minus infinities has weights of zero.
-            return _forward(query, key, value, best, task, learned, overflows=True)
+            return _forward(query, key, value, best, seed, task, learned, overflows=True)
         safe = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
-        output, lse = _forward(*safe, best, task, learned, overflows=True)
+        output, lse = _forward(*safe, best, seed, task, learned, overflows=True)
         return torch.where(_find_nan_outputs(query, key, value, best, task, learned), torch.nan, output), lse
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        query, key, value, best, task, *learned = inputs
-        ctx.task, ctx.has_best = task, best is not None
+        query, key, value, best, seed, task, *learned = inputs
+        ctx.task = task
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(query, key, value, *((best,) if ctx.has_best else ()), *output, *learned)
+        ctx.save_for_backward(query, key, value, best, seed, *output, *learned)
 
     @staticmethod
     def backward(ctx, *gradients):
         grad_output, _ = gradients
-        query, key, value, *rest = ctx.saved_tensors
-        best = rest.pop(0) if ctx.has_best else None
-        output, lse, *learned = rest
-        task = replace(ctx.task, learns=any(ctx.needs_input_grad[5:]))
-        grads = BlockedSoftmaxBackward.apply(query, key, value, best, output, lse, grad_output, task, *learned)
-        return grads[0], grads[1], grads[2], None, None, *grads[3:]
+        query, key, value, best, seed, output, lse, *learned = ctx.saved_tensors
+        task = replace(ctx.task, learns=any(ctx.needs_input_grad[6:]))
+        grads = BlockedSoftmaxBackward.apply(query, key, value, best, output, lse, grad_output, seed, task, *learned)
+        return grads[0], grads[1], grads[2], None, None, None, *grads[3:]
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        size, (*tensors, task) = info.batch_size, arguments[:5]
-        learned = arguments[5:]
-        if any(dim is not None for dim in in_dims[5:]) or any(
-            len(tensor) > 1 for tensor in learned if task.bias is None
-        ):
+        size, (*tensors, seed, task) = info.batch_size, arguments[:6]
+        learned = arguments[6:]
+        # The mask of dropout depends on the batch row, which must not depend on the samples beside it.
+        alone = seed is not None or any(dim is not None for dim in in_dims[6:])
+        if alone or any(len(tensor) > 1 for tensor in learned if task.bias is None):
             results = map_one_by_one(size, in_dims, arguments, BlockedSoftmax.apply)
         else:
             results = split_mapped_axis(
-                size, BlockedSoftmax.apply(*merge_mapped_axis(size, in_dims[:4], tensors), task, *learned)
+                size, BlockedSoftmax.apply(*merge_mapped_axis(size, in_dims[:4], tensors), None, task, *learned)
             )
         return results, (0, 0)
 
@@ -139,13 +144,13 @@ class BlockedSoftmaxBackward(torch.autograd.Function):
     """The backward pass as a function of its own, so that vmap can batch it too."""
 
     @staticmethod
-    def forward(query, key, value, best, output, lse, grad_output, task, *learned):
+    def forward(query, key, value, best, output, lse, grad_output, seed, task, *learned):
         # Outputs that are NaN by a non-finite input send no gradient back.
         nan_marks = torch.isnan(output)
         grad_output, output = torch.where(nan_marks, 0, grad_output), torch.where(nan_marks, 0, output)
         if not is_known_finite(query, key, value):
             query, key, value = zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value)
-        given = query, key, value, best, output, lse, grad_output, task, learned
+        given = query, key, value, best, output, lse, grad_output, seed, task, learned
         grads = _backward(*given)
         return grads if is_known_finite(*grads) else _backward(*given, overflows=True)
 
@@ -154,13 +159,13 @@ class BlockedSoftmaxBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        size, tensors, task, learned = info.batch_size, arguments[:7], arguments[7], arguments[8:]
-        if learned:
+        size, tensors, (seed, task), learned = info.batch_size, arguments[:7], arguments[7:9], arguments[9:]
+        if learned or seed is not None:
             # One sample's gradient of the bias must not be added to another's.
             results = map_one_by_one(size, in_dims, arguments, BlockedSoftmaxBackward.apply)
         else:
             results = split_mapped_axis(
-                size, BlockedSoftmaxBackward.apply(*merge_mapped_axis(size, in_dims[:7], tensors), task)
+                size, BlockedSoftmaxBackward.apply(*merge_mapped_axis(size, in_dims[:7], tensors), None, task)
             )
         return results, (0,) * len(results)
 
@@ -180,7 +185,9 @@ def _write_product(job: Job, tile: Tile, output: Tensor, left: Tensor, right: Te
         job.query.add(output, part)
 
 
-def _forward(query, key, value, best, task: TileSettings, learned, overflows: bool = False) -> tuple[Tensor, Tensor]:
+def _forward(
+    query, key, value, best, seed, task: TileSettings, learned, overflows: bool = False
+) -> tuple[Tensor, Tensor]:
     """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query, 1)`.
 
     `overflows`: visible scores may be minus infinity, all those of a query even.
@@ -193,7 +200,7 @@ def _forward(query, key, value, best, task: TileSettings, learned, overflows: bo
         scores = tile.compute(scaled, best, overflows=overflows)
         may_be_empty = job.may_be_empty or tile.biased or best is not None or overflows
         if job.alone and not task.keeps_lse and not may_be_empty:
-            _write_product(job, tile, output, _softmax_in_place(scores), tile.columns(value))
+            _write_product(job, tile, output, _drop(tile, seed, _softmax_in_place(scores)), tile.columns(value))
             continue
         largest = scores.amax(-1, keepdim=True)
         weight = _softmax_in_place(scores)
@@ -202,7 +209,7 @@ def _forward(query, key, value, best, task: TileSettings, learned, overflows: bo
         if may_be_empty:
             nothing = largest == -torch.inf
             weight, tile_lse = weight.masked_fill_(nothing, 0), tile_lse.masked_fill_(nothing, -torch.inf)
-        tile_lse = tile.by_head(tile_lse)
+        tile_lse, weight = tile.by_head(tile_lse), _drop(tile, seed, weight)
         if job.alone:
             _write_product(job, tile, output, weight, tile.columns(value))
             job.query.put(lse, tile_lse)
@@ -217,8 +224,13 @@ def _forward(query, key, value, best, task: TileSettings, learned, overflows: bo
     return output, lse
 
 
+def _drop(tile: Tile, seed: Tensor | None, weight: Tensor) -> Tensor:
+    """Overwrite weights with those after dropout."""
+    return weight if seed is None else weight.mul_(tile.dropout_factors(seed))
+
+
 def _backward(
-    query, key, value, best, output, lse, grad_output, task: TileSettings, learned, overflows: bool = False
+    query, key, value, best, output, lse, grad_output, seed, task: TileSettings, learned, overflows: bool = False
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value and of the parameters of the bias.
 
@@ -245,11 +257,15 @@ def _backward(
             weight = weight.masked_fill_(tile.queries(nan_rows), 0)
         else:
             weight = tile.compute(scaled, best, minus=lse).exp_()
-        grad_tile = tile.queries(grad_output)
-        job.key.add(grads[2], tile.by_column(torch.bmm(weight.transpose(1, 2), grad_tile)))
-        grad_scores = torch.baddbmm(tile.queries(delta), grad_tile, tile.columns(value).transpose(1, 2), beta=-1).mul_(
-            weight
-        )
+        grad_tile, values = tile.queries(grad_output), tile.columns(value).transpose(1, 2)
+        if seed is None:
+            dropped = weight
+            grad_scores = torch.baddbmm(tile.queries(delta), grad_tile, values, beta=-1).mul_(weight)
+        else:
+            factors = tile.dropout_factors(seed)
+            dropped = weight * factors
+            grad_scores = torch.bmm(grad_tile, values).mul_(factors).sub_(tile.queries(delta)).mul_(weight)
+        job.key.add(grads[2], tile.by_column(torch.bmm(dropped.transpose(1, 2), grad_tile)))
         if tile.biased and (task.learns or (task.bias is not None and task.bias.needs_content)):
             tile.differentiate(grad_scores, bias_grads, from_bias, grads[1])
         if reads_content:

@@ -45,6 +45,8 @@ class Flex(Backend):
         query, value = request.query, request.value
         if request.feature_map is not None:
             return "FlexAttention computes a softmax, and a feature map replaces it"
+        if request.dropout is not None:
+            return "FlexAttention changes scores before its softmax, and dropout changes weights after it"
         if request.hard:
             return "FlexAttention has no hard limit"
         if isinstance(request.bias, Tensor) and request.bias.dtype.itemsize > request.query.dtype.itemsize:

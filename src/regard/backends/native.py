@@ -46,7 +46,7 @@ class Native(Backend):
         return None
 
     def reluctance(self, request: Request) -> str | None:
-        if request.uniform:
+        if request.uniform and request.dropout is None:
             return "it would compute a softmax of equal scores; 'blocked' takes the mean by running sums"
         return None
 
@@ -72,12 +72,14 @@ class Native(Backend):
             table = table.to(dtype)
         words, masks = get_program(request.pattern, request.lengths, library.lanes(dtype))
         score = Score(table, query_code, key_code, bias, words, masks, request.scale)
+        if request.dropout is not None:
+            score = score._replace(dropout=request.dropout.probability, seed=request.dropout.seed)
         return attention(query, key, value, score)[0].to(request.value.dtype)
 
 
 def _find_benchmark(request: Request) -> str | None:
     """The benchmark that covers a request, or `None`."""
-    if request.query.dtype != torch.float32 or request.bias is not None:
+    if request.query.dtype != torch.float32 or request.bias is not None or request.dropout is not None:
         return None
     if request.lengths.queries <= MAX_QUERIES:
         return "decode" if _find_intervals(request) is not None else None
@@ -88,7 +90,7 @@ def _find_benchmark(request: Request) -> str | None:
 
 def _find_intervals(request: Request) -> tuple[Tensor, Tensor] | None:
     """The keys of a few queries, if they are one interval each and only the output is needed."""
-    if request.bias is not None or request.needs_gradient or is_traced():
+    if request.bias is not None or request.dropout is not None or request.needs_gradient or is_traced():
         return None
     seen = find_key_intervals(request.pattern, request.lengths)
     return None if seen is None else (request.by_row(seen[0]), request.by_row(seen[1]))

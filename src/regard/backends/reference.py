@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Request, accumulation_dtype
+from regard.dropout import KEYS_AT_ONCE
 from regard.features import scaled_features
 from regard.nonfinite import find_nonfinite_rows, zero_nonfinite
 
@@ -25,9 +26,21 @@ class Reference(Backend):
     def run(self, request: Request) -> Tensor:
         value = _repeat_heads(request.value, request.group).to(accumulation_dtype(request))
         weight, shown, nan_rows = compute_weights(request, position_scores(request))
-        output = weight @ zero_nonfinite(value)
+        output = drop_weights(request, weight) @ zero_nonfinite(value)
         nan_outputs = _sees_marked(shown, ~torch.isfinite(value)) | nan_rows
         return torch.where(nan_outputs, torch.nan, output).to(request.value.dtype)
+
+
+def drop_weights(request: Request, weight: Tensor) -> Tensor:
+    """The attention weights `(batch, head, query, key)` after dropout, or as they are where there is none."""
+    if request.dropout is None:
+        return weight
+    batch, heads, queries, keys = weight.shape
+    row, query, block = (
+        torch.arange(count, device=weight.device) for count in (batch * heads, queries, -(-keys // KEYS_AT_ONCE))
+    )
+    row = row.view(batch, heads, 1, 1)
+    return weight * request.dropout.factors(row, query[:, None], block, weight.dtype).flatten(-2)[..., :keys]
 
 
 def _sees_marked(seen: Tensor, nonfinite: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from regard.backends.tiles import Job, TokenIndex, group_tiles
 from regard.biases.base import Bias
+from regard.dropout import Dropout
 from regard.patterns import Lengths, Pattern
 
 
@@ -30,6 +31,7 @@ class TileSettings:
     keeps_lse: bool = True  # whether a backward pass will need the log-sum-exp
     learns: bool = True  # whether gradients of the bias are wanted
     bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern distinguishes
+    dropout: float = 0.0
 
     @property
     def reads_content(self) -> bool:
@@ -132,6 +134,19 @@ class Tile:
         if mask is None:
             return torch.ones((), dtype=torch.bool, device=self.key.device)
         return self.joined(mask[None, None].expand(-1, -1, self.tiles, -1, -1))
+
+    def dropout_factors(self, seed: Tensor) -> Tensor:
+        """What the weights are multiplied with, 0 or `1 / (1 - p)`: one matrix for each product."""
+        lengths, heads, rows = self.task.lengths, self.kv_heads * self.task.group, self.task.pattern.rows or 1
+        query, (block, place) = self.job.query.index, self.job.key_blocks(lengths.keys)
+        batch_row = torch.arange(self.batch, device=query.device)[:, None] * rows
+        batch_row = batch_row + torch.div(query[:, 0], max(lengths.queries, 1), rounding_mode="floor")
+        head = torch.arange(heads, device=query.device)[:, None]
+        row = (batch_row[:, None] * heads + head)[..., None, None]  # (batch, head, tile, 1, 1)
+        dropout = Dropout(self.task.dropout, seed)
+        factors = dropout.factors(row, self._local(self.job.query, 0)[:, :, None], block[:, None, :], self.key.dtype)
+        factors = factors.flatten(-2)  # (batch, head, tile, query', 8 * block)
+        return self.joined(factors.gather(-1, place[:, None].expand(*factors.shape[:-1], -1)))
 
     def bias(self) -> Tensor:
         with torch.no_grad():

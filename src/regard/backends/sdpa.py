@@ -21,6 +21,8 @@ class Sdpa(Backend):
     def refuse(self, request: Request) -> str | None:
         if request.feature_map is not None:
             return "torch's SDPA has no feature maps"
+        if request.dropout is not None:
+            return "torch's SDPA draws a dropout mask of its own, which no other backend could repeat"
         if request.hard:
             return "torch's SDPA has no hard limit"
         if request.scale <= 0:

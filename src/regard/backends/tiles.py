@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.caching import lru_cache_bytes, outside_modes
+from regard.dropout import KEYS_AT_ONCE
 from regard.patterns import Lengths, Pattern
 from regard.patterns.box import Array
 from regard.planner import PlanPart, plan
@@ -80,6 +81,21 @@ class Job:
     def may_be_empty(self) -> bool:
         """Whether a query might see none of its tile's keys."""
         return self.group.may_be_empty
+
+    def key_blocks(self, keys: int) -> tuple[Tensor, Tensor]:
+        """The blocks of neighbouring keys that dropout draws at once, and where each key is among their keys.
+
+        `(tile, block)` and `(tile, key')`, for key numbers inside their own batch row of so many keys.
+        """
+        with outside_modes():
+            key = self.group.key[self.first : self.last].numpy() % max(keys, 1)
+            block = key // KEYS_AT_ONCE
+            number = np.cumsum(np.diff(block, axis=1, prepend=block[:, :1]) != 0, axis=1)
+            blocks = np.zeros((len(block), int(number.max(initial=0)) + 1), dtype=np.int64)
+            np.put_along_axis(blocks, number, block, axis=1)
+            place = number * KEYS_AT_ONCE + key % KEYS_AT_ONCE
+            device = self.key.index.device
+            return torch.from_numpy(blocks).to(device), torch.from_numpy(place).to(device)
 
     @property
     def mask(self) -> Tensor | None:

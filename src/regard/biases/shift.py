@@ -34,7 +34,7 @@ class Shift(ElementwiseBias):
     2020), Lemma 1; the limit alpha -> infinity in the proof of Lemma 2.
 
     Where we differ: the paper's limit replicates at the border, whatever the convolution's padding; here it is chosen.
-    A bias does not know the length of a sequence, so without a grid only "zeros" is available; `grid=(1, tokens)` is a
+    A bias is independent of the sequence length, so without a grid only "zeros" is available; `grid=(1, tokens)` is a
     sequence with ends. Pairs with a token outside the grid have score 0, as for all biases.
 
     Args:

@@ -149,7 +149,7 @@ def read_beta(function: str, beta: Any, scores: Tensor, dim: int = -1) -> Tensor
             "beta is not a number.",
             asked="beta = nan",
             because="every real beta has a meaning, and so have inf and -inf, but nan has none",
-            instead="look where beta was computed; 1/sqrt(dim) is the usual value",
+            instead="check where beta is computed; 1/sqrt(dim) is the usual value",
         )
     return torch.full((), read_number(function, "beta", beta), dtype=scores.dtype, device=scores.device)
 

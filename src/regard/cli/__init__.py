@@ -34,13 +34,13 @@ EPILOG = """examples:
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from regard.cli import check, cost, cost_words, show, train
+    from regard.cli import check, cost, cost_questions, show, train
 
     parser = Parser(
         prog="regard",
         description="Check attention modules against laws, with the smallest counterexample; compute their cost as\n"
         "formulas and numbers; plot their attention maps; train image classifiers.",
-        epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_words.textbook_questions()}\n",
+        epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_questions.format_questions()}\n",
     )
     parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
     commands = parser.add_subparsers(

@@ -31,85 +31,85 @@ TARGET is one of
   timm:vit_tiny_patch16_224   a model of timm with random weights
   path/to/checkpoint          a folder with a config.json, or a file of weights
 """
-EPILOG = "Ends with 0 if every claim holds, 1 if one is broken, flaky or undecided, 2 if the question cannot be asked."
+EPILOG = "Ends with 0 if every claim holds, 1 if one is broken, flaky or undecided, 2 for wrong arguments."
 
 
 def add(commands: Any) -> None:
-    """Teach the command line the word `check`."""
-    words = commands.add_parser(
+    """Add the command `check`."""
+    parser = commands.add_parser(
         "check",
         help="check TARGET against the laws that it claims",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    words.add_argument("target", metavar="TARGET", nargs="?", help="what to check")
-    words.add_argument("--kind", choices=KINDS, help="how to call it, where that cannot be seen")
-    words.add_argument("--law", metavar="SLUG", action="append", default=[], help="look at this law only; repeatable")
-    words.add_argument("--claims", metavar="A,B", help="the laws that it claims; its kind decides if not given")
-    words.add_argument(
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to check")
+    parser.add_argument("--kind", choices=KINDS, help="how to call it, if its signature does not tell")
+    parser.add_argument("--law", metavar="SLUG", action="append", default=[], help="check this law only; repeatable")
+    parser.add_argument("--claims", metavar="A,B", help="the laws that it claims; by default inferred from its kind")
+    parser.add_argument(
         "--also", metavar="A,B", action="append", default=[], help="check these laws besides its claims; repeatable"
     )
-    words.add_argument(
+    parser.add_argument(
         "--reference", metavar="TARGET", help="compare values with this too: a function or module called like TARGET"
     )
-    words.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed draws the same cases")
-    words.add_argument("--fast", action="store_true", help="a tenth of the search")
-    words.add_argument("--seconds", metavar="S", type=float, help="stop a law after this time; it is undecided then")
-    words.add_argument("--probe", action="store_true", help="claim nothing: say which laws hold, and measure")
-    words.add_argument(
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed draws the same cases")
+    parser.add_argument("--fast", action="store_true", help="a tenth of the search")
+    parser.add_argument("--seconds", metavar="S", type=float, help="stop a law after this time; it is undecided then")
+    parser.add_argument("--probe", action="store_true", help="try every law and print which hold, without claims")
+    parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
         action="append",
         default=[],
         help="a size or convention: heads=3, mask=hide, empty=mean, pattern='Window(3, 0)', image_size=3,64,64",
     )
-    words.add_argument("--json", metavar="FILE", help="write the report as JSON")
-    words.add_argument("--html", metavar="FILE", help="write the report as a page")
-    words.add_argument(
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page")
+    parser.add_argument(
         "--script", metavar="FILE", help="write the counterexample as a Python file that needs torch and TARGET alone"
     )
-    words.add_argument("--list", action="store_true", help="list the laws that would be looked at, and stop")
-    words.set_defaults(run=run)
+    parser.add_argument("--list", action="store_true", help="list the laws that would be checked, and exit")
+    parser.set_defaults(run=run)
 
 
-def run(words: argparse.Namespace) -> int:
-    """Check, print, write, and say how it went."""
-    laws = [slug for given in words.law for slug in _split(given)]
-    claims = None if words.claims is None else _split(words.claims)
-    also = [slug for given in words.also for slug in _split(given)]
-    if words.target is None:
-        if words.list:
-            return list_laws(words, [*laws, *(claims or []), *also])
+def run(args: argparse.Namespace) -> int:
+    """Check, print and write the report; return the exit status."""
+    laws = [slug for given in args.law for slug in _split_slugs(given)]
+    claims = None if args.claims is None else _split_slugs(args.claims)
+    also = [slug for given in args.also for slug in _split_slugs(given)]
+    if args.target is None:
+        if args.list:
+            return list_laws(args, [*laws, *(claims or []), *also])
         raise InputError(
             "no target was given.",
-            because="a law observes what something does",
+            because="the laws are checked by calling a target",
             instead="regard check module:name; regard check --help shows other targets",
         )
-    options = dict(read_option(text) for text in words.option)
-    check_writable(words.json, words.html, words.script)
+    options = dict(read_option(text) for text in args.option)
+    check_writable(args.json, args.html, args.script)
 
     from regard.adapters import adapt
-    from regard.cli.targets import find
+    from regard.cli.targets import load_target
     from regard.laws import check, probe
     from regard.laws.checking import find_laws
     from regard.laws.claims import infer_claims
 
-    named = [slug for slug in laws if slug != "reference" or words.reference is None]
+    named = [slug for slug in laws if slug != "reference" or args.reference is None]
     if named or claims is not None or also:
-        find_laws([*named, *(claims or []), *also])  # a misspelt law is told before anything long begins
-    target = find(words.target, words.seed)
-    subject = adapt(target, words.kind, **options)
-    reference = None if words.reference is None else _find_reference(words, target, subject, options)
-    chosen = named or claims or (None if words.probe else infer_claims(subject))
+        find_laws([*named, *(claims or []), *also])  # raises for a misspelt law before the search begins
+    target = load_target(args.target, args.seed)
+    subject = adapt(target, args.kind, **options)
+    reference = None if args.reference is None else _find_reference(args, target, subject, options)
+    chosen = named or claims or (None if args.probe else infer_claims(subject))
     chosen = chosen if chosen is None or named else [*chosen, *also]
-    if words.list:
-        return list_laws(words, chosen)
+    if args.list:
+        return list_laws(args, chosen)
     from regard.laws import LAWS
 
-    with _progress(len(find_laws(chosen)) if chosen else len(LAWS)) as progress:
-        if words.probe:
+    with _show_progress(len(find_laws(chosen)) if chosen else len(LAWS)) as progress:
+        if args.probe:
             report = probe(
-                subject, laws=chosen, seed=words.seed, fast=words.fast, seconds=words.seconds, progress=progress
+                subject, laws=chosen, seed=args.seed, fast=args.fast, seconds=args.seconds, progress=progress
             )
         else:
             only = laws or None
@@ -119,29 +119,29 @@ def run(words: argparse.Namespace) -> int:
                 only=only,
                 also=also,
                 reference=reference,
-                seed=words.seed,
-                fast=words.fast,
-                seconds=words.seconds,
+                seed=args.seed,
+                fast=args.fast,
+                seconds=args.seconds,
                 progress=progress,
             )
-    report.asked = {"kind": words.kind, "claims": claims, "also": also, "reference": words.reference, **options}
-    report.target = words.target
-    report.command = _command(words)
-    return _tell(report, words)
+    report.asked = {"kind": args.kind, "claims": claims, "also": also, "reference": args.reference, **options}
+    report.target = args.target
+    report.command = _format_command(args)
+    return _write_report(report, args)
 
 
-def _find_reference(words: argparse.Namespace, target: Any, subject: Adapter, options: dict[str, Any]) -> Adapter:
+def _find_reference(args: argparse.Namespace, target: Any, subject: Adapter, options: dict[str, Any]) -> Adapter:
     """The reference, made with the same seed; where names and shapes of parameters fit it has those of the target."""
-    from regard.cli.targets import find
+    from regard.cli.targets import load_target
     from regard.laws.reference import copy_parameters, read_reference
 
-    reference = find(words.reference, words.seed)
+    reference = load_target(args.reference, args.seed)
     if copy_parameters(target, reference):
         print("the reference has the parameters of the target; buffers are its own", file=sys.stderr)
-    return read_reference(reference, subject, words.kind, options).subject
+    return read_reference(reference, subject, args.kind, options).subject
 
 
-def list_laws(words: argparse.Namespace, names: list[str] | None = None) -> int:
+def list_laws(args: argparse.Namespace, names: list[str] | None = None) -> int:
     """Print each law with its equation and what it says."""
     from regard.laws import LAWS
     from regard.laws.checking import find_laws
@@ -152,30 +152,30 @@ def list_laws(words: argparse.Namespace, names: list[str] | None = None) -> int:
     return 0
 
 
-def _split(text: str) -> list[str]:
+def _split_slugs(text: str) -> list[str]:
     return [slug.strip() for slug in text.split(",") if slug.strip()]
 
 
-def _command(words: argparse.Namespace) -> str:
+def _format_command(args: argparse.Namespace) -> str:
     """The command again, without its law, its seed and where it writes."""
-    parts = ["regard", "check", words.target]
+    parts = ["regard", "check", args.target]
     for name in ("kind", "claims", "reference"):
-        if getattr(words, name) is not None:
-            parts += [f"--{name}", getattr(words, name)]
-    for slugs in words.also:
+        if getattr(args, name) is not None:
+            parts += [f"--{name}", getattr(args, name)]
+    for slugs in args.also:
         parts += ["--also", slugs]
-    for option in words.option:
+    for option in args.option:
         parts += ["--option", option]
-    parts += [f"--{name}" for name in ("fast", "probe") if getattr(words, name)]
+    parts += [f"--{name}" for name in ("fast", "probe") if getattr(args, name)]
     return shlex.join(parts)
 
 
-def _tell(report: Report, words: argparse.Namespace) -> int:
+def _write_report(report: Report, args: argparse.Namespace) -> int:
     report.show()
     for file, write in (
-        (words.json, report.to_json),
-        (words.html, report.to_html),
-        (words.script, report.script),
+        (args.json, report.to_json),
+        (args.html, report.to_html),
+        (args.script, report.script),
     ):
         if file is None:
             continue
@@ -193,7 +193,7 @@ def _tell(report: Report, words: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Progress | None]:
+def _show_progress(total: int) -> Iterator[Progress | None]:
     """A transient progress bar on the error stream, if that is a terminal."""
     with progress_on_stderr("{task.fields[law]:<20}", "{task.completed}/{task.total} {task.fields[cases]}") as bar:
         if bar is None:

@@ -1,4 +1,4 @@
-"""`regard cost TARGET`: what something costs, before anyone runs it."""
+"""`regard cost TARGET`: what a target costs, computed without running it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STEPS = ("forward", "backward", "training", "decode")
 BACKENDS = ("reference", "native", "blocked", "positional")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 OF = ("macs", "flops", "bytes", "activation_bytes", "parameters", "depth", "pairs", "exponentials")
-# What a target has sizes for, and what only a description needs.
+# Sizes of a target; those of OWN belong to bare descriptions only.
 OWN = ("heads", "kv_heads", "dim", "value_dim")
 SIZES = ("tokens", "keys", "context_tokens", "image", *OWN)
-# Words for attentions that no pattern writes.
+# Names of attentions that are not patterns.
 FEATURE_MAPS = {"linear": "elu1", "elu1": "elu1", "relu": "relu", "taylor2": "taylor2", "favor+": "favor+"}
 
-DESCRIPTION = """Say what TARGET costs before anyone runs it: formulas, numbers, and the parts they are made of.
+DESCRIPTION = """Compute what TARGET costs without running it: formulas, numbers, and a breakdown by submodule.
 
 TARGET is one of
   module:name                 a function or a module; a class is built without arguments
@@ -53,7 +53,7 @@ EPILOG = """examples:
   regard cost attention --tokens 256 --width 512
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
 
-Ends with 0, or 2 if the question cannot be asked."""
+Exit status: 0, or 2 for wrong arguments."""
 
 MODEL_EPILOG = """examples:
   regard cost model gpt2 --tokens 1023 --step decode
@@ -62,206 +62,210 @@ MODEL_EPILOG = """examples:
 
 
 def add(commands: Any) -> None:
-    """Teach the command line the word `cost`. What comes after it is read by the parser of the target or the word."""
-    words = commands.add_parser("cost", help="say what TARGET costs, as formulas and numbers", add_help=False)
-    words.add_argument("-h", "--help", action=_Help, nargs=0)
-    words.add_argument("rest", nargs=argparse.REMAINDER)
-    words.set_defaults(run=run)
+    """Add the command `cost`. Its arguments are parsed by `run`, which depend on the target or question."""
+    parser = commands.add_parser("cost", help="say what TARGET costs, as formulas and numbers", add_help=False)
+    parser.add_argument("-h", "--help", action=_Help, nargs=0)
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
 
 
-def run(words: argparse.Namespace) -> int:
-    """Read what is asked for, answer it, and say how it went."""
-    from regard.cli import cost_words
+def run(args: argparse.Namespace) -> int:
+    """Parse the arguments of a question, a curve or a target; return the exit status."""
+    from regard.cli import cost_questions
 
-    rest = words.rest
+    rest = args.rest
     if not rest or not rest[0].strip():
         raise InputError(
             "no target was given.",
-            because="a cost is the cost of something",
+            because="`regard cost` needs a target or a question",
             instead="regard cost module:name --tokens 512; regard cost --help shows other targets",
         )
     try:
-        if rest[0] in cost_words.WORDS:
-            return cost_words.run(rest[0], rest[1:])
+        if rest[0] in cost_questions.QUESTIONS:
+            return cost_questions.run(rest[0], rest[1:])
         if rest[0] == "curve":
-            asked = curve_parser().parse_args(rest[1:])
-            return draw(asked)
-        check_word(rest[0])
-        asked = parser().parse_args(rest)
-    except SystemExit as end:  # help, or words that make no sense
+            args = make_curve_parser().parse_args(rest[1:])
+            return run_curve(args)
+        check_target_name(rest[0])
+        args = make_parser().parse_args(rest)
+    except SystemExit as end:  # --help, or wrong arguments
         return int(end.code or 0)
-    return answer(asked)
+    return run_target(args)
 
 
-def check_word(word: str) -> None:
-    """A word that is almost one of ours, or the name of a published model without the word before it."""
-    from regard.cli import cost_words
+def check_target_name(word: str) -> None:
+    """Raise for a misspelt question, or a published model without the word `model` before its name."""
+    from regard.cli import cost_questions
     from regard.cli.published import MODELS
 
-    close = difflib.get_close_matches(word, [*cost_words.WORDS, "curve"], 1, 0.7)
+    close = difflib.get_close_matches(word, [*cost_questions.QUESTIONS, "curve"], 1, 0.7)
     if (word not in MODELS and not close) or word in FEATURE_MAPS or Path(word).exists():
         return
     raise InputError(
         f"{word!r} is no target.",
         asked=f"regard cost {word}",
-        because="it is a published model, whose name comes after the word model"
+        because="it is a published model; its name comes after the word model"
         if word in MODELS
-        else "it names nothing in a module, and no word for a table is written so",
+        else "it is neither module:name, nor a path, nor a question",
         instead=f"regard cost model {word}" if word in MODELS else f"regard cost {close[0]} --help",
     )
 
 
 class _Help(argparse.Action):
-    """The help of a target, which is what most people ask for."""
+    """`regard cost --help`: the help of a target."""
 
     def __call__(self, *_: Any) -> None:
-        parser().print_help()
+        make_parser().print_help()
         raise SystemExit(0)
 
 
-def parser(word: str = "") -> argparse.ArgumentParser:
-    """What is understood after `regard cost`, if it is no word of its own; after `model` it is the same."""
-    from regard.cli import cost_words
+def make_parser(word: str = "") -> argparse.ArgumentParser:
+    """The parser of `regard cost TARGET` and, with `word`, of `regard cost model TARGET`."""
+    from regard.cli import cost_questions
     from regard.cli.published import MODELS
 
     names = "\n".join(textwrap.wrap(", ".join(MODELS), 88))
-    description = DESCRIPTION.format(words="\n  ".join(cost_words.listed()))
-    said = Parser(
+    description = DESCRIPTION.format(words="\n  ".join(cost_questions.list_questions()))
+    parser = Parser(
         prog=f"regard cost {word}".rstrip(),
-        description=f"Say what a published model costs. TARGET is one of\n{names}" if word else description,
+        description=f"Compute what a published model costs. TARGET is one of\n{names}" if word else description,
         epilog=MODEL_EPILOG if word else EPILOG,
     )
-    said.add_argument("target", metavar="TARGET", help="what it is the cost of")
-    sizes(said.add_argument_group("sizes; what is not given stays a letter, if it can"))
-    how = said.add_argument_group("how it is run")
-    how.add_argument("--step", choices=STEPS, default="forward", help="training is forward and backward")
-    how.add_argument("--backend", choices=BACKENDS, help="whose work is counted; the mathematics if not given")
-    how.add_argument("--dtype", choices=DTYPES, help="in which numbers; those of the target if not given")
-    how.add_argument("--serial", action="store_true", help="for depth: sums one after the other, not as trees")
-    how.add_argument(
+    parser.add_argument("target", metavar="TARGET", help="what to compute the cost of")
+    add_size_options(parser.add_argument_group("sizes; sizes that are not given stay symbols where possible"))
+    run_group = parser.add_argument_group("how it is run")
+    run_group.add_argument("--step", choices=STEPS, default="forward", help="training is forward and backward")
+    run_group.add_argument(
+        "--backend", choices=BACKENDS, help="count the work of this backend; by default that of the mathematics"
+    )
+    run_group.add_argument("--dtype", choices=DTYPES, help="dtype; by default that of the target")
+    run_group.add_argument("--serial", action="store_true", help="for depth: sums one after the other, not as trees")
+    run_group.add_argument(
         "--plain", action="store_true", help="for depth: a softmax that does not subtract the largest score"
     )
-    shown = said.add_argument_group("what is shown")
-    shown.add_argument("--levels", metavar="K", type=whole, help="parts to so many levels")
-    shown.add_argument("--depth", action="store_true", help="the depth of every part, too")
-    shown.add_argument("--memory", action="store_true", help="weights, activations, cache, and the peaks of a run")
-    shown.add_argument("--measure", action="store_true", help="run it: the predicted time beside the measured one")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--levels", metavar="K", type=parse_size, help="print submodules up to this depth")
+    shown.add_argument("--depth", action="store_true", help="also print the depth of every part")
+    shown.add_argument("--memory", action="store_true", help="also print weights, activations, cache and peak memory")
+    shown.add_argument("--measure", action="store_true", help="run it, and print the predicted and the measured time")
     shown.add_argument("--json", metavar="FILE", help="write everything as JSON; - prints it instead of the table")
     shown.add_argument("--picture", metavar="FILE", help="draw cost against tokens: .svg or .html")
-    drawing(shown)
-    said.add_argument("--seed", metavar="N", type=int, default=0, help="of the weights, where there are any")
-    return said
+    add_picture_options(shown)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random weights")
+    return parser
 
 
-def sizes(group: Any) -> None:
-    """The sizes of a run."""
+def add_size_options(group: Any) -> None:
+    """Add the sizes of a run."""
     group.add_argument(
-        "--tokens", metavar="N", type=whole, help="sequence length; with --step decode, the tokens in the cache"
+        "--tokens", metavar="N", type=parse_size, help="sequence length; with --step decode, the tokens in the cache"
     )
-    group.add_argument("--batch", metavar="B", type=whole, default=1, help="batch size (1)")
-    group.add_argument("--keys", metavar="M", type=whole, help="key length, if it is another")
-    group.add_argument("--context-tokens", metavar="T", type=whole, help="sequence length of the encoder")
-    group.add_argument("--image", metavar="RxC", type=image, help="rows and columns: 224x224, or 224")
-    group.add_argument("--heads", metavar="H", type=whole, help="heads, of a pattern")
-    group.add_argument("--kv-heads", metavar="G", type=whole, help="key/value heads, of a pattern")
-    group.add_argument("--dim", metavar="d", type=whole, help="head dim, of a pattern")
-    group.add_argument("--value-dim", metavar="e", type=whole, help="head dim of values, of a pattern")
+    group.add_argument("--batch", metavar="B", type=parse_size, default=1, help="batch size (1)")
+    group.add_argument("--keys", metavar="M", type=parse_size, help="key length, if it is another")
+    group.add_argument("--context-tokens", metavar="T", type=parse_size, help="sequence length of the encoder")
+    group.add_argument("--image", metavar="RxC", type=parse_image, help="rows and columns: 224x224, or 224")
+    group.add_argument("--heads", metavar="H", type=parse_size, help="heads, of a pattern")
+    group.add_argument("--kv-heads", metavar="G", type=parse_size, help="key/value heads, of a pattern")
+    group.add_argument("--dim", metavar="d", type=parse_size, help="head dim, of a pattern")
+    group.add_argument("--value-dim", metavar="e", type=parse_size, help="head dim of values, of a pattern")
     group.add_argument(
         "--input",
         metavar="SHAPE",
-        type=shape,
+        type=parse_shape,
         action="append",
-        help="a shape, 2,5,7, of an input of a target that is not recognised; repeatable",
+        help="the shape of an input, as in 2,5,7, if the target is not recognised; repeatable",
     )
 
 
-def drawing(group: Any) -> None:
-    """From where to where a picture goes, and of what."""
+def add_picture_options(group: Any) -> None:
+    """Add the quantity and the range of lengths of a picture."""
     group.add_argument("--of", choices=OF, default="macs", help="which quantity the picture shows (macs)")
-    group.add_argument("--low", metavar="N", type=whole, default=64, help="shortest length of the picture (64)")
-    group.add_argument("--high", metavar="N", type=whole, default=65536, help="longest length of the picture (65536)")
+    group.add_argument("--low", metavar="N", type=parse_size, default=64, help="shortest length of the picture (64)")
+    group.add_argument(
+        "--high", metavar="N", type=parse_size, default=65536, help="longest length of the picture (65536)"
+    )
 
 
-def answer(asked: argparse.Namespace, make: Callable[[], Any] | None = None) -> int:
-    """Count, print, write. `make` makes what is asked about, if the text of the target does not say it."""
-    check_outputs(asked)
-    with status(f"{asked.target}: following what it does"):
-        target = named(asked.target, asked.seed, empty=not asked.measure) if make is None else make()
-        found = costed(target, asked)
+def run_target(args: argparse.Namespace, make: Callable[[], Any] | None = None) -> int:
+    """Compute, print and write a cost; return the exit status. `make` builds a target that has no text."""
+    check_outputs(args)
+    with status(f"{args.target}: tracing"):
+        target = load_target_or_pattern(args.target, args.seed, empty=not args.measure) if make is None else make()
+        found = compute_cost(target, args)
         if make is not None:
-            found.name = asked.target
-        extra = {"memory": found.memory} if asked.memory else {}
-        told = json_of(found, extra) if asked.json is not None else {}
-    if asked.measure:
-        with status(f"{asked.target}: running it"):
-            extra["time"] = measured(target, found, asked)
-            told["time"] = _times(extra["time"])
-    if asked.json is not None:
-        write_json(told, asked.json)
-    if asked.json != "-":
-        show(found, extra, asked)
-    if asked.picture is not None:
+            found.name = args.target
+        extra = {"memory": found.memory} if args.memory else {}
+        report = to_plain_dict(found, extra) if args.json is not None else {}
+    if args.measure:
+        with status(f"{args.target}: running it"):
+            extra["time"] = measure_time(target, found, args)
+            report["time"] = _times_to_dict(extra["time"])
+    if args.json is not None:
+        write_json(report, args.json)
+    if args.json != "-":
+        print_cost(found, extra, args)
+    if args.picture is not None:
         from regard.cost_model.chart import draw_curves
 
-        with status(f"{asked.target}: at every length of the picture"):
-            picture = draw_curves({found.name: found}, of=asked.of, low=asked.low, high=asked.high)
-        write_picture(picture, asked.picture)
+        with status(f"{args.target}: at every length of the picture"):
+            picture = draw_curves({found.name: found}, of=args.of, low=args.low, high=args.high)
+        write_picture(picture, args.picture)
     return 0
 
 
-def show(found: Cost, extra: dict[str, Any], asked: argparse.Namespace) -> None:
-    """The table, and below it what else was asked for."""
+def print_cost(found: Cost, extra: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print the table, and below it what other options ask for."""
     from regard.cost_model.table import depth_table, render
     from regard.render.terminal import print_fitted
 
-    print_fitted(lambda width: render(found, asked.levels, width))
-    if asked.depth:
+    print_fitted(lambda width: render(found, args.levels, width))
+    if args.depth:
         print()
-        print_fitted(depth_table(found, asked.levels).to_rich)
+        print_fitted(depth_table(found, args.levels).to_rich)
     for value in extra.values():
         print()
         print(value)
 
 
-def json_of(found: Cost, extra: dict[str, Any]) -> dict[str, Any]:
-    """Everything, in plain Python."""
+def to_plain_dict(found: Cost, extra: dict[str, Any]) -> dict[str, Any]:
+    """Everything, as plain Python values."""
     return {**found.to_dict(), **{name: value.to_dict() for name, value in extra.items()}}
 
 
-def named(text: str, seed: int, *, empty: bool = True) -> Any:
+def load_target_or_pattern(text: str, seed: int, *, empty: bool = True) -> Any:
     """What a text names: a pattern, a feature map, or a target as `regard check` understands it."""
-    found = described(text)
+    found = parse_description(text)
     if found is not None:
         return found
-    from regard.cli.targets import find
+    from regard.cli.targets import load_target
 
-    return find(text, seed, whole=True, empty=empty)
+    return load_target(text, seed, full_size=True, empty=empty)
 
 
-def costed(target: Any, asked: argparse.Namespace) -> Cost:
-    """Its cost, with the sizes that are asked for."""
+def compute_cost(target: Any, args: argparse.Namespace) -> Cost:
+    """The cost of a target at the sizes of the command line."""
     from regard.cost_model import cost
 
     return cost(
         target,
-        step=asked.step,
-        backend=asked.backend,
-        dtype=_dtype(asked),
-        stable=not asked.plain,
-        serial=asked.serial,
-        **_sizes(asked),
+        step=args.step,
+        backend=args.backend,
+        dtype=_read_dtype(args),
+        stable=not args.plain,
+        serial=args.serial,
+        **_read_sizes(args),
     )
 
 
-def measured(target: Any, found: Cost, asked: argparse.Namespace) -> Any:
-    """Run it, and put the least time that it could take beside the time that it took."""
+def measure_time(target: Any, found: Cost, args: argparse.Namespace) -> Any:
+    """Run the target: its roofline bound and its measured time."""
     from regard.cost_model.measuring import Comparison, measure
 
-    took = measure(target, step=asked.step, backend=asked.backend or "auto", dtype=_dtype(asked), **_sizes(asked))
+    took = measure(target, step=args.step, backend=args.backend or "auto", dtype=_read_dtype(args), **_read_sizes(args))
     return Comparison(found.roofline(), took)
 
 
-def _times(comparison: Any) -> dict[str, Any]:
+def _times_to_dict(comparison: Any) -> dict[str, Any]:
     return {
         "predicted": comparison.predicted.to_dict(),
         "measured": dataclasses.asdict(comparison.measured),
@@ -269,19 +273,19 @@ def _times(comparison: Any) -> dict[str, Any]:
     }
 
 
-def _sizes(asked: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(asked, name, None) for name in SIZES}
-    given["inputs"] = tuple(asked.input) if getattr(asked, "input", None) else None
-    return {"batch": asked.batch, **{name: value for name, value in given.items() if value is not None}}
+def _read_sizes(args: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(args, name, None) for name in SIZES}
+    given["inputs"] = tuple(args.input) if getattr(args, "input", None) else None
+    return {"batch": args.batch, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _dtype(asked: argparse.Namespace) -> Any:
+def _read_dtype(args: argparse.Namespace) -> Any:
     import torch
 
-    return None if asked.dtype is None else getattr(torch, asked.dtype)
+    return None if args.dtype is None else getattr(torch, args.dtype)
 
 
-def described(text: str) -> Any:
+def parse_description(text: str) -> Any:
     """The attention that a pattern or the name of a feature map means; None for any other text."""
     from regard.attention import Attention
 
@@ -306,55 +310,57 @@ CURVE_EPILOG = """examples:
   regard cost curve "Full()" linear --of activation_bytes --low 16 --high 4096"""
 
 
-def curve_parser() -> argparse.ArgumentParser:
-    said = Parser(
+def make_curve_parser() -> argparse.ArgumentParser:
+    parser = Parser(
         prog="regard cost curve",
         description=CURVE,
         epilog=CURVE_EPILOG,
     )
-    said.add_argument("targets", metavar="A", nargs="+", help="what to draw")
-    group = said.add_argument_group("sizes")
-    group.add_argument("--batch", metavar="B", type=whole, default=1, help="batch size (1)")
-    group.add_argument("--heads", metavar="H", type=whole, default=1, help="heads (1)")
-    group.add_argument("--kv-heads", metavar="G", type=whole, help="key/value heads, if there are fewer")
-    group.add_argument("--dim", metavar="d", type=whole, default=64, help="head dim (64)")
-    group.add_argument("--value-dim", metavar="e", type=whole, help="head dim of values, if it is another")
-    said.add_argument("--step", choices=STEPS, default="forward", help="training is forward and backward")
-    said.add_argument("--backend", choices=BACKENDS, help="whose work is counted; the mathematics if not given")
-    said.add_argument("--dtype", choices=DTYPES, help="in which numbers")
-    drawing(said)
-    said.add_argument("--picture", metavar="FILE", help="where to draw it: .svg or .html")
-    said.add_argument("--json", metavar="FILE", help="write points and crossings as JSON; - prints it instead")
-    said.set_defaults(serial=False, plain=False, seed=0)
-    return said
+    parser.add_argument("targets", metavar="A", nargs="+", help="what to draw")
+    group = parser.add_argument_group("sizes")
+    group.add_argument("--batch", metavar="B", type=parse_size, default=1, help="batch size (1)")
+    group.add_argument("--heads", metavar="H", type=parse_size, default=1, help="heads (1)")
+    group.add_argument("--kv-heads", metavar="G", type=parse_size, help="key/value heads, if there are fewer")
+    group.add_argument("--dim", metavar="d", type=parse_size, default=64, help="head dim (64)")
+    group.add_argument("--value-dim", metavar="e", type=parse_size, help="head dim of values, if it is another")
+    parser.add_argument("--step", choices=STEPS, default="forward", help="training is forward and backward")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="count the work of this backend; by default that of the mathematics"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype")
+    add_picture_options(parser)
+    parser.add_argument("--picture", metavar="FILE", help="where to draw it: .svg or .html")
+    parser.add_argument("--json", metavar="FILE", help="write points and crossings as JSON; - prints it instead")
+    parser.set_defaults(serial=False, plain=False, seed=0)
+    return parser
 
 
-def draw(asked: argparse.Namespace) -> int:
+def run_curve(args: argparse.Namespace) -> int:
     """Compute the curves, print where they begin, end and cross, and draw them."""
-    check_outputs(asked)
+    check_outputs(args)
     from regard.cost_model.chart import draw_curves
 
     with status("computing the curves"):
         costs = {}
-        for target in dict.fromkeys(asked.targets):
-            thing = named(target, asked.seed)
-            # Channels and heads are given to what has none of its own.
-            others = {} if described(target) is not None else dict.fromkeys(OWN)
-            costs[target] = costed(thing, argparse.Namespace(**{**vars(asked), **others, "tokens": asked.low}))
-        picture = draw_curves(costs, of=asked.of, low=asked.low, high=asked.high)
-    if asked.json is not None:
-        write_json(picture.to_dict(), asked.json)
-    if asked.json != "-":
+        for target in dict.fromkeys(args.targets):
+            loaded = load_target_or_pattern(target, args.seed)
+            # Heads and head dim are given for descriptions only; modules have their own.
+            others = {} if parse_description(target) is not None else dict.fromkeys(OWN)
+            costs[target] = compute_cost(loaded, argparse.Namespace(**{**vars(args), **others, "tokens": args.low}))
+        picture = draw_curves(costs, of=args.of, low=args.low, high=args.high)
+    if args.json is not None:
+        write_json(picture.to_dict(), args.json)
+    if args.json != "-":
         print(picture.table())
-    if asked.picture is not None:
-        write_picture(picture, asked.picture)
+    if args.picture is not None:
+        write_picture(picture, args.picture)
     return 0
 
 
-# Reading words
+# Parsing values
 
 
-def whole(text: str) -> int:
+def parse_size(text: str) -> int:
     """A size: a whole number of at least 1; thousands may be apart."""
     cleaned = text.replace(",", "").replace("_", "")
     if not re.fullmatch(r"\d+", cleaned) or int(cleaned) < 1:
@@ -362,7 +368,7 @@ def whole(text: str) -> int:
     return int(cleaned)
 
 
-def image(text: str) -> tuple[int, int]:
+def parse_image(text: str) -> tuple[int, int]:
     """`224x160`, rows by columns; `224` is square."""
     sides = re.fullmatch(r"(\d+)(?:[xX×](\d+))?", text.strip())
     if sides is None or int(sides[1]) < 1 or int(sides[2] or 1) < 1:
@@ -370,7 +376,7 @@ def image(text: str) -> tuple[int, int]:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
-def shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     """`2,5,7`."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no shape: whole numbers with commas, such as 2,5,7")

@@ -23,37 +23,37 @@ def build(name: str, image: tuple[int, int] | None = None, *, empty: bool = True
         return MODELS[name]({} if image is None else {"image": image}).eval()
 
 
-def _bert(size: str) -> nn.Module:
+def _make_bert(size: str) -> nn.Module:
     from regard.models import Bert, BertConfig
 
     return Bert(BertConfig.bert(size))
 
 
-def _gpt(size: str) -> nn.Module:
+def _make_gpt(size: str) -> nn.Module:
     from regard.models import GPT, GPTConfig
 
     return GPT(GPTConfig.gpt2(size))
 
 
-def _vit(name: str, image: dict[str, Any]) -> nn.Module:
+def _make_vit(name: str, image: dict[str, Any]) -> nn.Module:
     from regard.models import ViT, ViTConfig
 
     return ViT(ViTConfig.vit(name, **image))
 
 
-def _davit(name: str) -> nn.Module:
+def _make_davit(name: str) -> nn.Module:
     from regard.models import DaViT, DaViTConfig
 
     return DaViT(DaViTConfig.variant(name))
 
 
-def _transformer(size: str) -> nn.Module:
+def _make_transformer(size: str) -> nn.Module:
     from regard.models import Transformer, TransformerConfig
 
     return Transformer(TransformerConfig.base() if size == "base" else TransformerConfig.big())
 
 
-def _cordonnier(position: str, image: dict[str, Any]) -> nn.Module:
+def _make_cordonnier(position: str, image: dict[str, Any]) -> nn.Module:
     from regard.models import SpatialConfig, SpatialTransformer
 
     return SpatialTransformer(SpatialConfig(position, **image))
@@ -62,12 +62,12 @@ def _cordonnier(position: str, image: dict[str, Any]) -> nn.Module:
 # Each takes the image that is asked for, and those use it whose weights depend on it.
 MODELS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     **{
-        f"bert-{size}": lambda _, size=size: _bert(size)
+        f"bert-{size}": lambda _, size=size: _make_bert(size)
         for size in ("tiny", "mini", "small", "medium", "base", "large")
     },
-    **{name: lambda _, size=size: _gpt(size) for name, size in GPTS.items()},
-    **{f"vit-{name.lower().replace('/', '')}": lambda image, name=name: _vit(name, image) for name in VITS},
-    **{f"davit-{size}": lambda _, size=size: _davit(size) for size in ("tiny", "small", "base", "large")},
-    **{f"transformer-{size}": lambda _, size=size: _transformer(size) for size in ("base", "big")},
-    **{name: lambda image, kind=kind: _cordonnier(kind, image) for name, kind in POSITIONS.items()},
+    **{name: lambda _, size=size: _make_gpt(size) for name, size in GPTS.items()},
+    **{f"vit-{name.lower().replace('/', '')}": lambda image, name=name: _make_vit(name, image) for name in VITS},
+    **{f"davit-{size}": lambda _, size=size: _make_davit(size) for size in ("tiny", "small", "base", "large")},
+    **{f"transformer-{size}": lambda _, size=size: _make_transformer(size) for size in ("base", "big")},
+    **{name: lambda image, kind=kind: _make_cordonnier(kind, image) for name, kind in POSITIONS.items()},
 }

@@ -101,9 +101,9 @@ def make_picture(args: argparse.Namespace) -> Picture | Animation:
         ids: list[int] | None = encode_text(words, args.text)
     else:
         ids = read_integers("ids", args.ids)
-    from regard.cli.targets import find
+    from regard.cli.targets import load_target
 
-    model = find(args.target, args.seed)
+    model = load_target(args.target, args.seed)
     if ids is not None:
         _check_ids(model, ids, "--text" if args.ids is None else "--ids")
         picture = show(model, torch.tensor(ids)[None], words=words, **choice)

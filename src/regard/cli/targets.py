@@ -1,4 +1,4 @@
-"""From the text TARGET of a command line to the function or module that it means. The text is parsed, never run."""
+"""Load the function or module that the text TARGET of a command line names. The text is parsed, never evaluated."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ timm:vit_tiny_patch16_224         a model of timm, with random weights
 path/to/checkpoint                a folder with a config.json, or a file of weights"""
 
 
-def find(text: str, seed: int = 0, whole: bool = False, empty: bool = False) -> Any:
-    """The target that a text names. What is random in making it depends on the seed alone.
+def load_target(text: str, seed: int = 0, full_size: bool = False, empty: bool = False) -> Any:
+    """The target that a text names; random weights depend on the seed alone.
 
-    whole: a class of Hugging Face in the size that its configuration has by itself, not a tiny one.
-    empty: models of libraries and checkpoints with shapes and no weights, which take no memory, if they can be made so.
+    full_size: build a class of Hugging Face with its default configuration instead of a tiny one.
+    empty: build models of libraries and checkpoints on the meta device, where their constructors allow it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if ":" not in text or Path(text).exists():
-            return _checkpoint(text, empty)
+            return _load_checkpoint(text, empty)
         place, _, name = text.rpartition(":") if "(" not in text else text[: text.index("(")].rpartition(":")
         if not name or not place:
-            raise _unreadable(text, "a place and a name are needed, on either side of the colon")
+            raise _make_target_error(text, "a place and a name are needed, on either side of the colon")
         if "(" in text:
             name += text[text.index("(") :]
         if place == "transformers":
-            return _whole_hugging_face(text, name, empty) if whole else _hugging_face(text, name, seed)
+            return _load_hugging_face(text, name, empty) if full_size else _load_tiny_hugging_face(text, name, seed)
         if place == "timm":
-            return _timm(text, name, empty)
-        return _named(text, place, name, seed)
+            return _load_timm(text, name, empty)
+        return _load_from_module(text, place, name, seed)
 
 
-def made(target: Any, seed: int = 0) -> Any:
-    """A target given in Python: itself, or what a text means, or what a class or a function without arguments makes."""
+def make_target(target: Any, seed: int = 0) -> Any:
+    """The target of an argument: itself, what a text names, or what a class or function without arguments returns."""
     if isinstance(target, str):
-        return find(target, seed)
-    if isinstance(target, nn.Module) or not callable(target) or not _needs_nothing(target):
+        return load_target(target, seed)
+    if isinstance(target, nn.Module) or not callable(target) or not _needs_no_arguments(target):
         return target
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return target()
 
 
-def _needs_nothing(target: Any) -> bool:
+def _needs_no_arguments(target: Any) -> bool:
     """Whether a call without arguments is complete, and meant: `f(*args)` takes none by accident."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # some builtins do not tell
+    except (TypeError, ValueError):  # some builtins have no signature
         return False
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if inspect.isclass(target):
@@ -77,10 +77,10 @@ def _needs_nothing(target: Any) -> bool:
 # Names in modules
 
 
-def _named(text: str, place: str, name: str, seed: int) -> Any:
-    path, arguments = _parsed(text, name)
-    found: Any = _module(text, place)
-    torch.manual_seed(seed)  # importing may have used some, the first time
+def _load_from_module(text: str, place: str, name: str, seed: int) -> Any:
+    path, arguments = _parse_name(text, name)
+    found: Any = _import_module(text, place)
+    torch.manual_seed(seed)  # importing may have drawn random numbers
     for depth, part in enumerate(path):
         try:
             found = getattr(found, part)
@@ -89,26 +89,26 @@ def _named(text: str, place: str, name: str, seed: int) -> Any:
             raise InputError(
                 f"{owner} has no {part!r}.",
                 asked=text,
-                found=_offers(found),
+                found=_list_callables(found),
                 because="the name after the colon is looked up in the module before it",
                 instead="one of these, or another module",
             ) from failure
     if arguments is not None:
-        return _called(text, found, *arguments)
+        return _call_constructor(text, found, *arguments)
     if not inspect.isclass(found):
         return found
-    if not _needs_nothing(found):
-        needed = ", ".join(_required(found))
+    if not _needs_no_arguments(found):
+        needed = ", ".join(_list_required_arguments(found))
         raise InputError(
             f"{found.__name__} cannot be built without arguments.",
             asked=text,
             because=f"it needs {needed}",
             instead=f'"{place}:{name}(...)" with plain values for {needed}, or a function that makes one',
         )
-    return _called(text, found, [], {})
+    return _call_constructor(text, found, [], {})
 
 
-def _parsed(text: str, name: str) -> tuple[list[str], tuple[list[Any], dict[str, Any]] | None]:
+def _parse_name(text: str, name: str) -> tuple[list[str], tuple[list[Any], dict[str, Any]] | None]:
     """`a.b` is a path; `a.b(1, c=2)` is a path and arguments."""
     try:
         tree = ast.parse(name, mode="eval").body
@@ -127,19 +127,21 @@ def _parsed(text: str, name: str) -> tuple[list[str], tuple[list[Any], dict[str,
             raise ValueError(name)
         return [tree.id, *path], arguments
     except (SyntaxError, ValueError, TypeError) as failure:
-        raise _unreadable(text, "after the colon comes a name, and perhaps plain values in brackets") from failure
+        raise _make_target_error(
+            text, "after the colon comes a name, optionally with literal arguments in parentheses"
+        ) from failure
 
 
-def _module(text: str, place: str) -> ModuleType:
-    """The module of a name or a file; the current folder is looked at first, as Python itself does."""
+def _import_module(text: str, place: str) -> ModuleType:
+    """Import a module by its name or file; the current folder comes first, as in Python."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         if place.endswith(".py"):
-            return _file(text, Path(place))
+            return _import_file(text, Path(place))
         if not all(part.isidentifier() for part in place.split(".")):
-            raise _unreadable(text, f"{place!r} is the name of no module")
+            raise _make_target_error(text, f"{place!r} is the name of no module")
         return importlib.import_module(place)
     except RegardError:
         raise
@@ -158,7 +160,7 @@ def _module(text: str, place: str) -> ModuleType:
         ) from failure
 
 
-def _file(text: str, path: Path) -> ModuleType:
+def _import_file(text: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(
             f"there is no file {path}.",
@@ -178,7 +180,7 @@ def _file(text: str, path: Path) -> ModuleType:
     return module
 
 
-def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> Any:
+def _call_constructor(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> Any:
     name = getattr(maker, "__name__", type(maker).__name__)
     try:
         return maker(*values, **words)
@@ -188,12 +190,12 @@ def _called(text: str, maker: Any, values: list[Any], words: dict[str, Any]) -> 
             f"{name}({given}) failed.",
             asked=text,
             found=f"{type(failure).__name__}: {failure}",
-            because="nothing was made, so that there is nothing to look at",
+            because="there is no target if its constructor fails",
             instead=f"other arguments, or a function without arguments that makes one: {text.split('(')[0]}()",
         ) from failure
 
 
-def _required(kind: Any) -> list[str]:
+def _list_required_arguments(kind: Any) -> list[str]:
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
@@ -204,30 +206,30 @@ def _required(kind: Any) -> list[str]:
     ]
 
 
-def _offers(owner: Any) -> str:
+def _list_callables(owner: Any) -> str:
     names = [name for name, value in vars(owner).items() if callable(value) and not name.startswith("_")]
     own = [
         name for name in names if getattr(getattr(owner, name), "__module__", "") == getattr(owner, "__name__", None)
     ]
     shown = (own or names)[:12]
-    return ", ".join(shown) + (", ..." if len(own or names) > 12 else "") if shown else "nothing that can be called"
+    return ", ".join(shown) + (", ..." if len(own or names) > 12 else "") if shown else "nothing callable"
 
 
 # Third-party models
 
 
-def _hugging_face(text: str, name: str, seed: int) -> nn.Module:
-    _library("transformers", text)
+def _load_tiny_hugging_face(text: str, name: str, seed: int) -> nn.Module:
+    _import_library("transformers", text)
     from regard.adapters.huggingface import tiny
 
-    name, words = _words(text, name)
+    name, words = _parse_keywords(text, name)
     return tiny(name, seed=seed, **words)
 
 
-def _whole_hugging_face(text: str, name: str, empty: bool) -> nn.Module:
-    """A class of Hugging Face as its configuration makes it: `BertModel` is BERT-base."""
-    transformers = _library("transformers", text)
-    name, words = _words(text, name)
+def _load_hugging_face(text: str, name: str, empty: bool) -> nn.Module:
+    """A class of Hugging Face with its default configuration: `BertModel` is BERT-base."""
+    transformers = _import_library("transformers", text)
+    name, words = _parse_keywords(text, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names are imported on first use, with the warnings of what they need
         kind: Any = getattr(transformers, name, None)
@@ -238,25 +240,25 @@ def _whole_hugging_face(text: str, name: str, empty: bool) -> nn.Module:
             because=f"transformers {transformers.__version__} has no such class of models",
             instead="a class with a configuration, such as GPT2LMHeadModel or BertModel",
         )
-    config = _called(text, kind.config_class, [], words)
-    return _hollow(text, kind, [config], {}, empty).eval()
+    config = _call_constructor(text, kind.config_class, [], words)
+    return _build_model(text, kind, [config], {}, empty).eval()
 
 
-def _hollow(text: str, maker: Any, values: list[Any], words: dict[str, Any], empty: bool) -> nn.Module:
-    """What a maker makes; `empty` without weights, unless it looks at numbers while it makes them."""
+def _build_model(text: str, maker: Any, values: list[Any], words: dict[str, Any], empty: bool) -> nn.Module:
+    """The model that a constructor builds; `empty` on the meta device, unless the constructor needs real values."""
     if empty:
         try:
             with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that nothing happens to weights that are not there
+                warnings.simplefilter("ignore")  # initialising weights on the meta device warns
                 return maker(*values, **words)
-        except Exception:  # a constructor that needs real values; then it gets them
+        except Exception:  # a constructor that reads values of tensors
             pass
-    return _called(text, maker, values, words)
+    return _call_constructor(text, maker, values, words)
 
 
-def _timm(text: str, name: str, empty: bool = False) -> nn.Module:
-    timm = _library("timm", text)
-    name, words = _words(text, name)
+def _load_timm(text: str, name: str, empty: bool = False) -> nn.Module:
+    timm = _import_library("timm", text)
+    name, words = _parse_keywords(text, name)
     if not timm.is_model(name):
         close = timm.list_models(f"*{name.split('_')[0]}*")[:6]
         raise InputError(
@@ -266,20 +268,20 @@ def _timm(text: str, name: str, empty: bool = False) -> nn.Module:
             because="it is not in the list of timm.list_models()",
             instead=", ".join(close) or "vit_tiny_patch16_224",
         )
-    return _hollow(text, timm.create_model, [name], {"pretrained": False, **words}, empty)
+    return _build_model(text, timm.create_model, [name], {"pretrained": False, **words}, empty)
 
 
-def _words(text: str, name: str) -> tuple[str, dict[str, Any]]:
-    """`name(word=value)` as the name and the words; a name alone may be anything."""
+def _parse_keywords(text: str, name: str) -> tuple[str, dict[str, Any]]:
+    """`name(argument=value)` as the name and its keyword arguments."""
     if "(" not in name:
         return name, {}
-    path, arguments = _parsed(text, name)
+    path, arguments = _parse_name(text, name)
     if arguments is None or arguments[0]:
-        raise _unreadable(text, "a model of a library takes words: name(word=value)")
+        raise _make_target_error(text, "the model of a library takes keyword arguments: name(argument=value)")
     return ".".join(path), arguments[1]
 
 
-def _library(name: str, asked: str) -> Any:
+def _import_library(name: str, asked: str) -> Any:
     try:
         return import_quietly(name)
     except Exception as failure:  # an import may fail with anything
@@ -287,7 +289,7 @@ def _library(name: str, asked: str) -> Any:
             f"{name} cannot be imported.",
             asked=asked,
             found=f"{type(failure).__name__}: {failure}",
-            because="the model is one of its own",
+            because="the target is a model of this library",
             instead=f"pip install {name}",
         ) from failure
 
@@ -295,33 +297,33 @@ def _library(name: str, asked: str) -> Any:
 # Checkpoints
 
 
-def _checkpoint(text: str, empty: bool = False) -> nn.Module:
+def _load_checkpoint(text: str, empty: bool = False) -> nn.Module:
     path = Path(text).expanduser()
     if not path.exists():
-        raise _unreadable(text, "it names nothing in a module, and no such file or folder is here")
+        raise _make_target_error(text, "it has no colon (module:name), and there is no such file or folder")
     if path.is_dir() and not (path / "config.json").is_file():
         raise InputError(
             f"{path} is no checkpoint.",
             asked=text,
             found="a folder without a config.json" if any(path.iterdir()) else "an empty folder",
-            because="config.json says which model it is",
+            because="config.json names the model class",
             instead="the folder that save_pretrained wrote",
         )
-    config = _config(path)
+    config = _read_config(path)
     kind = str(config.get("model_type", ""))
     if path.is_dir() and kind and not kind.startswith("regard."):
         try:
             transformers = import_quietly("transformers")
-        except Exception:  # without it our own models read what they can
-            return _ours(path, text, config)
+        except Exception:  # without transformers, try the converters of regard.models
+            return _load_regard_checkpoint(path, text, config)
         try:
-            # The class that was saved, with its head; code that lies beside the weights is never run.
+            # The class that was saved, with its head; code in the folder is never run.
             named = [str(name) for name in config.get("architectures") or ()]
             kind_of_model = getattr(transformers, named[0], None) if named else None
             loaded = kind_of_model or transformers.AutoModel
             if empty and kind_of_model is not None:
                 config = kind_of_model.config_class.from_pretrained(path, local_files_only=True)
-                return _hollow(text, kind_of_model, [config], {}, empty).eval()
+                return _build_model(text, kind_of_model, [config], {}, empty).eval()
             return loaded.from_pretrained(path, local_files_only=True, trust_remote_code=False).eval()
         except Exception as failure:  # its own errors, of many kinds
             raise InputError(
@@ -331,10 +333,10 @@ def _checkpoint(text: str, empty: bool = False) -> nn.Module:
                 because=f"its config.json says model_type {kind!r}",
                 instead="a folder that AutoModel.from_pretrained reads",
             ) from failure
-    return _ours(path, text, config)
+    return _load_regard_checkpoint(path, text, config)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path.with_name("config.json")
     if not file.is_file():
         return {}
@@ -344,14 +346,14 @@ def _config(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{file} cannot be read.",
             found=f"{type(failure).__name__}: {failure}",
-            because="config.json says which model it is",
+            because="config.json names the model class",
             instead="the folder that save_pretrained wrote",
         ) from failure
     return config if isinstance(config, dict) else {}
 
 
-def _ours(path: Path, text: str, config: dict[str, Any]) -> nn.Module:
-    """The one of our models that says it can read the checkpoint."""
+def _load_regard_checkpoint(path: Path, text: str, config: dict[str, Any]) -> nn.Module:
+    """Load a checkpoint with the first class of regard.models that can read it."""
     from regard import models
     from regard.models.pretrained import Pretrained
 
@@ -367,7 +369,7 @@ def _ours(path: Path, text: str, config: dict[str, Any]) -> nn.Module:
         except RegardError as refusal:
             refusals.append(f"{kind.__name__}: {refusal.headline}")
     raise InputError(
-        f"no model here reads {path}.",
+        f"no model class reads {path}.",
         asked=text,
         found="\n".join(refusals) or f"model_type {config.get('model_type')!r}",
         because=f"known are {', '.join(kind.__name__ for kind in kinds)}",
@@ -375,5 +377,5 @@ def _ours(path: Path, text: str, config: dict[str, Any]) -> nn.Module:
     )
 
 
-def _unreadable(text: str, because: str) -> InputError:
+def _make_target_error(text: str, because: str) -> InputError:
     return InputError(f"{text!r} is no target.", because=because, instead=FORMS)

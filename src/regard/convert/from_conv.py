@@ -102,9 +102,10 @@ def read_conv(conv: nn.Module) -> tuple[Tensor, Geometry]:
     if because:
         raise ConfigError(
             f"{type(conv).__name__} cannot be converted to attention.",
-            asked=f"conv_to_attention({conv})",
+            asked=f"conv_to_attention({type(conv).__name__})",
             because=because,
-            instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights",
+            instead="torch.nn.Conv1d or torch.nn.Conv2d with real weights;\n"
+            "regard.convert.convert_network(model) for all of them inside a model",
         )
     assert isinstance(conv, CONVS)
     size, dilation, stride = (tuple(map(int, each)) for each in (conv.kernel_size, conv.dilation, conv.stride))
@@ -136,7 +137,7 @@ def _explain_unsupported(conv: nn.Module) -> str:
     if not isinstance(conv, CONVS):
         return f"a {type(conv).__name__} is neither a Conv1d nor a Conv2d of torch.nn"
     if isinstance(conv.weight, nn.parameter.UninitializedParameter):
-        return "it does not know its channels before it has seen an image"
+        return "it is lazy: its channels are set by the first input"
     plain = nn.Conv1d if isinstance(conv, nn.Conv1d) else nn.Conv2d
     if type(conv).forward is not plain.forward or type(conv)._conv_forward is not plain._conv_forward:
         return f"{type(conv).__name__} computes something of its own (quantised weights, for instance)"

@@ -33,7 +33,7 @@ from torch.nn.functional import linear
 from regard.errors import CostError
 from regard.kernels.library import missing
 from regard.kernels.linear import gemv
-from regard.models.io.atomic import json_writer, write_atomically
+from regard.models.io.atomic import make_json_writer, write_atomically
 
 SECONDS = 1.4  # for all rounds together; memory and warming up come on top
 FEWEST_ROUNDS = 2
@@ -148,7 +148,7 @@ def this_machine(refresh: bool = False) -> Machine:
         file.parent.mkdir(parents=True, exist_ok=True)
         entries = {**_read(file), key: machine}
         plain = {name: dataclasses.asdict(entry) for name, entry in entries.items()}
-        write_atomically(file, json_writer({"format": FORMAT, "machines": plain}))
+        write_atomically(file, make_json_writer({"format": FORMAT, "machines": plain}))
     return machine
 
 

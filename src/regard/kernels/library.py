@@ -19,7 +19,7 @@ from torch import Tensor
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 OK, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
 # The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
-ATTENTION = struct.Struct("=9qd12q4q5q5q6q")
+ATTENTION = struct.Struct("=9qd2qd12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
 LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
 GEMV = struct.Struct("=11q")
@@ -40,14 +40,17 @@ def _list_candidates() -> list[Path]:
 
 
 def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or why there is none."""
+    """The library, or why there is none. One of another version is passed over for one that fits."""
+    reason = None
     for path in _list_candidates():
         if not path.is_file():
             continue
         try:
             return _declare_functions(ctypes.CDLL(str(path))), None
         except (OSError, AttributeError) as error:
-            return None, f"its library does not load ({error}); install regard again to build it anew"
+            reason = reason or f"its library does not load ({error}); install regard again to build it anew"
+    if reason is not None:
+        return None, reason
     if os.environ.get(_OVERRIDE):
         return None, f"{_OVERRIDE} names {os.environ[_OVERRIDE]}, and there is no such file"
     return None, (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
+from regard.dropout import find_threshold, keep_scale
 from regard.errors import BackendError
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.library import (
@@ -30,6 +31,7 @@ from regard.kernels.registration import refuse_second_gradient, register_operato
 from regard.nonfinite import find_nonfinite_rows, zero_nan_bias, zero_nonfinite
 
 _NOTHING = (0, 0, 0, 0, 0)
+_NO_DROPOUT = (0, 0, 1.0)
 
 
 class Score(NamedTuple):
@@ -42,6 +44,8 @@ class Score(NamedTuple):
     words: Tensor  # the program
     masks: Tensor
     scale: float
+    dropout: float = 0.0
+    seed: Tensor | None = None  # () int64: of the dropout
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -62,6 +66,10 @@ def _describe_inputs(query: Tensor, key: Tensor, value: Tensor, output: Tensor, 
         assert score.key_code is not None
         step = 0 if len(table) == 1 else table.stride(0)
         about_table = (table.data_ptr(), step, table.shape[1], score.query_code.data_ptr(), score.key_code.data_ptr())
+    about_dropout = _NO_DROPOUT
+    if score.dropout:
+        assert score.seed is not None
+        about_dropout = (find_threshold(score.dropout), int(score.seed), keep_scale(score.dropout))
     return (
         DTYPE_CODES[query.dtype],
         num_threads(),
@@ -73,6 +81,7 @@ def _describe_inputs(query: Tensor, key: Tensor, value: Tensor, output: Tensor, 
         dim,
         value.shape[3],
         score.scale,
+        *about_dropout,
         *address_and_strides(query),
         *address_and_strides(key),
         *address_and_strides(value),
@@ -119,10 +128,12 @@ def _run_forward(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tup
     return output, lse, _is_finite(native.regard_attention(fields))
 
 
-def forward(query, key, value, table, query_code, key_code, bias, words, masks, scale) -> tuple[Tensor, Tensor]:
+def forward(
+    query, key, value, table, query_code, key_code, bias, words, masks, scale, dropout, seed
+) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a program, by a plain call."""
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
-    score = Score(table, query_code, key_code, bias, words, masks, scale)
+    score = Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed)
     if table is not None or bias is not None:
         score = _prepare_bias(score, _accumulation_dtype(query.dtype))
     output, lse, finite = _run_forward(query, key, value, score)
@@ -142,9 +153,9 @@ def forward(query, key, value, table, query_code, key_code, bias, words, masks, 
 
 
 def _with_equal_scores(score: Score) -> Score:
-    """The same pairs, all with the same score; a bias of minus infinity still hides its own."""
+    """The same pairs, all with the same score and none dropped; a bias of minus infinity still hides its own."""
     table, bias = (None if tensor is None else _keep_hiding(tensor) for tensor in (score.table, score.bias))
-    return score._replace(table=table, bias=bias, scale=0.0)
+    return score._replace(table=table, bias=bias, scale=0.0, dropout=0.0)
 
 
 def _keep_hiding(scores: Tensor) -> Tensor:
@@ -200,6 +211,8 @@ def backward(
     words,
     masks,
     scale,
+    dropout,
+    seed,
     output,
     lse,
     learn_table,
@@ -208,7 +221,7 @@ def backward(
     """Gradients of query, key, value, table and bias (empty where not wanted), by a plain call."""
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
     score = _prepare_bias(
-        Score(table, query_code, key_code, bias, words, masks, scale), _accumulation_dtype(query.dtype)
+        Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed), _accumulation_dtype(query.dtype)
     )
     grad_output, output, lse = grad_output.contiguous(), output.contiguous(), lse.contiguous()
     grads, finite = _run_backward(grad_output, query, key, value, score, output, lse, learn_table, learn_bias)
@@ -263,17 +276,17 @@ def _spread_nan(grads: tuple[Tensor, ...], marked: tuple[Tensor, ...], nonfinite
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? table, Tensor? query_code, Tensor? key_code, Tensor? bias, "
-    "Tensor words, Tensor masks, float scale"
+    "Tensor words, Tensor masks, float scale, float dropout, Tensor? seed"
 )
 
 
-def _make_fake(query, key, value, table, query_code, key_code, bias, words, masks, scale):
+def _make_fake(query, key, value, *_):
     dtype = _accumulation_dtype(query.dtype)
     shape = query.shape[:3]
     return query.new_empty((*shape, value.shape[3]), dtype=dtype), query.new_empty(shape, dtype=dtype)
 
 
-def _make_fake_grads(grad_output, query, key, value, table, query_code, key_code, bias, words, masks, scale, *rest):
+def _make_fake_grads(grad_output, query, key, value, table, query_code, key_code, bias, *rest):
     *_, learn_table, learn_bias = rest
     dtype = _accumulation_dtype(query.dtype)
     like = [query.new_empty(tensor.shape, dtype=dtype) for tensor in (query, key, value)]
@@ -283,21 +296,20 @@ def _make_fake_grads(grad_output, query, key, value, table, query_code, key_code
 
 
 def _save_for_backward(ctx, inputs, output):
-    query, key, value, table, query_code, key_code, bias, words, masks, scale = inputs
-    ctx.scale = scale
+    *tensors, ctx.scale, ctx.dropout, seed = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, table, query_code, key_code, bias, words, masks, *output)
+    ctx.save_for_backward(*tensors, seed, *output)
 
 
 def _compute_grads(ctx, call, grad_output) -> tuple:
-    *inputs, output, lse = ctx.saved_tensors
+    *inputs, seed, output, lse = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    grads = call(grad_output, *inputs, ctx.scale, output, lse, needs[3], needs[6])
+    grads = call(grad_output, *inputs, ctx.scale, ctx.dropout, seed, output, lse, needs[3], needs[6])
     query, key, value, table, bias = (
         grad.to(tensor.dtype) if needed else None
         for grad, tensor, needed in zip(grads, (*inputs[:4], inputs[6]), (*needs[:4], needs[6]), strict=True)
     )
-    return query, key, value, table, None, None, bias, None, None, None
+    return query, key, value, table, None, None, bias, None, None, None, None, None
 
 
 def _registered_backward(ctx, grad_output, _):
@@ -308,9 +320,12 @@ _refuse_second_gradient = refuse_second_gradient("native", "its scores are not k
 
 
 def _batch_forward(call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """vmap: the mapped axis joins the batch, unless the bias itself is mapped or belongs to one batch row."""
-    bias = arguments[6]
-    if any(dim is not None for dim in dims[3:]) or (bias is not None and len(bias) > 1):
+    """vmap: the mapped axis joins the batch, unless a bias is mapped or belongs to one batch row, or there is dropout.
+
+    The mask of dropout depends on the batch row, which must not depend on the samples beside it.
+    """
+    bias, dropout = arguments[6], arguments[10]
+    if dropout or any(dim is not None for dim in dims[3:]) or (bias is not None and len(bias) > 1):
         results = map_one_by_one(info.batch_size, dims, arguments, call)
     else:
         merged = merge_mapped_axis(info.batch_size, dims[:3], arguments[:3])
@@ -354,16 +369,17 @@ class NativeSoftmaxBackward(torch.autograd.Function):
 
 
 def _batch_backward(call, info, dims, *arguments) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    size, bias = info.batch_size, arguments[7]
-    learns_bias = arguments[-2] or arguments[-1]  # one sample's gradient of the bias must not be added to another's
-    if learns_bias or any(dim is not None for dim in dims[4:11]) or (bias is not None and len(bias) > 1):
+    size, bias, dropout = info.batch_size, arguments[7], arguments[11]
+    # One sample's gradient of the bias must not be added to another's; for dropout see `_batch_forward`.
+    alone = arguments[-2] or arguments[-1] or dropout
+    if alone or any(dim is not None for dim in dims[4:13]) or (bias is not None and len(bias) > 1):
         results = map_one_by_one(size, dims, arguments, call)
         return results, (0,) * len(results)
     first, last = (
         merge_mapped_axis(size, dims[:4], arguments[:4]),
-        merge_mapped_axis(size, dims[11:13], arguments[11:13]),
+        merge_mapped_axis(size, dims[13:15], arguments[13:15]),
     )
-    grads = call(*first, *arguments[4:11], *last, False, False)
+    grads = call(*first, *arguments[4:13], *last, False, False)
     nothing = [grad.new_empty(size, 0) for grad in grads[3:]]
     return (*split_mapped_axis(size, grads[:3]), *nothing), (0,) * 5
 
@@ -415,8 +431,8 @@ register_operator(
     flops=_count_flops,
 )
 register_operator(
-    f"attention_backward(Tensor grad_output, {_ARGUMENTS}, Tensor output, Tensor lse, bool learn_table, "
-    "bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"attention_backward(Tensor grad_output, {_ARGUMENTS}, Tensor output, Tensor lse, "
+    "bool learn_table, bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     backward,
     fake=_make_fake_grads,
     backward=_refuse_second_gradient,

@@ -28,7 +28,7 @@ class Argument:
 def record_arguments(subject: Adapter) -> Iterator[list[Argument]]:
     """Every tensor that the subject's target is given while this lasts.
 
-    A mask reaches the target in the form that it wants, which may be another tensor than the law's own.
+    A mask is converted to the form that the target takes, which may be another tensor than the law's own.
     """
     found: list[Argument] = []
 

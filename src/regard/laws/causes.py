@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from regard.laws.law import Case
 from regard.laws.variants import HALVES
 
-# The most basic first: what has no fixed shape or answer cannot be compared at all.
+# The most basic first: outputs without a fixed shape or value cannot be compared at all.
 ORDER = (
     "shape",
     "statelessness",
@@ -48,7 +48,7 @@ _COMPARED = (
 )  # fmt: skip
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    # Outputs of another shape, other answers to equal calls: nothing that compares two outputs can hold.
+    # Outputs of another shape, other outputs of equal calls: nothing that compares two outputs can hold.
     "shape": _COMPARED,
     "statelessness": ("determinism", *_COMPARED),
     "determinism": _COMPARED,
@@ -73,7 +73,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-# What a mask hides: of these laws, one that half precision breaks says more than a path that differs from another.
+# What a mask hides: of these laws, one that breaks in half precision is more specific than `paths`.
 _OF_MASKS = ("padding", "masked-values", "empty-rows")
 
 
@@ -97,7 +97,7 @@ def _follows(effect: str, cause: str, broken: Mapping[str, Case]) -> bool:
     `paths` compares precisions without a mask first, so it is the mask that half precision does not obey, and the law
     of masks that breaks in half precision says so.
     """
-    path, mask = (broken.get("paths", {}).get(name) for name in ("way", "mask"))
+    path, mask = (broken.get("paths", {}).get(name) for name in ("path", "mask"))
     if path in HALVES and mask != "none" and {effect, cause} & {"paths"}:
         other = cause if effect == "paths" else effect
         if other in _OF_MASKS and broken[other].get("dtype") in HALVES:

@@ -23,7 +23,7 @@ from regard.laws.search import examine
 from regard.laws.unchecked import list_unchecked
 from regard.laws.verdict import Verdict, Verdicts
 
-# Laws that ask for nothing but ordinary input: a subject that claims one and raises in every case breaks it.
+# Laws that need ordinary inputs only: a subject that claims one and raises in every case breaks it.
 MUST_RUN = (
     "causality",
     "padding",
@@ -184,7 +184,7 @@ def find_laws(names: Sequence[str]) -> list[Law]:
 def _narrow_laws(
     claimed: list[Law], beside: ReferenceLaw | None, only: Sequence[str] | None
 ) -> tuple[list[Law], ReferenceLaw | None]:
-    """The laws to look at, and the reference if it is to be compared with."""
+    """The laws to check, and the reference if there is one."""
     if only is None:
         return claimed, beside
     names = [only] if isinstance(only, str) else list(only)

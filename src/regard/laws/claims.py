@@ -10,7 +10,7 @@ OF_OPERATORS = ("range",)
 
 
 def infer_claims(subject: Adapter) -> list[str]:
-    """The claims of a subject: those of its class where it was recognised, else what every attention promises."""
+    """The claims of a subject: those of its class where it was recognised, else those that hold for every attention."""
     if subject.claims:
         return list(subject.claims)
     claims = [*ATTENTION_CLAIMS, *(OF_OPERATORS if subject.kind == "operator" else ())]

@@ -21,22 +21,22 @@ from regard.adapters.dispatch_mode import HigherOrderDispatchMode
 PLACES, PATIENCE = 6, 0.5
 
 
-def is_random(subject: Adapter, ask: Callable[[Adapter], Tensor], *words: object) -> bool:
-    """Whether the answer is drawn from torch's random numbers: it follows their seed, and nothing else.
+def is_random(subject: Adapter, call: Callable[[Adapter], Tensor], *words: object) -> bool:
+    """Whether the output depends on torch's random numbers: it is determined by their seed.
 
-    `words` say what is asked, so that the same need not be found out again.
+    `words` identify the call; the result is cached by them.
     """
     known = _RANDOM.setdefault(subject, {})
     if words not in known:
-        answers = []
+        outputs = []
         with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
             other = subject.copy_unused()
             for seed in (0, 1, 1, 0):  # no memory of a few calls has this order
                 rng.seed_generators(seed)
-                answers.append(ask(other).nan_to_num())
-                if len(answers) == 2 and torch.equal(answers[0], answers[1]):
+                outputs.append(call(other).nan_to_num())
+                if len(outputs) == 2 and torch.equal(outputs[0], outputs[1]):
                     break
-        same = [torch.equal(answers[one], answers[two]) for one, two in ((0, 3), (1, 2), (0, 1)) if len(answers) == 4]
+        same = [torch.equal(outputs[one], outputs[two]) for one, two in ((0, 3), (1, 2), (0, 1)) if len(outputs) == 4]
         known[words] = same == [True, True, False]
     return known[words]
 
@@ -77,7 +77,7 @@ def run_interrupted(
 ) -> Iterator[tuple[Tensor, Tensor, str]]:
     """One call is stopped midway while another thread makes another call on the same instance.
 
-    Yields the answer alone, the answer when interrupted, and what the interruption did if there is none.
+    Yields the output alone, the output when interrupted, and the failure of the interruption if there is none.
     """
     subject.run(x, mask)
     with _Interruption() as counted:
@@ -112,32 +112,32 @@ def _run_suppressing_errors(subject: Adapter, x: Tensor) -> None:
 
 
 def run_concurrently(
-    subject: Adapter, questions: Sequence[Tensor], mask: Tensor | None
+    subject: Adapter, inputs: Sequence[Tensor], mask: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two threads ask one instance again and again. Yields each answer alone, and the answer found."""
-    alone = [subject.run(question, mask) for question in questions]
-    answers: list[list[Tensor]] = [[], []]
+    """Two threads call one instance repeatedly. Yields each output alone, and the output found."""
+    alone = [subject.run(question, mask) for question in inputs]
+    outputs: list[list[Tensor]] = [[], []]
     gate = threading.Barrier(2)
 
-    def ask(number: int) -> None:
+    def call(number: int) -> None:
         gate.wait(20 * PATIENCE)
         with torch.no_grad():
             for _ in range(8):
                 try:
-                    answers[number].append(subject.run(questions[number], mask))
+                    outputs[number].append(subject.run(inputs[number], mask))
                 except Exception:  # alone it ran
-                    answers[number].append(torch.full_like(alone[number], torch.nan))
+                    outputs[number].append(torch.full_like(alone[number], torch.nan))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(2)]
+        threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    for expected, found in zip(alone, answers, strict=True):
-        for answer in found:
-            yield expected, answer
+    for expected, found in zip(alone, outputs, strict=True):
+        for output in found:
+            yield expected, output

@@ -237,11 +237,11 @@ class CheckedGradient:
         return most
 
     def alone(self, index: int, name: str) -> Iterator[Observation]:
-        """One input wants a gradient, the others do not."""
+        """One input requires a gradient, the others do not."""
         try:
             _, (gradient,) = self.of([index])
         except Exception as failure:
-            words = f"cannot be had if only the {name} wants one: {type(failure).__name__}"
+            words = f"cannot be computed if only the {name} requires one: {type(failure).__name__}"
             yield expect_true(False, words, output="the gradient", changed=f"a {name} that alone requires a gradient")
             return
         yield expect_equal(

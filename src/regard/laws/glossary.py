@@ -161,10 +161,10 @@ WORDS: dict[str, dict[str, Term]] = {
             "huge values": "later values replaced by ones 1e25 times as large",
         }),
         "mask": _make_mask_term({**PADDING, "pairs": PAIR_MASKS["pairs"]}),
-        "way": PATH,
+        "path": PATH,
     },
     "alignment": {
-        "asked": Term("last_queries", "how many of the queries are given alone"),
+        "last_queries": Term("last_queries", "how many of the queries are given alone"),
         "mask": _make_mask_term({**PAIR_MASKS, "causal": "an explicit causal mask of pairs"}),
     },
     "cache": {
@@ -177,7 +177,7 @@ WORDS: dict[str, dict[str, Term]] = {
         "try": Term("repetition", "number of the random split"),
     },
     "padding": {
-        "ask": Term("comparison", "what is compared", {
+        "comparison": Term("comparison", "what is compared", {
             "content": "hidden tokens get other content; real outputs must stay",
             "removal": "hidden tokens are deleted; real outputs must stay",
             "gradient": "no gradient may flow from real outputs to hidden tokens",
@@ -189,7 +189,7 @@ WORDS: dict[str, dict[str, Term]] = {
         "form": Term("mask", "shape of the mask", PAIR_MASKS),
     },
     "masked-values": {
-        "ask": Term("comparison", "what is replaced", {
+        "comparison": Term("comparison", "what is replaced", {
             "keys": "keys that are hidden from every query are replaced",
             "some": "one key is replaced; queries from which it is hidden are compared",
             "tokens": "padded tokens are replaced",
@@ -207,7 +207,7 @@ WORDS: dict[str, dict[str, Term]] = {
         "hidden": HIDDEN,
     },
     "empty-rows": {
-        "ask": Term("comparison", "how a query comes to see nothing", {
+        "comparison": Term("comparison", "how a query comes to see nothing", {
             "rows": "a mask hides every key from some queries",
             "longer": "a causal operator with more queries than keys",
             "left": "left padding of a causal operator",
@@ -246,7 +246,7 @@ WORDS: dict[str, dict[str, Term]] = {
         "mask": _make_mask_term({**PAIR_MASKS, "tokens": "padding at random positions"}),
     },
     "batch-independence": {
-        "ask": Term("comparison", "what is compared", {
+        "comparison": Term("comparison", "what is compared", {
             "alone": "each row alone, against the row in its batch",
             "others": "the other rows of the batch get other content or masks",
             "order": "the rows of the batch are permuted",
@@ -258,7 +258,7 @@ WORDS: dict[str, dict[str, Term]] = {
         "mask": _make_mask_term({**PADDING, **PAIR_MASKS}),
     },
     "paths": {
-        "way": PATH,
+        "path": PATH,
         "mask": _make_mask_term({
             **PADDING,
             "random": "a random mask of pairs",

@@ -1,4 +1,4 @@
-"""What a law is: a statement, when it applies, where to look, and what must be equal there."""
+"""What a law is: a statement, when it applies, the cases to try, and what must be equal in each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from regard.adapters.rng import Rng
+
 if TYPE_CHECKING:
     from regard.adapters import Adapter
-    from regard.adapters.rng import Rng
 
 # The parameters of one trial: sizes, places, kinds of content. Small, printable, and what shrinking makes smaller.
 Case = Mapping[str, int | str | bool | float]
+# The names under which parameters enter the seed of a case; other names would draw other numbers.
+SEED_NAMES = {"path": "way", "last_queries": "asked", "comparison": "ask"}
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Observation:
 
 
 class Discard(Exception):
-    """A case whose input says nothing about the law: it counts neither as tried nor as refused."""
+    """A case whose input is uninformative: it counts neither as tried nor as refused."""
 
 
 def discard(reason: str) -> NoReturn:
@@ -63,7 +66,7 @@ def discard(reason: str) -> NoReturn:
 
 
 class Law:
-    """One law. A subclass states it, says where to look, and yields what must be equal there.
+    """One law. A subclass states it, lists the cases to try, and yields what must be equal in each.
 
     Adding a law is one file in `laws/catalog/`: a subclass with the class attributes below, `cases` and `observe`, and
     one line in `laws/catalog/__init__.py`. Searching, precision, flakiness and shrinking are done by `laws/search.py`.
@@ -96,7 +99,7 @@ class Law:
         return None
 
     def cases(self, subject: Adapter, fast: bool) -> Iterable[Case]:
-        """Where to look, the most telling places first."""
+        """The cases to try, the most informative first."""
         raise NotImplementedError
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
@@ -106,6 +109,10 @@ class Law:
         out to say nothing; a case that yields nothing is not counted.
         """
         raise NotImplementedError
+
+    def make_rng(self, seed: int, case: Case) -> Rng:
+        """The random generator of a case: the same for equal cases, in any order."""
+        return Rng(seed, self.slug, tuple((SEED_NAMES.get(name, name), value) for name, value in case.items()))
 
     def kind_of(self, case: Case) -> tuple[int | str | bool | float | None, ...]:
         """What tells this case from those of other kinds."""

@@ -87,7 +87,7 @@ def pair_mask(subject: OperatorAdapter, shape: str, batch: int, queries: int, ke
 def prepare_masked_call(
     subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng
 ) -> tuple[OperatorAdapter, Tensor | None]:
-    """A mask in the values that an operator wants, and the operator to which it is handed as it is, without a copy."""
+    """A mask in the form that an operator takes, and the operator called with it as it is, without a copy."""
     mask = make_pair_mask(subject, form, batch, queries, keys, rng)
     if mask is None or subject.form is None:
         return subject, mask

@@ -64,13 +64,13 @@ def _render_circumstances(report: Report) -> str:
 def _add_verdict(page: Page, verdict: Verdict, report: Report) -> None:
     """A section with the counterexample."""
     law = verdict.law
-    said = violation(verdict, report.replay(verdict), report.tell_cause(verdict.slug))
+    text = violation(verdict, report.replay(verdict), report.tell_cause(verdict.slug))
     kind = ("broken" if verdict.outcome == "broken" else "flaky") if verdict.claimed else "silent"
     entries = [
-        element(tag, words) for part in said.parts.items() for tag, words in zip(("dt", "dd"), part, strict=True)
+        element(tag, words) for part in text.parts.items() for tag, words in zip(("dt", "dd"), part, strict=True)
     ]
     page.add(
-        f"{law.slug} — {said.headline}" if verdict.claimed else law.slug,
+        f"{law.slug} — {text.headline}" if verdict.claimed else law.slug,
         paragraph(law.statement),
         element("div", equation(law.equation), class_="equation"),
         element("dl", *entries),

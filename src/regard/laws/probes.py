@@ -1,6 +1,6 @@
 """Properties of a subject that are measured where they are not declared.
 
-A law that asks for more than every subject owes looks here first: whether the order of tokens matters, whether later
+Laws that do not apply to every subject call these first: whether the order of tokens matters, whether later
 tokens are hidden from earlier ones, whether positions are counted from the left edge.
 """
 

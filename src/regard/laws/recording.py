@@ -68,7 +68,7 @@ class Recording(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.reason = ""  # why the program is not the whole story
+        self.reason = ""  # why the program is incomplete
         self.paused = 0
         self._known: dict[int, tuple[Any, Ref]] = {}  # by id; the object is kept, so that its id stays its own
         self._storages: dict[int, set[int]] = {}  # the variables in each piece of memory
@@ -83,7 +83,7 @@ class Recording(TorchFunctionMode):
         """Give a value a name; a container's entries get theirs too."""
         if isinstance(value, Tensor):
             self._known[id(value)] = (value, ref)
-            self._storages.setdefault(_memory(value), set()).add(ref.variable)
+            self._storages.setdefault(_storage_address(value), set()).add(ref.variable)
         elif isinstance(value, tuple | list):
             for place, item in enumerate(value):
                 self.register(item, Ref(ref.variable, f"{ref.access}[{place}]"))
@@ -108,7 +108,7 @@ class Recording(TorchFunctionMode):
         if (ref := self.find(value)) is not None and not isinstance(value, bool | int):
             return ref
         if isinstance(value, Tensor):
-            step = Step("tensor", self._next(), args=(_snapshot(value),))
+            step = Step("tensor", self._next_variable(), args=(_copy_tensor(value),))
             self.steps.append(step)
             self.register(value, Ref(step.result))
             return Ref(step.result)
@@ -120,29 +120,29 @@ class Recording(TorchFunctionMode):
             return {key: self.refer(item) for key, item in value.items()}
         return value
 
-    def _next(self) -> int:
+    def _next_variable(self) -> int:
         self._count += 1
         return self._count
 
-    def _tracked(self, value: Any) -> bool:
+    def _is_tracked(self, value: Any) -> bool:
         if isinstance(value, RecordedNumber):
             return True
         if isinstance(value, tuple | list):
-            return any(self._tracked(item) for item in value)
+            return any(self._is_tracked(item) for item in value)
         if isinstance(value, dict):
-            return any(self._tracked(item) for item in value.values())
+            return any(self._is_tracked(item) for item in value.values())
         if isinstance(value, slice):
-            return any(self._tracked(item) for item in (value.start, value.stop, value.step))
+            return any(self._is_tracked(item) for item in (value.start, value.stop, value.step))
         return isinstance(value, Tensor) and id(value) in self._known
 
-    def _in_memory_of(self, value: Any) -> set[int]:
-        return set(self._storages.get(_memory(value), ())) if isinstance(value, Tensor) else set()
+    def _find_aliases(self, value: Any) -> set[int]:
+        return set(self._storages.get(_storage_address(value), ())) if isinstance(value, Tensor) else set()
 
     # Torch functions
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or threading.get_ident() != self._thread or not self._tracked((args, kwargs)):
+        if self.paused or threading.get_ident() != self._thread or not self._is_tracked((args, kwargs)):
             return func(*args, **kwargs)
         return self.apply(func, args, kwargs)
 
@@ -156,23 +156,23 @@ class Recording(TorchFunctionMode):
         with self.pause():
             result = func(*args, **kwargs)
         if name == "item" and isinstance(result, float):
-            return RecordedNumber(result, f"float({{{self._value(args[0])}}})")
+            return RecordedNumber(result, f"float({{{self._variable_of(args[0])}}})")
         if not writes and not _has_tensor(result):
             return result
         refs, words = given or (self.refer(args), self.refer(kwargs))
-        step = Step("op", self._next(), func, refs, words)
+        step = Step("op", self._next_variable(), func, refs, words)
         if writes:
-            step.changes = self._in_memory_of(args[0]) if name != "backward" else {-1}
+            step.changes = self._find_aliases(args[0]) if name != "backward" else {-1}
         self.steps.append(step)
         if _has_tensor(result) and (not writes or result is not args[0]):
             self.register(result, Ref(step.result))
         return result
 
-    def _value(self, value: Any) -> int:
+    def _variable_of(self, value: Any) -> int:
         """The variable of a tensor, as a step of its own where it is a part of another."""
         ref = self.refer(value)
         if ref.access:
-            step = Step("op", self._next(), "alias", (ref,))
+            step = Step("op", self._next_variable(), "alias", (ref,))
             self.steps.append(step)
             return step.result
         return ref.variable
@@ -188,10 +188,12 @@ class Recording(TorchFunctionMode):
             return function(*args, **kwargs)
         inside = self.find(owner)
         assert inside is not None
-        step = Step("call", self._next(), method, self.refer(args), self.refer(kwargs), inside, _modes())
+        step = Step(
+            "call", self._next_variable(), method, self.refer(args), self.refer(kwargs), inside, _find_active_modes()
+        )
         step.modes |= self._changed_settings(owner, inside)
-        tensors = [each for each in _tensors((args, kwargs)) if id(each) in self._known]
-        versions = [_version(each) for each in tensors]
+        tensors = [each for each in _list_tensors((args, kwargs)) if id(each) in self._known]
+        versions = [_read_version(each) for each in tensors]
         self.steps.append(step)
         try:
             with self.pause():
@@ -200,19 +202,19 @@ class Recording(TorchFunctionMode):
             step.raised = True
             raise
         for tensor, version in zip(tensors, versions, strict=True):
-            if _version(tensor) != version:
-                step.changes |= self._in_memory_of(tensor)
+            if _read_version(tensor) != version:
+                step.changes |= self._find_aliases(tensor)
         with self.pause():
-            result = self._distinct(result)
+            result = self._make_distinct(result)
         self.register(result, Ref(step.result))
         return result
 
-    def _distinct(self, result: Any) -> Any:
+    def _make_distinct(self, result: Any) -> Any:
         """A tensor that was given out before, or is an input, as a view: each output has a name of its own."""
         if isinstance(result, Tensor) and id(result) in self._known:
             return result.view_as(result)
         if type(result) is tuple:
-            return tuple(self._distinct(item) for item in result)
+            return tuple(self._make_distinct(item) for item in result)
         return result
 
     def _changed_settings(self, owner: Any, inside: Ref) -> dict[str, Any]:
@@ -233,10 +235,10 @@ class Recording(TorchFunctionMode):
         }
         return {"settings": changed} if changed else {}
 
-    def copied(self, old: Any, new: Any) -> None:
+    def record_copy(self, old: Any, new: Any) -> None:
         """A copy of something that has a name has one too; in containers, entry by entry."""
         if (ref := self.find(old)) is not None and old is not new:
-            step = Step("copy", self._next(), owner=ref)
+            step = Step("copy", self._next_variable(), owner=ref)
             self.steps.append(step)
             self.register(new, Ref(step.result))
             if isinstance(old, nn.Module):
@@ -244,13 +246,13 @@ class Recording(TorchFunctionMode):
                 self._settings[id(new)] = {**self._settings.get(id(old), read_settings(old)), **own}
         elif isinstance(old, tuple | list):
             for one, two in zip(old, new, strict=True):
-                self.copied(one, two)
+                self.record_copy(one, two)
         elif isinstance(old, dict):
             for key in old:
-                self.copied(old[key], new[key])
+                self.record_copy(old[key], new[key])
         elif hasattr(old, "__dataclass_fields__") and not isinstance(old, type):
             for name in old.__dataclass_fields__:
-                self.copied(getattr(old, name), getattr(new, name))
+                self.record_copy(getattr(old, name), getattr(new, name))
 
     def keep_instance(self, instance: Any, variable: int) -> None:
         """An instance of the target that the program begins with."""
@@ -270,9 +272,9 @@ class Recording(TorchFunctionMode):
                 continue
             for name, method in list(vars(kind).items()):
                 if inspect.isfunction(method) and not name.startswith("__") and name != "forward":
-                    self._patch(kind, name, self._recorder(name, method))
+                    self._patch(kind, name, self._make_recorder(name, method))
 
-    def _recorder(self, name: str, method: Callable) -> Callable:
+    def _make_recorder(self, name: str, method: Callable) -> Callable:
         def recorded(owner: Any, *args: Any, **kwargs: Any) -> Any:
             if self.paused or self.find(owner) is None:
                 return method(owner, *args, **kwargs)
@@ -309,7 +311,7 @@ class Recording(TorchFunctionMode):
                 return plain_copy(value, memo, *more)
             with self.pause():
                 other = plain_copy(value, memo)
-            self.copied(value, other)
+            self.record_copy(value, other)
             return other
 
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -317,7 +319,7 @@ class Recording(TorchFunctionMode):
 
         def seed(number: int) -> Any:
             if not self.paused and threading.get_ident() == self._thread:
-                self.steps.append(Step("seed", self._next(), args=(int(number),)))
+                self.steps.append(Step("seed", self._next_variable(), args=(int(number),)))
             return plain_seed(number)
 
         self._patch(nn.Module, "__call__", call)
@@ -364,7 +366,7 @@ def read_settings(module: nn.Module) -> dict[str, Any]:
     return settings
 
 
-def _modes() -> dict[str, Any]:
+def _find_active_modes() -> dict[str, Any]:
     """What is switched on around a call, where it is not as a program finds it."""
     modes: dict[str, Any] = {}
     if torch.is_inference_mode_enabled():
@@ -381,7 +383,7 @@ def _modes() -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _snapshot(tensor: Tensor) -> dict[str, Any]:
+def _copy_tensor(tensor: Tensor) -> dict[str, Any]:
     """A tensor as it is now: its numbers, and how they lie in memory."""
     plain = tensor.detach()
     entry = {"requires_grad": tensor.requires_grad, "numbers": plain.clone(memory_format=torch.contiguous_format)}
@@ -392,27 +394,27 @@ def _snapshot(tensor: Tensor) -> dict[str, Any]:
     return entry
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _list_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return [each for item in value.values() for each in _tensors(item)]
-    return [each for item in value for each in _tensors(item)] if isinstance(value, tuple | list) else []
+        return [each for item in value.values() for each in _list_tensors(item)]
+    return [each for item in value for each in _list_tensors(item)] if isinstance(value, tuple | list) else []
 
 
 def _has_tensor(value: Any) -> bool:
-    return bool(_tensors(value))
+    return bool(_list_tensors(value))
 
 
-def _memory(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except Exception:  # nested or functional tensors have none of their own
         return id(tensor)
 
 
-def _version(tensor: Tensor) -> int:
+def _read_version(tensor: Tensor) -> int:
     try:
-        return tensor._version
+        return tensor._read_version
     except RuntimeError:  # tensors made in inference mode do not count
         return 0

@@ -82,7 +82,7 @@ class ReferenceLaw(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         other = self.subject.at(subject.dtype)
         if other is None:
-            return  # the reference cannot be had in this precision
+            return  # the reference does not run in this precision
         gradients = case["compare"] == "gradients"
         if gradients and not ("gradients" in subject.abilities and "gradients" in other.abilities):
             return
@@ -158,7 +158,7 @@ def read_reference(reference: Any, subject: Adapter, kind: str | None, options: 
         other = adapt(reference, kind or subject.kind, None, **sizes)
     except InputError as failure:
         try:
-            other = adapt(reference, kind or subject.kind)  # a class that is recognised knows its own sizes
+            other = adapt(reference, kind or subject.kind)  # the adapter of a recognised class reads its sizes
         except InputError:
             raise failure from None
     if other.kind != subject.kind:

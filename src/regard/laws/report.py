@@ -1,4 +1,4 @@
-"""Verdicts together: a table, JSON, a page, and what is said when a law breaks."""
+"""The verdicts of a subject as a table, JSON, a page, and error messages."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 4096
 # Columns of the text behind a label of a violation: with the label a line of eighty.
 COLUMNS = 69
-# What is said of a claim that was guessed.
-GUESSED = "guessed from the kind of subject; claims= says what is really claimed"
-# What is said of a law that is undecided, in place of its own headline.
-UNDECIDED = "too little was tried to say that it holds."
+# The remark on a claim that was inferred.
+GUESSED = "inferred from the kind of subject; pass claims= to state what is claimed"
+# The headline of an undecided law.
+UNDECIDED = "too few cases were tried to conclude that it holds."
 
 
 @dataclass
 class Report:
-    """What the laws say of one subject.
+    """The verdicts of the laws on one subject.
 
     Attributes:
         subject: its name.
         verdicts: one for each law, in order; a slug or number finds its own.
-        seed: the same seed looks at the same cases.
+        seed: the same seed draws the same cases.
         declared: what was recognised about it.
         asked: the kind, the claims and the options as they were given.
-        command: the words of a shell that ask the same, if it was asked there.
+        command: the shell command of this check, if it was run from the command line.
         unchecked: the laws that were left out, each with why and what would have it checked.
         target: the text that names the target on a command line, if it was given there.
     """
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def violations(self) -> list[LawViolation]:
-        """What is said of each law that is claimed and does not hold, the likeliest cause first."""
+        """An error for each claimed law that does not hold, the likeliest cause first."""
         return [
             violation(self.verdicts[slug], self.replay(self.verdicts[slug]), self.tell_cause(slug))
             for slug in self.causes
@@ -105,10 +105,10 @@ class Report:
         order = [
             outcome for outcome in ("broken", "flaky", "undecided", "holds", "not applicable") if outcome in counts
         ]
-        said = [
+        text = [
             f"{counts[outcome]} {words.get(outcome, (outcome, outcome))[counts[outcome] != 1]}" for outcome in order
         ]
-        return ", ".join(said) or "no law was asked"
+        return ", ".join(text) or "no law was checked"
 
     def require(self) -> None:
         """Raise the first violation, with the others behind it, if there is one."""
@@ -125,18 +125,18 @@ class Report:
             return f"{self.command} --law {slug}" + (f" --seed {self.seed}" if self.seed else "")
         words = {name: value for name, value in self.asked.items() if value is not None and name != "claims"}
         claims = self.asked.get("claims")
-        # Laws may look at what is claimed beside them, so a law alone is asked by `only`.
+        # A law may depend on the other claims, so a single law is selected by `only`.
         words |= {"claims": claims} if claims is not None else {}
         words |= {"only": [slug]} if claims != [slug] or "reference" in words else {}
         words |= {"seed": self.seed} if self.seed else {}
         words |= {"fast": True} if self.fast else {}
         if self.probing:
             words = {name: value for name, value in words.items() if name not in ("claims", "only")} | {"laws": [slug]}
-        said = {name: "reference" if name == "reference" else _quote(value) for name, value in words.items()}
-        given = ", ".join(["target", *(f"{name}={value}" for name, value in said.items())])
+        text = {name: "reference" if name == "reference" else _quote(value) for name, value in words.items()}
+        given = ", ".join(["target", *(f"{name}={value}" for name, value in text.items())])
         return f"{'probe' if self.probing else 'check'}({given})"
 
-    # Ways to look at it
+    # Output formats
 
     def __rich__(self) -> RenderableType:
         from regard.laws import table
@@ -183,7 +183,7 @@ class Report:
         the likeliest cause is written, unless `law` names one. `target` is how a script gets the target, as on the
         command line: `"mypackage.attention:Attention(24)"`, made with the seed of this report. Without it a function
         is imported by its own name, and a module is put into the script with its weights. What cannot be written as
-        calls of the target is told in one line.
+        calls of the target has one line with the reason.
         """
         from regard.laws.script import write_first
 
@@ -204,7 +204,7 @@ class Report:
 
 
 def violation(verdict: Verdict, replay: str = "", cause: str = "") -> LawViolation:
-    """A verdict as the error that a test shows. `cause` says how it hangs together with other broken laws."""
+    """A verdict as the error that a test shows. `cause` relates it to other broken laws."""
     counterexample, parts = verdict.counterexample, {"subject": verdict.subject}
     if counterexample is not None:
         parts["smallest"] = _format_smallest(verdict.slug, counterexample)
@@ -284,7 +284,7 @@ def _encode_counterexample(slug: str, counterexample: Counterexample) -> dict[st
     return {
         "case": {word.name: _encode_value(word.value) for word in words.values()},
         "meaning": {word.name: word.meaning for word in words.values()},
-        "remarks": {words[key].name if key in words else key: said for key, said in counterexample.remarks.items()},
+        "remarks": {words[key].name if key in words else key: text for key, text in counterexample.remarks.items()},
         **{name: _encode_value(getattr(counterexample, name)) for name in plain},
     }
 

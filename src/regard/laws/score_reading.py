@@ -41,7 +41,7 @@ def read_scores_of_few_queries(
     """The same as `own_scores` for fewer queries than keys, an odd number; once for each end at which they may meet.
 
     Every other key is zeros, so that each key that is not stands beside one, within the reach of any window. The end at
-    which the subject says that lengths meet comes first.
+    which the subject aligns lengths comes first.
     """
     query, key = _draw_query_and_key(subject, rng, batch, queries, keys, dim, **sizes)
     query = query * factor

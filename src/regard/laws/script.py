@@ -20,7 +20,6 @@ from torch import nn
 
 from regard.adapters import copies
 from regard.adapters.base import Adapter
-from regard.adapters.rng import Rng
 from regard.laws.compare import FACTOR, Finding, compare
 from regard.laws.law import Law, Observation
 from regard.laws.recording import Inexpressible, RecordedFunction, Recording
@@ -140,14 +139,16 @@ class Recorded:
 
 
 def write_first(verdicts: Iterable[Verdict], replays: Iterable[str], target: str = "", seed: int = 0) -> str:
-    """The first counterexample that can be written as a script; else a line for each that says why it cannot."""
+    """The first counterexample that can be written as a script; else a line for each with the reason why not."""
     refusals = []
     for verdict, replay in zip(verdicts, replays, strict=True):
         try:
             return write_script(verdict, replay, target, seed)
         except Inexpressible as reason:
             refusals.append(f"# {verdict.slug}: there is no script, because {reason}\n")
-        except Exception as failure:  # a target may do what no recording expects; its verdict stands without a script
+        except (
+            Exception
+        ) as failure:  # a target may do what a recording does not support; its verdict then has no script
             words = f"writing it down ended in {type(failure).__name__}"
             refusals.append(f"# {verdict.slug}: there is no script, because {words}\n")
     return "".join(refusals) or "# there is no script, because no law is broken\n"
@@ -197,7 +198,7 @@ def _record_with(law: Law, origin: Origin, case: dict[str, Any], seed: int) -> R
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(recording.active())
         torch.manual_seed(seed)  # noted, so that dropout that should be off drops the same
-        observations = law.observe(view, case, Rng(origin.seed, law.slug, tuple(case.items())))
+        observations = law.observe(view, case, law.make_rng(origin.seed, case))
         while True:
             try:
                 observation = next(observations)

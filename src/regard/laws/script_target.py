@@ -74,7 +74,7 @@ def _write_import_of_name(function: Any) -> str:
 
 
 def _write_loader(place: str, call: str, seed: int) -> str:
-    """A function that imports a module anew and gives what `call` says."""
+    """A function that imports a module anew and returns the result of `call`."""
     if place.endswith(".py"):
         file = Path(place).resolve()
         folder, spec = file.parent, f"importlib.util.spec_from_file_location({file.stem!r}, {str(file)!r})"

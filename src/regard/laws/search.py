@@ -134,7 +134,7 @@ def examine(
 
 @dataclass
 class Decision:
-    """What one case says: the trial in which it breaks the law, if it does; and else why it says nothing, if so."""
+    """The result of one case: the trial that breaks the law, or why the case was not counted."""
 
     failure: Trial | None = None
     refusal: Exception | None = None
@@ -192,7 +192,7 @@ class Search:
         return None
 
     def conclude(self) -> None:
-        """Say whether enough was tried for a law in which nothing was found."""
+        """Decide whether enough cases were tried for a law without a violation."""
         verdict = self.verdict
         if verdict.outcome != "holds":
             return
@@ -206,7 +206,7 @@ class Search:
             verdict.outcome = "undecided"
         elif len(self.offered) == len(self.vacuous):
             verdict.outcome = "not applicable"
-            reasons = ["none of its cases has anything to compare" if self.offered else "there is no case to look at"]
+            reasons = ["none of its cases has anything to compare" if self.offered else "the law has no case for it"]
         elif verdict.tried == 0 and not verdict.discarded and not self.explicit:
             verdict.outcome = "not applicable"
         elif (shortage := self.find_shortage()) is not None:
@@ -236,7 +236,7 @@ def decide(law: Law, subject: Adapter, case: Case, seed: int) -> Decision:
                 if trials[-1].broken:
                     return Decision(trials[-1])
             continue
-        clean = any(trial.findings for trial in trials)  # float64 has looked, and found nothing
+        clean = any(trial.findings for trial in trials)  # float64 ran and holds
         trial = run_case(law, view, case, seed, BEYOND_ROUNDING if clean else 1.0)
         if trial.broken and (coarser := coarsen(law, view, case, seed)) is not None:
             trial = run_case(law, coarser, case, seed, trial.threshold)
@@ -254,7 +254,7 @@ def _measure_grown_rounding(law: Law, half: Trial, case: Case, seed: int) -> flo
     """How many bounds of half precision the rounding of the subject's own precision grows to.
 
     Where equal bits are not the subject's habit, each difference grows with the spacing of numbers. A law that the
-    wider precision already breaks says nothing about half precision.
+    wider precision already breaks is no evidence about half precision.
     """
     native = in_native_precision(half.view)
     wide = run_case(law, native, case, seed)
@@ -306,7 +306,7 @@ def run_case(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 
     factor = FACTOR[torch.float64] if view.eps < 1e-12 else FACTOR[torch.float32]
     factor = HALF_FACTOR if is_half(view) else factor
     try:
-        for observation in law.observe(view, case, Rng(seed, law.slug, tuple(case.items()))):
+        for observation in law.observe(view, case, law.make_rng(seed, case)):
             trial.findings.append(compare(observation, view.eps, factor))
     except Discard as reason:
         trial.discarded = str(reason)
@@ -318,17 +318,17 @@ def run_case(law: Law, view: Adapter, case: Case, seed: int, threshold: float = 
 
 
 def is_flaky(subject: Adapter) -> str | None:
-    """Why nothing can be said about a subject that answers the same question in two ways."""
-    answers = []
+    """Why the laws cannot be checked on a subject whose equal calls differ."""
+    outputs = []
     try:
         with torch.no_grad():
             x = subject.draw(2, subject.lengths(5)[0], Rng(0, "steady"))
-            answers = [subject.run(x) for _ in range(2)]
+            outputs = [subject.run(x) for _ in range(2)]
     except Exception:  # whatever is wrong there, the law itself will meet it
         return None
-    if answers[0].shape == answers[1].shape and torch.equal(answers[0].nan_to_num(), answers[1].nan_to_num()):
+    if outputs[0].shape == outputs[1].shape and torch.equal(outputs[0].nan_to_num(), outputs[1].nan_to_num()):
         return None
-    apart = float((answers[0] - answers[1]).abs().max()) if answers[0].shape == answers[1].shape else float("inf")
+    apart = float((outputs[0] - outputs[1]).abs().max()) if outputs[0].shape == outputs[1].shape else float("inf")
     return f"two equal calls in evaluation mode differ by {apart:.1e}; see determinism and statelessness"
 
 
@@ -341,7 +341,7 @@ def _record_violation(verdict: Verdict, law: Law, trial: Trial, case: Case, seed
         verdict.counterexample = make_counterexample(trial, case)
         return
     verdict.outcome = "broken"
-    threshold = trial.threshold  # shrinking asks for more, so that a small case is a clear one
+    threshold = trial.threshold  # shrinking requires a larger violation, so that small cases are clear ones
     case, trial = shrink(law, trial, case, seed, shrinks)
     verdict.counterexample = make_counterexample(trial, case)
 

@@ -55,7 +55,7 @@ def show(report: Report) -> None:
 def verdict_table(report: Report, linked: list[Verdict] | None = None) -> Table:
     """A row for each law: its verdict, the cases that were tried, and what was found.
 
-    linked: the verdicts that a page tells about below the table.
+    linked: the verdicts that a page describes below the table.
     """
     rows = []
     for verdict in report.verdicts:
@@ -63,7 +63,12 @@ def verdict_table(report: Report, linked: list[Verdict] | None = None) -> Table:
         kind = KINDS[verdict.outcome] if verdict.claimed else ""
         words = Cell(describe(verdict), "faint")
         rows.append(
-            (Cell(_format_name(verdict), link=link), Cell(answer(verdict), kind), str(verdict.tried or "-"), words)
+            (
+                Cell(_format_name(verdict), link=link),
+                Cell(format_outcome(verdict), kind),
+                str(verdict.tried or "-"),
+                words,
+            )
         )
     columns = [Column("law"), Column("verdict"), Column("cases", "right"), Column("", "left", "wrap")]
     return Table(columns, rows)
@@ -78,7 +83,7 @@ def unchecked_table(report: Report, unchecked: list[Unchecked]) -> Table:
     return Table([Column("not checked"), Column("add"), Column("", "left", "wrap")], rows)
 
 
-def answer(verdict: Verdict) -> str:
+def format_outcome(verdict: Verdict) -> str:
     """The outcome, and whether the claim was guessed; of a law that was only probed, whether it holds."""
     if not verdict.claimed:
         return PROBED[verdict.outcome]

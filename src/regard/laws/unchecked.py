@@ -77,5 +77,5 @@ def list_unchecked(subject: Adapter, chosen: Iterable[Law], explicit: bool, refe
 def _why_not_applicable(law: Law, subject: Adapter) -> str | None:
     try:
         return law.applies(subject)
-    except Exception:  # a subject may refuse to be looked at; then the law would say so
+    except Exception:  # a subject may refuse the call; then the law would report it
         return None

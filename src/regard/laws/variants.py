@@ -1,4 +1,4 @@
-"""Variants of a subject that a case may ask for: half precision, other head sizes, and lengths beyond the usual ones.
+"""Variants of a subject that a case may need: half precision, other head sizes, and lengths beyond the usual ones.
 
 Code often has a branch for half precision, for wide heads and for long sequences. A law searches there as well: a case
 with `dtype="bfloat16"`, `head_dim=80` or `num_heads=2` is run on the subject in that variant.
@@ -48,7 +48,7 @@ def in_native_precision(subject: Adapter) -> Adapter:
 
 
 def find_variant(subject: Adapter, case: Case) -> Adapter | None:
-    """The subject with the sizes and in the precision that the case asks for; None if it cannot be had."""
+    """The subject with the sizes and in the precision of the case; None if it has no such variant."""
     sizes = {own: int(case[name]) for name, own in SIZES.items() if name in case and own in vars(subject)}
     if sizes:
         subject = resize(subject, **sizes)

@@ -1,4 +1,4 @@
-"""What a law says of a subject, and the smallest case that makes it say so."""
+"""The verdict of a law on a subject, and its smallest counterexample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counterexample:
         case: its parameters.
         remarks: at which other sizes it was tried: `{"batch": "fails at every size tried: 1, 2, 3"}`.
         changed: what was done to the input.
-        place: where the output answered.
+        place: the entry of the output that changed.
         moved: by how much; inf is "not a number".
         bound: what rounding can do.
         effect: what happened, in words, where "moved" does not fit.
@@ -82,13 +82,13 @@ class Verdict:
 
     Attributes:
         law: the law.
-        outcome: holds, broken, not applicable, flaky, or undecided: too few cases could be tried to say that it holds.
+        outcome: holds, broken, not applicable, flaky, or undecided: too few cases could be tried.
         reason: why it is not applicable or undecided, what is flaky, or what was left out.
         counterexample: the smallest counterexample of a broken or flaky law.
-        cases: the number of cases looked at.
+        cases: the number of cases tried.
         tried: how many of them ran and compared something.
         refused: how many of them the subject refused to run.
-        discarded: how many of them met an input that says nothing, such as one beside a kink.
+        discarded: how many of them had an uninformative input, such as one beside a kink.
         claimed: whether the subject claims the law.
         guessed: whether that claim was guessed from the kind of the subject: neither the user nor its documentation
             makes it.

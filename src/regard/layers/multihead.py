@@ -31,7 +31,6 @@ class MultiHeadAttention(nn.Module):
 
     Where we differ: the attention itself is any description: a pattern, a bias, a temperature, a feature map. All
     sizes are free (`AttentionSizes`), keys may be shared by groups of heads, and any of the four biases may be absent.
-    Dropout of attention weights needs the weights: while training with `dropout > 0` the square is built.
 
         >>> from regard.layers import MultiHeadAttention
         >>> layer = MultiHeadAttention(12, 3, attention=Attention(pattern=Causal()))
@@ -44,7 +43,8 @@ class MultiHeadAttention(nn.Module):
         kv_heads: key and value heads, as `heads` if `None`; only where `sizes` is a number.
         attention: pattern, scale, bias and feature map; full softmax attention if `None`.
         bias: which projections have a bias: all, none, or some of the letters q, k, v and o.
-        dropout: probability of dropping an attention weight while training.
+        dropout: probability of dropping an attention weight while training, below 1 (see `attend`: memory stays linear
+            in the tokens). Linear attention has no weights to drop.
         rotary: rotary position embedding of queries and keys.
     """
 
@@ -69,14 +69,14 @@ class MultiHeadAttention(nn.Module):
                 because="AttentionSizes has its own heads",
                 instead="MultiHeadAttention(AttentionSizes(...)) or MultiHeadAttention(channels, heads)",
             )
-        if not 0 <= dropout <= 1 or (rotary is not None and rotary.dim > sizes.key):
+        if not 0 <= dropout < 1 or (rotary is not None and rotary.dim > sizes.key):
             raise ConfigError(
                 "This attention cannot be built.",
                 asked=f"dropout={dropout}, rotary={rotary}, {sizes}",
-                because="dropout is a probability"
+                because="dropout is a probability, and weights that are kept are divided by 1 - dropout"
                 if rotary is None or rotary.dim <= sizes.key
                 else f"rotary positions turn {rotary.dim} channels of a head, and a key has {sizes.key}",
-                instead="0 <= dropout <= 1, and a Rotary of at most the channels of a key",
+                instead="0 <= dropout < 1, and a Rotary of at most the channels of a key",
             )
         self.sizes = sizes
         self.attention = Attention() if attention is None else attention
@@ -174,7 +174,7 @@ class MultiHeadAttention(nn.Module):
             query, key, value = self.projections(x)
             query, key = self._rotate(query, key, x, None, rotation, cache, lengths)
             return cache.advance(query, key, value, attention=self.attention, lengths=lengths)
-        drops = self.training and self.dropout > 0
+        drops = self.training and self.dropout > 0 and self.attention.feature_map is None
         if isinstance(cache, KVCache):
             cache.check_fits(self._join_pattern(pattern))
         query, key, value = self._project(x, context, values, rotation, cache, lengths)
@@ -190,11 +190,7 @@ class MultiHeadAttention(nn.Module):
         if padding is not None:
             pattern = padding if pattern is None else pattern & padding
         described = self._join_pattern(pattern)
-        if drops:
-            dropped = nn.functional.dropout(attention_weights(query, key, described), self.dropout)
-            group = query.shape[-3] // value.shape[-3]
-            return dropped @ (value.repeat_interleave(group, -3) if group > 1 else value)
-        return attend(query, key, value, described)
+        return attend(query, key, value, described, dropout=self.dropout if drops else 0.0)
 
     def _project(self, x, context, values, rotation, cache, lengths) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):

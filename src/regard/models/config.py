@@ -1,4 +1,4 @@
-"""Configurations: small frozen values that refuse what they do not know."""
+"""Configurations: small frozen values that refuse unknown fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Config:
     Tower(dim=7, depths=(2, 3))
     >>> Tower.from_dict({"dim": 7, "depth": [2, 3]})
     Traceback (most recent call last):
-    regard.errors.ConfigError: Tower does not know 'depth'.
+    regard.errors.ConfigError: Tower has no field 'depth'.
       asked    depth=[2, 3]
       because  its fields are dim, depths
       instead  depths=[2, 3]
@@ -88,7 +88,7 @@ class Config:
         return tuple(_make_comparable(getattr(self, field.name)) for field in dataclasses.fields(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name, in types that JSON knows."""
+        """Every field by name, in types of JSON."""
         return {field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def attentions(self) -> dict[str, Attention | tuple[Attention, ...]]:
@@ -109,7 +109,7 @@ class Config:
         if unknown := [name for name in fields if name not in known]:
             close = difflib.get_close_matches(unknown[0], known, n=1)
             raise ConfigError(
-                f"{cls.__name__} does not know {unknown[0]!r}.",
+                f"{cls.__name__} has no field {unknown[0]!r}.",
                 asked=", ".join(f"{name}={fields[name]!r}" for name in unknown),
                 because=f"its fields are {', '.join(known)}",
                 instead=f"{close[0]}={fields[unknown[0]]!r}" if close else "leave it out, or use a field it has",

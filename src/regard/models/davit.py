@@ -9,7 +9,7 @@ every other at a cost linear in the pixels.
       Stage 1..4     [PatchMerging: LayerNorm, patches of 2 x 2], then depth times window and channel blocks
       Head           mean over tokens, LayerNorm, Linear                            logits (batch, class)
 
-Grids keep their channels last from the first layer to the last: norms and linear layers want them so, and so does
+Grids keep their channels last from the first layer to the last: norms and linear layers need them last, and so does
 torch's depthwise convolution, which is then up to twice as fast.
 """
 

@@ -167,7 +167,9 @@ def check_dtype(dtype: torch.dtype | None) -> None:
             f"A model cannot be loaded in {dtype!r}.",
             asked=f"dtype={dtype!r}",
             because="layers compute in float16, bfloat16, float32 or float64",
-            instead="dtype=torch.float32 or torch.bfloat16, say, or None for the file's own",
+            instead=f"dtype=torch.{dtype}"
+            if isinstance(dtype, str) and getattr(torch, dtype, None) in COMPUTED
+            else "dtype=torch.float32 or torch.bfloat16, or None for the file's own",
         )
 
 
@@ -206,7 +208,7 @@ def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
-    """Give every module that knows the tensor the same object."""
+    """Share one tensor object between all modules that have the parameter."""
     placed: nn.Parameter | Tensor | None = None
     for name in names:
         path, _, last = name.rpartition(".")
@@ -221,7 +223,7 @@ def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
 
 
 def _reset_buffers(model: nn.Module, source: str) -> None:
-    """Let modules compute the buffers that are no part of the state, and make sure that nothing was forgotten."""
+    """Compute the buffers that are not in the state dict, and check that no tensor is left on the meta device."""
     for module in model.modules():
         if callable(reset := getattr(module, "reset_buffers", None)):
             reset()

@@ -134,25 +134,26 @@ class Pretrained(nn.Module):
         kind = config.get("model_type")
         if isinstance(kind, str) and kind.startswith("regard."):
             if kind != cls._model_type():
+                owners = [each.__name__ for each in Pretrained.__subclasses__() if each._model_type() == kind]
                 raise CheckpointError(
-                    f"This is no {cls.__name__}.",
+                    f"This checkpoint belongs to another class than {cls.__name__}.",
                     asked=f"{cls.__name__} from {source}",
                     found=f"model_type {kind!r}",
                     because="another model was saved there",
-                    instead=f"the model whose name is {kind.removeprefix('regard.')!r}",
+                    instead=f"{owners[0]}.from_pretrained(...)" if owners else f"the class that wrote {kind!r}",
                 )
             fields = {name: value for name, value in config.items() if name != "model_type"}
             return build_from_state(cls, cls.Config.from_dict(fields), state, dtype, source)
         for converter in cls.converters.values():
             if converter.matches(config):
                 return cls._load_converted(converter, config, state, dtype, source)
-        said = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
+        given = {name: config[name] for name in ("model_type", "architectures", "architecture") if name in config}
         others = [kind.__name__ for kind in Pretrained.__subclasses__() if kind is not cls and kind._can_read(config)]
         reads = [f"{converter.supported} ({layout})" for layout, converter in cls.converters.items()]
         raise CheckpointError(
             f"{cls.__name__} does not read this model.",
             asked=f"{cls.__name__} from {source}",
-            found=", ".join(f"{name}={value!r}" for name, value in said.items()) or "a configuration of no known kind",
+            found=", ".join(f"{name}={value!r}" for name, value in given.items()) or "a configuration of no known kind",
             because=f"{cls.__name__} reads {'; '.join([f'model_type {cls._model_type()}', *reads])}",
             instead=f"{others[0]}.from_pretrained(...)" if others else "a checkpoint of such a model",
         )
@@ -216,7 +217,7 @@ def _download_from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download  # an extra, and imported only where the hub is used
     except ImportError as failure:
         raise CheckpointError(
-            f"{name!r} does not exist, and looking it up on the hub needs the package huggingface_hub.",
+            f"{name!r} does not exist, and loading it from the hub needs the package huggingface_hub.",
             asked=repr(name),
             found=f"no such file or folder in {Path.cwd()}",
             because=f"{type(failure).__name__}: {failure}",
@@ -237,6 +238,6 @@ def _download_from_hub(name: str) -> Path:
             asked=repr(name),
             found=f"no such file or folder in {Path.cwd()}",
             because=f"{type(failure).__name__}: {first[0] if first else ''}",
-            instead="check the path or the name; without a network only what is in the local cache can be had",
+            instead="check the path or the name; without a network only models in the local cache are available",
         ) from failure
     return folder

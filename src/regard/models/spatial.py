@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from regard.attention import attend
 from regard.biases import Bias, Gaussian, Quadratic, axis_scores, distances, table_scores
+from regard.biases.base import ElementwiseBias
 from regard.calculus import axis_weights, separable_attention, separable_weights
 from regard.errors import ConfigError, InputError
 from regard.layers.linear import Linear
@@ -125,11 +126,10 @@ class SpatialTransformer(Pretrained):
     one matrix `V` of H D x D reads their concatenation. Biases start as in the paper, the rest as torch does.
 
     Where we differ: the grid need not be square. Where the weights are a product over the two axes they are never
-    multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops entries of the
-    square. A slanted covariance is left to `attend`, which computes all pairs of a small grid and convolves a large
-    one. With content, the two tables become more features: `[q, q . row, q . column]` meets `[k, one-hot row, one-hot
-    column]`, an ordinary attention without a bias. Channels after `space_to_depth` are in the order of
-    `torch.nn.functional.pixel_unshuffle`.
+    multiplied out (`separable_attention`), except in training with `attention_dropout`, which drops weights of single
+    pairs: there, and for a slanted covariance, the scores are a bias of `attend`. With content, the two tables become
+    more features: `[q, q . row, q . column]` meets `[k, one-hot row, one-hot column]`, an ordinary attention without a
+    bias. Channels after `space_to_depth` are in the order of `torch.nn.functional.pixel_unshuffle`.
 
         >>> from regard.models.spatial import SpatialConfig, SpatialTransformer
         >>> model = SpatialTransformer(SpatialConfig(image=(6, 10), dim=8, heads=4, layers=2)).eval()
@@ -214,26 +214,22 @@ class SpatialHeads(nn.Module):
         self.value = Linear(heads * config.dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        drop = self.training and self.attention_dropout > 0
-        axes = self._compute_axis_weights()
-        if drop:
-            weight = self.weights(x).expand(len(x), -1, -1, -1)  # every image drops its own
-            weight = functional.dropout(weight, self.attention_dropout)
-            heads = weight @ x.flatten(1, 2)[:, None]
-        elif axes is not None:
+        dropout = self.attention_dropout if self.training else 0.0
+        if not dropout and (axes := self._compute_axis_weights()) is not None:
             return self.value(separable_attention(*axes, x).flatten(3))
-        elif isinstance(self.position, Gaussian):
-            tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
+        tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
+        if isinstance(self.position, Bias):
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
-            heads = attend(nothing.expand(-1, self.heads, -1, -1), nothing, tokens, scale=0, bias=self.position)
+            query = nothing.expand(-1, self.heads, -1, -1)
+            heads = attend(query, nothing, tokens, scale=0, bias=self.position, dropout=dropout)
         else:
             query, key = self._compute_content_features(x)
-            tokens = x.flatten(1, 2)[:, None].expand(-1, self.heads, -1, -1)
-            heads = attend(query, key, tokens, scale=1 / math.sqrt(self.dim))
+            value = tokens.expand(-1, self.heads, -1, -1)
+            heads = attend(query, key, value, scale=1 / math.sqrt(self.dim), dropout=dropout)
         return self.value(heads.transpose(1, 2).reshape(*x.shape[:3], -1))
 
     def weights(self, x: Tensor) -> Tensor:
-        """The square `(batch or 1, head, query, key)`: for study, and for dropout in training."""
+        """The square `(batch or 1, head, query, key)`, for study."""
         if (axes := self._compute_axis_weights()) is not None:
             return separable_weights(*axes)[None]
         if isinstance(self.position, Gaussian):
@@ -249,18 +245,15 @@ class SpatialHeads(nn.Module):
         """
         values = self.value.weight.unflatten(1, (self.heads, self.dim)).transpose(0, 1)  # (head, out, in)
         if isinstance(self.position, LearnedPosition):
-            return HeadProfile(self.position.scores(), values=values)
+            return HeadProfile(relative_scores(self.position), values=values)
         seen = head_profile(self.position)
         return HeadProfile(seen.scores, seen.centre, seen.precision, values)
 
     def relative_weights(self) -> Tensor:
         """What a query in the middle of an endless image gives to every relative position, with gradients."""
-        if isinstance(self.position, Bias):
-            scores = relative_scores(self.position)
-        elif isinstance(self.position, LearnedPosition):
-            scores = self.position.scores()
-        else:
+        if not isinstance(self.position, Bias):
             return head_profile(self.position).weights  # refuses content-based attention
+        scores = relative_scores(self.position)
         return scores.flatten(1).softmax(-1).view_as(scores)
 
     def _compute_axis_weights(self) -> tuple[Tensor, Tensor] | None:
@@ -288,23 +281,29 @@ class SpatialHeads(nn.Module):
         return torch.cat((down, columns.expand(*self.grid, -1)), -1)[:, :, None]
 
 
-class LearnedPosition(nn.Module):
+class LearnedPosition(ElementwiseBias):
     """A vector for each relative row and column, read by one vector per head and axis; no content.
 
     score[h, delta] = row_head[h] . row[delta_1 + R - 1] + column_head[h] . column[delta_2 + C - 1]
     """
 
+    relative = True
+
     def __init__(self, grid: tuple[int, int], dim: int, heads: int) -> None:
         super().__init__()
+        self.heads, self.grid = heads, grid
         bound = 1 / math.sqrt(dim)
         self.row = nn.Parameter(torch.randn(2 * grid[0] - 1, dim))
         self.column = nn.Parameter(torch.randn(2 * grid[1] - 1, dim))
         self.row_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
         self.column_head = nn.Parameter(torch.empty(heads, dim).uniform_(-bound, bound))
 
-    def scores(self) -> Tensor:
-        """The score of every relative position, `(head, 2 R - 1, 2 C - 1)`."""
-        return (self.row_head @ self.row.T)[:, :, None] + (self.column_head @ self.column.T)[:, None]
+    def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        """The scores of these heads, queries and keys, all on the grid."""
+        rows, columns = self.grid
+        down = key_position // columns - query_position // columns + rows - 1
+        across = key_position % columns - query_position % columns + columns - 1
+        return (self.row_head @ self.row.T)[head, down] + (self.column_head @ self.column.T)[head, across]
 
     def axis_scores(self) -> tuple[Tensor, Tensor]:
         """Scores along rows `(head, R, R)` and along columns `(head, C, C)`."""

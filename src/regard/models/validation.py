@@ -27,13 +27,13 @@ OTHER_NUMBERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint3
 def check_sizes(config: Config, *names: str) -> None:
     """Refuse sizes below one, a dropout that is no probability and a norm's epsilon that is negative or no number.
 
-    A size may be `None`, which is none at all. Dropouts and epsilons are looked for by their names.
+    A size may be `None`, which is none at all. Dropouts and epsilons are found by their names.
     """
     fields = [field.name for field in dataclasses.fields(config)]
     for name in (*names, *(name for name in fields if name in CHANCES or name in EPSILONS)):
         value = getattr(config, name)
         if name in CHANCES:
-            fine, because, instead = 0 <= value <= 1, "dropout is a probability", f"{name}=0.1"
+            fine, because, instead = 0 <= value < 1, "dropout is a probability below 1", f"{name}=0.1"
         elif name in EPSILONS:
             fine, because, instead = 0 <= value < math.inf, "it is added to a variance", f"{name}=1e-5"
         else:
@@ -155,11 +155,11 @@ def to_token_lists(texts: Any, name: str, *, single: bool = False) -> list[list[
         if isinstance(texts, Tensor):
             text = f"{name} {tuple(texts.shape)} of {texts.dtype}"
         raise InputError(
-            f"Each of the {name} is a list of token numbers.",
+            f"Each of the {name} is a list of token ids.",
             asked=f"{name}=[[101, 7592, 102], [101, 102]], or the like",
             found=text if len(text) < 80 else f"{text[:76]} ...",
-            because="a model reads token numbers, not text, and several texts at once",
-            instead=f"the tokenizer that belongs to this model; {name}=[text] for a single text",
+            because="a model takes token ids, not text, and a batch of them",
+            instead=f"the ids of this model's tokenizer; {name}=[ids] for a single text",
         ) from None
 
 
@@ -183,7 +183,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, context: int | None = None, pa
     if tokens.ndim != 2 or tokens.dtype not in INDICES:
         whole = tokens.ndim == 2 and tokens.dtype in OTHER_NUMBERS
         raise InputError(
-            "These are no tokens.",
+            "Expected token ids.",
             asked=f"a tensor {tuple(tokens.shape)} of {tokens.dtype}",
             because="tokens are whole numbers, (batch, token), and rows of an embedding are found by int64 or int32",
             instead="tokens.long()" if whole else "torch.tensor([[464, 3290]]), with two brackets for one text",

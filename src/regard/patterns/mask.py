@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.caching import lru_cache_small, outside_modes
+from regard.caching import lru_cache_small, outside_cache_if_fake, outside_modes
 from regard.errors import PatternError
 from regard.patterns.base import Pattern
 from regard.patterns.box import Array, Lengths
@@ -87,7 +87,7 @@ class Mask(Pattern):
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
         queries, keys = self._bits.shape[2:]
-        bits = _bits_on_device(self, j.device)
+        bits = outside_cache_if_fake(_bits_on_device)(self, j.device)
         # Where an axis of the mask broadcasts, adding `0 * i` gives the result the shape of the pairs.
         n = i - (lengths.keys if keys == 1 else keys) + queries if queries > 1 else 0 * i
         j = j if keys > 1 else 0 * j

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.caching import lru_cache_small
+from regard.caching import lru_cache_small, outside_cache_if_fake
 from regard.errors import PatternError
 from regard.patterns.arguments import check_integer
 from regard.patterns.base import Pattern
@@ -29,6 +29,14 @@ class Padding(Pattern):
     side: str = "right"
 
     def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
+        if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
+            raise PatternError(
+                "Padding needs lengths, not a mask.",
+                asked=f"Padding(a boolean tensor of shape {tuple(lengths.shape)})",
+                because="a batch row is described by its number of real tokens",
+                instead="Padding(mask.sum(-1)) if padding is on the right, with side='left' if on the left;\n"
+                "attend(..., mask=mask[:, None, None]) for any other mask of keys",
+            )
         listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else lengths
         listed = list(listed) if isinstance(listed, Iterable) else [listed]
         numbers = tuple(check_integer("Padding", "lengths", length) for length in listed)
@@ -61,7 +69,7 @@ class Padding(Pattern):
                 asked=repr(self),
                 found=f"{lengths.keys} keys",
                 because=f"a row of {max(self.counts)} real tokens cannot lie in {lengths.keys} keys",
-                instead="lengths of at most the number of keys",
+                instead="lengths of at most the number of keys; tensors are (*batch, head, token, dim)",
             )
 
     def _find_real_keys(self, keys: int) -> tuple[Array, Array]:
@@ -70,9 +78,8 @@ class Padding(Pattern):
         return (np.zeros_like(count), count) if self.side == "right" else (keys - count, np.full_like(count, keys))
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        find_bounds = (
-            _find_bounds if torch.compiler.is_compiling() else _find_bounds_cached
-        )  # Dynamo warns about caches
+        # Dynamo warns about caches.
+        find_bounds = _find_bounds if torch.compiler.is_compiling() else outside_cache_if_fake(_find_bounds_cached)
         start, stop = find_bounds(self, lengths.keys, j.device)
         # Adding `0 * i` broadcasts to the queries, on which the result does not depend.
         return (j + 0 * i >= start[row]) & (j < stop[row])
@@ -177,7 +184,7 @@ class Segments(Pattern):
             )
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
-        ids = _segment_ids_on(self, j.device)
+        ids = outside_cache_if_fake(_segment_ids_on)(self, j.device)
         top = max(ids.shape[1] - 1, 0)
         if not ids.shape[1]:
             return (i == j) & (i != j)

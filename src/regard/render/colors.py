@@ -17,8 +17,8 @@ LIGHT = {
     "holds": "#1a7040",
     "broken": "#c2281d",
     "flaky": "#8f5b00",
-    "ask": "#c2410c",
-    "look": "0, 92, 184",
+    "query": "#c2410c",
+    "weight": "0, 92, 184",
     "wash": "#f2f1ec",
     "dot": "#fff",
 }
@@ -31,14 +31,14 @@ DARK = {
     "holds": "#5cc98b",
     "broken": "#ff7d70",
     "flaky": "#e9b04b",
-    "ask": "#ff8a4c",
-    "look": "110, 178, 255",
+    "query": "#ff8a4c",
+    "weight": "110, 178, 255",
     "wash": "#22262b",
     "dot": "#15171a",
 }
 # For matplotlib figures, which have a white background.
 INK, FAINT, LINE = "#1d1f23", "#6a6f78", "#dddcd6"
-ACCENT = LIGHT["ask"]  # the query
+ACCENT = LIGHT["query"]  # the query
 WEIGHT = (0.0, 0.36, 0.72)  # attention weights, as red, green and blue
 MASK_HIDDEN, MASK_VISIBLE = "#efeae0", "#1f4e79"  # pairs of a pattern
 

@@ -39,8 +39,8 @@ class ResumePoint:
 
 def claim_folder(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
     """Claim the folder for this recipe; raises if it has another recipe, other images or another initial model."""
-    with atomic.locked(folder) as exclusive:
-        atomic.sweep(folder, alone=exclusive)
+    with atomic.lock_folder(folder) as exclusive:
+        atomic.remove_stale_folders(folder, alone=exclusive)
         _write_claim(folder, recipe, digest, start)
 
 
@@ -68,7 +68,7 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
             because="the files of a run would be mixed with these",
             instead="a new folder",
         )
-    atomic.write_atomically(path, atomic.json_writer(mine))
+    atomic.write_atomically(path, atomic.make_json_writer(mine))
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def _draw_target(target: Any, input: Any, query: Any, layers: Any, heads: Any, w
                 f"{type(target).__name__} attends by content.",
                 asked=f"show({type(target).__name__}) without an input",
                 because="its attention depends on the input",
-                instead="show(model, image) or show(model, tokens)",
+                instead="show(model, image) or show(model, token_ids); from a shell --image, --ids or --text",
             )
         return draw_heads(found, layers)
     return _draw_attention(target, input, query, layers, heads, words)

@@ -30,13 +30,13 @@ class ExplorerModel:
         name: on its button.
         model: any that `regard.visualize.attention_maps` supports.
         inputs: the input of the model for each image, `(image, channel, row, column)`.
-        says: a sentence for each image: the prediction.
+        captions: a sentence for each image, such as its prediction.
     """
 
     name: str
     model: nn.Module
     inputs: Tensor
-    says: Sequence[str]
+    captions: Sequence[str]
 
 
 def make_explorer(models: Sequence[ExplorerModel], images: Tensor, names: Sequence[str], caption: str) -> Widget:
@@ -81,12 +81,12 @@ def make_explorer(models: Sequence[ExplorerModel], images: Tensor, names: Sequen
 {element("div", *buttons, class_="row", data_models=True, role="group", aria_label="model")}
 {element("div", *thumbnails, class_="row thumbs", data_images=True, role="group", aria_label="image")}
 <div class="row"><div class="row" data-layers role="tablist" aria-label="layer"></div><button type="button" \
-data-whole aria-pressed="false" hidden>class token</button></div>
+data-class-token aria-pressed="false" hidden>class token</button></div>
 <div class="stage">
 {_draw_image(size, pictures[0])}
 <div class="views" data-views id="views" role="tabpanel" aria-label="heads"></div>
 </div>
-<p class="says" data-says aria-live="polite"></p>
+<p class="status" data-status aria-live="polite"></p>
 {element("figcaption", caption)}
 {script_data(data)}
 """
@@ -115,7 +115,7 @@ def _draw_image(size: list[int], picture: str) -> Markup:
 
 
 def _check_arguments(models: Sequence[ExplorerModel], images: Tensor, names: Sequence[str]) -> None:
-    """Raise unless every image has a name, and for every model an input and a sentence."""
+    """Raise unless every image has a name, and for every model an input and a caption."""
     problem = ""
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
         problem = f"images {tuple(getattr(images, 'shape', ()))}, not (image, channel, row, column)"
@@ -124,18 +124,18 @@ def _check_arguments(models: Sequence[ExplorerModel], images: Tensor, names: Seq
     elif len(names) != len(images):
         problem = f"{len(names)} names for {len(images)} images"
     else:
-        counts = {shown.name: (len(shown.inputs), len(shown.says)) for shown in models}
+        counts = {shown.name: (len(shown.inputs), len(shown.captions)) for shown in models}
         unequal = [name for name, count in counts.items() if count != (len(images), len(images))]
         if unequal:
-            inputs, says = counts[unequal[0]]
-            problem = f"{inputs} inputs and {says} sentences of {unequal[0]!r} for {len(images)} images"
+            inputs, captions = counts[unequal[0]]
+            problem = f"{inputs} inputs and {captions} captions of {unequal[0]!r} for {len(images)} images"
     if problem:
         raise InputError(
             "The arguments of the explorer do not match.",
             asked=f"make_explorer({len(models)} models, ...)",
             found=problem,
-            because="every image has a name, and for every model an input and a sentence",
-            instead="make_explorer([ExplorerModel(name, model, inputs, says)], images, names, caption)",
+            because="every image has a name, and for every model an input and a caption",
+            instead="make_explorer([ExplorerModel(name, model, inputs, captions)], images, names, caption)",
         )
 
 
@@ -166,7 +166,7 @@ def _read_weights(shown: ExplorerModel, size: tuple[int, int]) -> dict[str, Any]
         "grid": list(tokens.grid),
         "first": tokens.first,
         "shared": shared,
-        "says": list(shown.says),
+        "captions": list(shown.captions),
         "weights": _encode_bytes(share),
         "largest": _encode_bytes(largest),
         "bytes": share.numel() + largest.numel(),

@@ -124,7 +124,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure, in inches, that pyplot does not know: no window, no list of open figures."""
+    """A figure, in inches, that is not registered with pyplot: no window, no list of open figures."""
     _import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

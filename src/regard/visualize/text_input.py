@@ -93,7 +93,7 @@ def _read_transformers(folder: Path, target: str) -> Any:
     level = logger.level
     try:
         reader = import_quietly("transformers").AutoTokenizer
-        logger.setLevel(logging.ERROR)  # it warns that it does not know the configurations of other libraries
+        logger.setLevel(logging.ERROR)  # it warns about configurations of other libraries
         return reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as failure:  # an import or a reader may fail with anything
         first = (str(failure).strip().splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""A row of a batch knows nothing of the others."""
+"""L10: the rows of a batch do not depend on each other."""
 
 from __future__ import annotations
 

@@ -127,5 +127,5 @@ def length_by_zeros(ids):
         lambda q, k, v: causal(q, k, v / (v[:1].norm(dim=2, keepdim=True) + 1)),
     ],
 )
-def test_who_sees_ahead_is_caught(target):
+def test_attention_to_later_tokens_is_caught(target):
     assert check(target, claims=["causality"], fast=True).verdicts[0].outcome == "broken"

@@ -1,4 +1,4 @@
-"""The operations that are done are those that were promised."""
+"""L19: the counted operations are those declared."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Forgetful(Layer):
 
 
 @pytest.mark.parametrize("target", [naive, fused, ours, *slow(blocks, without_matrices)])
-def test_the_square_of_the_length_is_told_from_the_length(target):
+def test_quadratic_cost_is_distinguished_from_linear(target):
     assert verdict(target, growth=2).outcome == "holds"
     assert verdict(target, growth=1).outcome == "broken"
 
 
-def test_the_length_is_told_from_its_square():
+def test_linear_cost_is_distinguished_from_quadratic():
     assert verdict(linear, growth=1).outcome == "holds"
     assert verdict(linear, growth=2).outcome == "broken"
 
@@ -68,7 +68,7 @@ def test_a_window_that_computes_the_whole_square_is_caught():
     assert verdict(window, growth=1).outcome == "broken"
 
 
-def test_more_than_the_square_is_caught_without_a_promise():
+def test_more_than_quadratic_cost_is_caught_without_a_declaration():
     assert verdict(cubic).outcome == "broken"
 
 

@@ -1,4 +1,4 @@
-"""Determinism: dropout stays off in evaluation, memory is written before it is read, inputs are left alone."""
+"""L12: dropout is off in eval mode, memory is written before it is read, inputs are not modified."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def masked_only(query, key, value, mask=None):
     ],
     ids=["naive", "causal", "fused", "layer", "torch's attention", "torch's encoder", "torch's fused encoder"],
 )
-def test_the_right_ones_answer_alike(target, kind):
+def test_correct_subjects_hold(target, kind):
     verdict = check(target, kind=kind, claims=["determinism"], seed=2, fast=True).verdicts["determinism"]
     assert verdict.outcome == "holds"
     assert verdict.refused == 0
@@ -84,11 +84,11 @@ def test_dropout_that_ignores_the_mode_is_found(target):
 
 
 @pytest.mark.parametrize("target", [random_features, in_place, masked_only], ids=lambda target: target.__name__)
-def test_operators_that_answer_in_two_ways_are_found(target):
+def test_operators_with_two_outputs_for_one_input_are_found(target):
     assert check(target, kind="operator", claims=["determinism"]).verdicts["determinism"].outcome == "broken"
 
 
-def test_memory_that_nobody_wrote_is_found():
+def test_reads_of_uninitialised_memory_are_found():
     # What lies there may differ from look to look.
     assert check(unwritten, kind="operator", claims=["determinism"]).verdicts["determinism"].outcome in (
         "broken",
@@ -134,6 +134,6 @@ def writes_the_mask(query, key, value, mask=None):
     ],
     ids=["one query", "one query over many keys", "one token", "mask"],
 )
-def test_a_single_step_and_the_mask_are_looked_at_too(target, kind):
+def test_a_single_query_and_the_mask_are_checked_too(target, kind):
     report = check(target, kind=kind, claims=["determinism"], fast=True)
     assert report.verdicts["determinism"].outcome == "broken"

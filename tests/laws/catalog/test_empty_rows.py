@@ -78,7 +78,7 @@ def causal_to_zero(query, key, value):
 
 
 @pytest.mark.parametrize("target", [causal_to_zero, *slow(causal, full, window, robust, ours_causal)])
-def test_operators_that_answer_zeros_hold(target):
+def test_operators_that_return_zeros_hold(target):
     assert verdict(target).outcome == "holds"
 
 
@@ -95,12 +95,12 @@ def test_operators_that_answer_zeros_hold(target):
         causal_to_nan,
     ],
 )
-def test_operators_that_answer_anything_else_are_found(target):
+def test_operators_that_return_anything_else_are_found(target):
     assert verdict(target).outcome == "broken"
 
 
 @pytest.mark.parametrize(("target", "empty"), [(mean_of_all, "mean"), (naive, "nan"), (first_key_if_none, "finite")])
-def test_another_answer_may_be_declared(target, empty):
+def test_another_output_may_be_declared(target, empty):
     assert verdict(target, empty=empty).outcome == "holds"
     if empty != "finite":
         assert verdict(full, empty=empty).outcome == "broken"

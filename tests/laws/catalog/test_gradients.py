@@ -1,4 +1,4 @@
-"""The gradient is the derivative."""
+"""L13: the gradient is the derivative."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import math
 
 import pytest
 import torch
-from plain import Layer, TorchAttention, TorchEncoderLayer, Words, alibi, blocks, causal, naive, rotary, slow, window
+from plain import (
+    Layer,
+    TorchAttention,
+    TorchEncoderLayer,
+    Words,
+    alibi,
+    blocks,
+    causal,
+    long,
+    naive,
+    rotary,
+    slow,
+    window,
+)
 from torch import nn
 
 from regard.laws import check
@@ -127,11 +140,11 @@ def test_a_wrong_backward_is_caught(change):
 
 
 @pytest.mark.parametrize("target", [values_detached, sum_detached, masked_in_values_only])
-def test_a_gradient_that_is_lost_on_the_way_is_caught(target):
+def test_a_lost_gradient_is_caught(target):
     assert verdict(target).outcome == "broken"
 
 
-def test_a_mask_that_alone_wants_a_gradient_gets_one():
+def test_a_mask_that_alone_requires_a_gradient_gets_one():
     found = verdict(by_hand(never_for_the_mask_alone, additive=True))
     assert found.outcome == "broken"
     assert "only the mask" in found.counterexample.effect
@@ -165,7 +178,7 @@ def test_kinks_are_no_faults_and_excuse_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [0, *range(20, 30), *long(*range(1, 20), *range(30, 100))])
 def test_a_deep_encoder_with_relu_is_not_accused(seed: int):
     torch.manual_seed(seed)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)

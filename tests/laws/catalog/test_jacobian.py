@@ -1,4 +1,4 @@
-"""Weights answer their logits as a softmax does."""
+"""Weights respond to their logits as a softmax does."""
 
 from __future__ import annotations
 

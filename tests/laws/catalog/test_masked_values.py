@@ -1,4 +1,4 @@
-"""What is hidden may be anything."""
+"""L5: hidden keys and values may be NaN, infinite or huge."""
 
 from __future__ import annotations
 

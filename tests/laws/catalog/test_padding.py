@@ -1,4 +1,4 @@
-"""What a mask hides might as well not be there."""
+"""L4: padding does not affect the outputs of real tokens."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_places_counted_from_the_padding_are_found():
     assert verdict(Words(counted=False), "model", left=False).outcome == "holds"
 
 
-def test_an_encoder_owes_the_left_only_if_it_says_so():
+def test_left_padding_is_required_of_an_encoder_only_if_it_is_declared():
     assert verdict(Words(False), "model", left=True).outcome == "broken"
     assert verdict(Words(False, counted=True), "model", left=True).outcome == "holds"
 
@@ -251,5 +251,5 @@ def test_every_question_comes_early():
     from regard.laws.catalog.padding import PaddingLaw
 
     early = list(islice(PaddingLaw().cases(OperatorAdapter(naive, "naive"), True), 30))
-    assert {case["ask"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
+    assert {case["comparison"] for case in early} == {"ones", "pairs", "content", "removal", "gradient"}
     assert max(case.get("keys", case.get("tokens")) for case in early) > 32

@@ -1,4 +1,4 @@
-"""Path equivalence: switches, modes, memory, masks and lengths change the way, never the answer."""
+"""L11: switches, modes, memory formats, masks and lengths select a code path and do not change the output."""
 
 from __future__ import annotations
 
@@ -116,18 +116,18 @@ LAYERS = [EvaluationUnmasked, GradientPath, OnesPath, FusedUnmasked, Strided, Nu
 
 
 @pytest.mark.parametrize("name", slow_but(("causal", "layer", "torch's encoder"), RIGHT))
-def test_the_right_ones_have_one_answer(name):
+def test_correct_subjects_have_one_output(name):
     target, kind = RIGHT[name]
     assert check(target, kind=kind, claims=["paths"], seed=6, fast=True).verdicts["paths"].outcome == "holds"
 
 
 @pytest.mark.parametrize("target", OPERATORS, ids=lambda target: target.__name__)
-def test_operators_with_two_answers_are_found(target):
+def test_operators_whose_paths_differ_are_found(target):
     assert check(target, kind="operator", claims=["paths"]).verdicts["paths"].outcome == "broken"
 
 
 @pytest.mark.parametrize("target", LAYERS, ids=lambda target: target.__name__)
-def test_layers_with_two_answers_are_found(target):
+def test_layers_whose_paths_differ_are_found(target):
     assert check(target(), kind="layer", claims=["paths"]).verdicts["paths"].outcome == "broken"
 
 
@@ -143,7 +143,7 @@ def test_normalisation_by_the_batch_may_differ_in_training():
     assert check(Normalised(), kind="layer", claims=["paths"], fast=True).ok
 
 
-def test_randomness_that_nobody_can_switch_off_is_left_alone():
+def test_randomness_without_a_switch_is_not_reported():
     class Noisy(Layer):
         def forward(self, x, mask=None):
             return super().forward(F.dropout(x, 0.3, self.training), mask)

@@ -1,4 +1,4 @@
-"""Large numbers and few digits stay finite, and right."""
+"""Large numbers and half precision stay finite, and right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances matter, places do not."""
+"""Scores depend on distances, not on absolute positions."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def from_the_start(q, k, v, mask=None):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("core", [plain, causal, rotary], ids=lambda core: core.__name__)
-def test_what_knows_distances_only_holds(core, seed: int) -> None:
+def test_relative_positions_hold(core, seed: int) -> None:
     assert outcome(core, seed=seed) == "holds"
     assert outcome(Layer(core), "layer", seed) == "holds"
 
 
 @pytest.mark.parametrize("core", [slipped, backwards, table], ids=lambda core: core.__name__)
-def test_what_knows_places_is_broken(core) -> None:
+def test_absolute_positions_are_broken(core) -> None:
     assert outcome(core) == "broken"
     assert outcome(Layer(core), "layer") == "broken"
 
 
-def test_distances_from_the_wrong_end_are_broken_for_who_promises_alignment() -> None:
+def test_distances_from_the_wrong_end_are_broken_if_alignment_is_claimed() -> None:
     assert outcome(from_the_start, claims=["alignment"]) == "broken"
     assert outcome(from_the_start) == "holds"
 

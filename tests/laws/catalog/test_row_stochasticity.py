@@ -1,4 +1,4 @@
-"""Shares sum to one, and what is no share is found."""
+"""L7: weights are non-negative and sum to one."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_a_fault_for_one_query_is_found() -> None:
     assert outcome(only_when(mask_last, lambda queries, keys: queries == 1 and keys > 1)) == "broken"
 
 
-def test_a_layer_without_visible_weights_is_asked_with_equal_tokens() -> None:
+def test_a_layer_without_observable_weights_is_checked_with_equal_tokens() -> None:
     assert outcome(Layer(features), "layer") == "broken"
 
 
-def test_a_head_that_looks_at_nothing_is_dead_and_not_excused():
+def test_a_head_without_weights_is_dead_and_not_excused():
     def last_head_dead(q, k, v, mask=None):
         weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
         return torch.cat([weights[:, :-1], weights[:, -1:] * 0], 1) @ v

@@ -1,4 +1,4 @@
-"""Beta is what was declared, seen from outside or inside."""
+"""L14: the scale is the declared one, observed from outside or inside."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_beta_that_depends_on_other_sizes_is_broken(fault: str) -> None:
     assert outcome(core) == "broken"
 
 
-def test_the_value_size_that_was_asked_for_is_used() -> None:
+def test_the_requested_value_dim_is_used() -> None:
     def core(q, k, v, mask=None):
         return scores_of(q, k, mask, 1.0 if v.shape[-1] == 7 else None).softmax(-1) @ v
 
@@ -130,7 +130,7 @@ def test_weights_that_fade_into_nothing_hold() -> None:
     assert outcome(steep) == "holds"
 
 
-def test_a_module_is_asked_for_the_head_size_that_it_names() -> None:
+def test_a_module_is_called_with_its_declared_head_dim() -> None:
     class Fixed(nn.Module):
         head_dim = 16
 

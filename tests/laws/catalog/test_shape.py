@@ -1,4 +1,4 @@
-"""Shapes follow from shapes."""
+"""L23: output shapes depend on input shapes only."""
 
 from __future__ import annotations
 

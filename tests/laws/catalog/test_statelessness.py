@@ -1,4 +1,4 @@
-"""Statelessness: what was asked before, or is asked at the same time, changes no answer."""
+"""L22: earlier and concurrent calls do not change an output."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ def test_the_right_ones_keep_nothing_that_matters(target, kind):
     [FirstMask(), KeptByShape(), OnTheModule(), Longest(), Sticky(), SharedPool()],
     ids=lambda target: type(target).__name__,
 )
-def test_layers_that_remember_are_found(target):
+def test_layers_with_state_are_found(target):
     assert check(target, kind="layer", claims=["statelessness"]).verdicts["statelessness"].outcome == "broken"
 
 
 @pytest.mark.parametrize("target", [memo, changed_value], ids=lambda target: target.__name__)
-def test_operators_that_remember_are_found(target):
+def test_operators_with_state_are_found(target):
     assert check(target, kind="operator", claims=["statelessness"]).verdicts["statelessness"].outcome == "broken"
 
 
@@ -265,7 +265,7 @@ class RightlyOnTheClass(Layer):
 
 
 class Dropping(Layer):
-    """Random, and yet it remembers nothing."""
+    """Random, but without state."""
 
     def forward(self, x, mask=None):
         return super().forward(nn.functional.dropout(x, 0.3), mask)
@@ -276,7 +276,7 @@ def fast(target, kind, seed=0):
 
 
 @pytest.mark.parametrize("target", [mask_of_the_first_queries, writes_the_mask], ids=lambda target: target.__name__)
-def test_operators_are_asked_with_other_numbers_of_queries_and_masks_of_pairs(target):
+def test_operators_are_called_with_other_query_lengths_and_pair_masks(target):
     assert fast(target, "operator") == "broken"
 
 

@@ -1,4 +1,4 @@
-"""Tables of positions are computed before they are rounded."""
+"""Position tables are computed before they are rounded."""
 
 from __future__ import annotations
 

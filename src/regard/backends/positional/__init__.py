@@ -28,6 +28,8 @@ class Positional(Backend):
     name = "positional"
 
     def refuse(self, request: Request) -> str | None:
+        if request.dropout is not None:
+            return "dropout acts on single weights, which it never computes"
         if request.scale != 0 and not request.hard:
             return find_content_refusal(request)
         return find_refusal(request)

@@ -32,7 +32,7 @@ class BatchIndependenceLaw(Law):
     equation = "f(X)_i = f(X_i)"
     catches = "attention across the batch, a softmax over axis 0, one row's positions used for all, a shared buffer"
     smallest = {"batch": 2, "tokens": 1, "queries": 1, "keys": 1}
-    kinds = ("ask",)
+    kinds = ("comparison",)
     minimum = 4
     about_repetition = True
 
@@ -46,42 +46,48 @@ class BatchIndependenceLaw(Law):
             if fast
             else [(2, 5), (3, 5), (5, 5), (2, 2), (8, 7), (heads, 6), (4, 3), (17, 2)]
         )
-        # Longer than a block, soon: the ways for long inputs are often others.
+        # Longer than a block, early: long inputs often take another code path.
         long = subject.lengths(67)[0]
-        for ask in ("alone", "others"):
-            yield {"ask": ask, "batch": 2, "tokens": long, "mask": "none"}
+        for comparison in ("alone", "others"):
+            yield {"comparison": comparison, "batch": 2, "tokens": long, "mask": "none"}
         for tokens in long_lengths(subject, fast, LONG):
-            yield {"ask": "others", "batch": 2, "tokens": tokens, "mask": "none"}
+            yield {"comparison": "others", "batch": 2, "tokens": tokens, "mask": "none"}
         for name in half_precisions(subject):
-            for ask in ("alone", "others"):
-                yield {"ask": ask, "batch": 3, "tokens": subject.lengths(5)[0], "mask": "none", "dtype": name}
+            for comparison in ("alone", "others"):
+                yield {
+                    "comparison": comparison,
+                    "batch": 3,
+                    "tokens": subject.lengths(5)[0],
+                    "mask": "none",
+                    "dtype": name,
+                }
         for wide in head_sizes(subject):
-            yield {"ask": "alone", "batch": 3, "tokens": 5, "mask": "none", **wide}
+            yield {"comparison": "alone", "batch": 3, "tokens": 5, "mask": "none", **wide}
         for batch, wanted in dict.fromkeys(sizes):
             tokens = subject.lengths(wanted)[0]
-            for ask in ("alone", "others", "order", "expanded", "between"):
+            for comparison in ("alone", "others", "order", "expanded", "between"):
                 side = sides[turn % len(sides)]
                 turn += 1
                 for mask in dict.fromkeys(["none", side]):
-                    yield {"ask": ask, "batch": max(batch, 2), "tokens": tokens, "mask": mask}
+                    yield {"comparison": comparison, "batch": max(batch, 2), "tokens": tokens, "mask": mask}
         if isinstance(subject, OperatorAdapter):
             for batch, queries, keys in ((2, 3, 7), (3, 7, 3), (2, 1, 5), (4, 4, 4)):
                 for mask in ("none", "pairs", "heads", "shared") if masked else ("none",):
-                    yield {"ask": "operator", "batch": batch, "queries": queries, "keys": keys, "mask": mask}
+                    yield {"comparison": "operator", "batch": batch, "queries": queries, "keys": keys, "mask": mask}
         for tokens in subject.lengths(5, 33):
             for mask in ("none", "right") if masked else ("none",):
-                yield {"ask": "threads", "batch": 2, "tokens": tokens, "mask": mask}
+                yield {"comparison": "threads", "batch": 2, "tokens": tokens, "mask": mask}
         for tokens in subject.lengths(17, 33, 130) if not fast else subject.lengths(43):
-            for ask in ("alone", "others"):
+            for comparison in ("alone", "others"):
                 for mask in sides:
-                    yield {"ask": ask, "batch": 3, "tokens": tokens, "mask": mask}
+                    yield {"comparison": comparison, "batch": 3, "tokens": tokens, "mask": mask}
 
     def possible(self, case: Case) -> bool:
         return case["mask"] in ("none", "pairs", "heads", "shared") or int(case["tokens"]) > 1
 
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        if case["ask"] == "operator":
+        if case["comparison"] == "operator":
             assert isinstance(subject, OperatorAdapter)
             yield from _observe_operator(subject, case, rng)
             return
@@ -91,7 +97,7 @@ class BatchIndependenceLaw(Law):
         if case["mask"] != "none":
             mask = token_mask(str(case["mask"]), batch, tokens, max(tokens // 2, 1), rng)
         if is_random(subject, lambda one: one.run(x.clone(), mask), batch, tokens, case["mask"]):
-            if case["ask"] not in OF_ONE_SHAPE:
+            if case["comparison"] not in OF_ONE_SHAPE:
                 return
             subject = with_fixed_seed(subject)
         observe = {
@@ -101,7 +107,7 @@ class BatchIndependenceLaw(Law):
             "expanded": _observe_expanded_row,
         }
         observe |= {"between": _observe_call_in_between, "threads": _observe_concurrent_calls}
-        yield from observe[str(case["ask"])](subject, x, mask, rng)
+        yield from observe[str(case["comparison"])](subject, x, mask, rng)
 
 
 def _select_rows(tensor: Tensor | None, index: slice | Tensor) -> Tensor | None:
@@ -187,13 +193,13 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
     query, key, value = subject.tensors(rng, batch, queries, keys)
     mask = draw_operator_mask(subject, form, batch, queries, keys, rng)
 
-    def ask(one: Adapter) -> Tensor:
+    def run(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
         return one.attend_rows(query, key, value, mask)
 
-    if is_random(subject, ask, batch, queries, keys, form):
+    if is_random(subject, run, batch, queries, keys, form):
         return
-    whole = ask(subject)
+    whole = run(subject)
     for row in range(batch):
         one = slice(row, row + 1)
         part = mask if mask is None or len(mask) == 1 else mask[one]

@@ -86,16 +86,16 @@ class CacheAlgebraLaw(Law):
         for piece in x.split(pieces, 1):
             _, state = caching.step(state, piece)
         state = copy.deepcopy(state)
-        said = []
+        changes = []
         if kept:
             state = caching.crop(state, kept)
             x = x[:, :kept]
-            said.append(f"cache cropped from {tokens} tokens to {kept}")
+            changes.append(f"cache cropped from {tokens} tokens to {kept}")
         if state is not None and case["order"] != "none":
             index = torch.tensor(ORDERS[str(case["order"])])
             state = caching.reorder(state, index)
             x = x[index]
-            said.append(f"cache reordered by {index.tolist()}")
+            changes.append(f"cache reordered by {index.tolist()}")
         if state is None:
             return
         more = subject.draw(x.shape[0], 3, rng)
@@ -107,7 +107,7 @@ class CacheAlgebraLaw(Law):
         yield expect_equal(
             expected,
             torch.cat(found, 1),
-            changed=", ".join(said),
+            changed=", ".join(changes),
             tokens=range(x.shape[1], x.shape[1] + 3),
             reduction=tokens + subject.channels,
             scale=float(expected.abs().nan_to_num(0, 0, 0).max()) * measure_coarseness(subject, caching),

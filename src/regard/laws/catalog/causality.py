@@ -70,7 +70,7 @@ class CausalityLaw(Law):
             for tokens in subject.lengths(5, 37)[: 1 if fast else 2]:
                 for kept in {1, tokens // 2, tokens - 1} - {0, tokens}:
                     for mask in masks[:2]:
-                        yield case(tokens, kept, mask=mask) | {"way": variant}
+                        yield case(tokens, kept, mask=mask) | {"path": variant}
         # Every place of short sequences, then places around the edges of blocks.
         for tokens in subject.lengths(17) if fast else subject.lengths(2, 17, 29):
             for kept in range(1, tokens):
@@ -93,8 +93,8 @@ class CausalityLaw(Law):
             # What a subject may take for padding, or for a sign of its own.
             x[:, kept:] = x[:, kept - 1 : kept] if case["content"] == "repeated" else make_blank(subject, x)
         real, run = _make_masked_run(subject, str(case["mask"]), batch, tokens, rng)
-        if "way" in case:
-            variant = run_variant(subject, str(case["way"]))
+        if "path" in case:
+            variant = run_variant(subject, str(case["path"]))
             run = lambda x: variant(x, None if case["mask"] == "none" else real).detach()  # noqa: E731
         other = x.clone()
         other[:, kept:] = subject.scaled(x, 30.0 if case["content"] == "large" else 1.0, rng)[:, kept:]
@@ -137,7 +137,7 @@ def _make_masked_run(
 
 
 def make_blank(subject: Adapter, x: Tensor) -> Tensor | float:
-    """Content that stands for nothing: zeros, or the first id."""
+    """Blank content: zeros, or the lowest id."""
     return 0.0 if x.is_floating_point() else subject.draw(1, subject.lengths(64)[0], Rng(0, "blank")).min()
 
 

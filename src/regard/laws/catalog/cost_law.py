@@ -20,8 +20,8 @@ from regard.adapters.operator import OperatorAdapter
 from regard.adapters.rng import Rng
 from regard.laws.law import Case, Law, Observation, expect_true
 
-# Methods by which a target says what it costs, and what one of its units is worth in operations.
-SAYS = {"flops": 1, "count_flops": 1, "macs": 2}
+# Methods by which a target declares its cost, and the operations of one unit.
+COST_METHODS = {"flops": 1, "count_flops": 1, "macs": 2}
 aten = torch.ops.aten
 
 
@@ -29,7 +29,7 @@ class CostLaw(Law):
     id = "L19"
     slug = "cost"
     title = "Cost law"
-    headline = "the operations done are not those promised."
+    headline = "the operations counted are not those declared."
     statement = (
         "Operations counted at run time equal the declared ones, grow with the declared power of the sequence length "
         "and linearly with the batch size, and do not depend on the values."
@@ -43,7 +43,7 @@ class CostLaw(Law):
     def applies(self, subject: Adapter) -> str | None:
         counter = count_operations(subject, 2, subject.lengths(17)[0])
         if counter.unknown:
-            return f"its operation {counter.unknown} says nothing about what it costs"
+            return f"its operation {counter.unknown} declares no cost"
         if counter.products + counter.outer == 0:
             return "no product was seen while it ran, so there is nothing to count"
         return super().applies(subject)
@@ -67,12 +67,12 @@ class CostLaw(Law):
         if kind == "growth":
             yield from self._observe_growth(subject)
         elif kind == "declared":
-            said = find_declared_count(subject)
-            if said is not None:
-                measured, promised = count_operations(subject, batch, tokens).products, said(batch, tokens)
-                fact = measured == promised
+            declared_count = find_declared_count(subject)
+            if declared_count is not None:
+                measured, declared = count_operations(subject, batch, tokens).products, declared_count(batch, tokens)
+                fact = measured == declared
                 yield expect_true(
-                    fact, f"is {measured:,}, and it declares {promised:,.0f}", output="the count", changed="nothing"
+                    fact, f"is {measured:,}, and it declares {declared:,.0f}", output="the count", changed="nothing"
                 )
         elif kind == "batch":
             one, two, three = (
@@ -113,21 +113,23 @@ class CostLaw(Law):
         power = subject.conventions.growth
         words: dict[str, Any] = {"output": "the count", "changed": f"the length: {', '.join(map(str, lengths))}"}
         totals = [each.products + each.outer for each in every]
-        told = f"is {', '.join(f'{total:,}' for total in totals)}"
+        counts = f"is {', '.join(f'{total:,}' for total in totals)}"
         # Promise or not: never more than the square, which is all that pairs of tokens need.
         worst = max(totals[3] / (4 * totals[1]), totals[2] / (2.25 * totals[1])) if totals[1] else 0.0
         if power is None or power <= 2:
-            yield expect_true(worst <= 1.001, f"{told}: more than the square of the length", **words)
+            yield expect_true(worst <= 1.001, f"{counts}: more than the square of the length", **words)
         if power == 1:
             fact = not is_quadratic(totals)
-            yield expect_true(fact, f"{told}: the square of the length, and it declares the length itself", **words)
+            yield expect_true(fact, f"{counts}: the square of the length, and it declares the length itself", **words)
         elif power == 2:
             fact = is_quadratic(totals) or totals[3] > 3.5 * totals[1] > 0
-            yield expect_true(fact, f"{told}: not the square of the length that it declares", **words)
+            yield expect_true(fact, f"{counts}: not the square of the length that it declares", **words)
         elif power is not None and totals[1]:
             found = math.log2(totals[3] / totals[1])
             fact = abs(found - power) < 0.25
-            yield expect_true(fact, f"{told}: the length to the power of {found:.2f}, and it declares {power}", **words)
+            yield expect_true(
+                fact, f"{counts}: the length to the power of {found:.2f}, and it declares {power}", **words
+            )
 
     def measure(self, subject: Adapter) -> str | None:
         lengths = find_spaced_lengths(subject)
@@ -227,9 +229,9 @@ def count_operations(subject: Adapter, batch: int, tokens: int, seed: int = 0) -
 
 
 def find_declared_count(subject: Adapter) -> Callable[[int, int], float] | None:
-    """What the subject or its target says one run costs, as a function of batch and tokens."""
+    """The declared cost of one run, as a function of batch size and tokens."""
     for holder in (subject, subject.target):
-        for name, worth in SAYS.items():
+        for name, worth in COST_METHODS.items():
             method: Any = getattr(holder, name, None)
             if not callable(method):
                 continue

@@ -63,7 +63,7 @@ class DeterminismLaw(Law):
                     for gradients in (False, True) if "gradients" in subject.abilities else (False,):
                         yield _make_case(batch, tokens, dropout, mask, gradients)
         if isinstance(subject, OperatorAdapter):
-            # One query is a step of decoding, for which many have a way of their own.
+            # One query is a decode step, which often has a code path of its own.
             for queries, keys in ((1, 7), (7, 11), (1, 66), (11, 7)):
                 for mask in masks:
                     yield {**_make_case(2, queries, "as it is", mask, False), "keys": keys}
@@ -76,12 +76,12 @@ class DeterminismLaw(Law):
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         batch, tokens = int(case["batch"]), int(case["tokens"])
-        asked = raise_dropout(subject) if case["dropout"] == "raised" else subject
+        called = raise_dropout(subject) if case["dropout"] == "raised" else subject
         gradients = bool(case["gradients"])
         with torch.set_grad_enabled(gradients):
-            call, given = _prepare_call(asked, batch, tokens, int(case["keys"]), str(case["mask"]), gradients, rng)
+            call, given = _prepare_call(called, batch, tokens, int(case["keys"]), str(case["mask"]), gradients, rng)
             before = [tensor.detach().clone() for tensor in given.values()]
-            with record_arguments(asked) as arguments:
+            with record_arguments(called) as arguments:
                 first = call()
             yield from expect_unchanged(given, before)
             yield from expect_unwritten(arguments)
@@ -120,9 +120,9 @@ def _prepare_call(
         given = {"query": query, "key": key, "value": value}
         for tensor in given.values():
             tensor.requires_grad_(gradients)
-        asked, mask = prepare_masked_call(subject, form, batch, tokens, keys or tokens, rng)
+        called, mask = prepare_masked_call(subject, form, batch, tokens, keys or tokens, rng)
         given |= {} if mask is None else {"mask": mask}
-        return lambda: subject.rows(asked.attend(query, key, value, mask)), given
+        return lambda: subject.rows(called.attend(query, key, value, mask)), given
     x = subject.draw(batch, tokens, rng)
     if x.is_floating_point():
         x.requires_grad_(gradients)

@@ -20,7 +20,7 @@ class EmptyRowsLaw(Law):
     id = "L6"
     slug = "empty-rows"
     title = "Totality on empty rows"
-    headline = "a query that sees nothing has no proper answer."
+    headline = "a query without visible keys has a wrong output or gradient."
     statement = (
         "A query with no visible key gives one documented output, zeros unless declared otherwise, on every code "
         "path. Its gradients are finite, and other outputs are unaffected. For a layer, the output is finite."
@@ -28,7 +28,7 @@ class EmptyRowsLaw(Law):
     equation = "sum_j m_ij = 0  =>  y_i = 0"
     catches = "a softmax of a row of -inf, a whole block of masked keys in an online softmax, NaN in gradients only"
     smallest = {"batch": 1, "tokens": 1, "hidden": 1, "queries": 1, "keys": 1}
-    kinds = ("ask", "form", "side")
+    kinds = ("comparison", "form", "side")
     minimum = 4
 
     def applies(self, subject: Adapter) -> str | None:
@@ -41,49 +41,55 @@ class EmptyRowsLaw(Law):
         if not isinstance(subject, OperatorAdapter):
             tokens = subject.lengths(5)[0]
             for case in ({"batch": 2, "tokens": tokens, "dtype": name} for name in half_precisions(subject)):
-                yield {"ask": "layer", **case, "hidden": tokens, "side": "row"}
+                yield {"comparison": "layer", **case, "hidden": tokens, "side": "row"}
                 if causal and tokens > 1:
-                    yield {"ask": "layer", **case, "hidden": tokens // 2, "side": "left"}
+                    yield {"comparison": "layer", **case, "hidden": tokens // 2, "side": "left"}
             for tokens in long_lengths(subject, fast, LONG):
-                yield {"ask": "layer", "batch": 2, "tokens": tokens, "hidden": tokens, "side": "row"}
+                yield {"comparison": "layer", "batch": 2, "tokens": tokens, "hidden": tokens, "side": "row"}
             for batch, wanted in ((2, 5), (1, 3), (3, 7), (2, 1), (2, 33), (2, 130)):
                 for tokens in subject.lengths(wanted):
-                    yield {"ask": "layer", "batch": batch, "tokens": tokens, "hidden": tokens, "side": "row"}
+                    yield {"comparison": "layer", "batch": batch, "tokens": tokens, "hidden": tokens, "side": "row"}
                     if causal and tokens > 1:
-                        yield {"ask": "layer", "batch": batch, "tokens": tokens, "hidden": tokens // 2, "side": "left"}
+                        yield {
+                            "comparison": "layer",
+                            "batch": batch,
+                            "tokens": tokens,
+                            "hidden": tokens // 2,
+                            "side": "left",
+                        }
             return
         for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (1, 1, 1), (2, 1, 6)):
             for form in ("shared", "pairs", "heads", "row", "head", "all") if masked else ():
                 if form != "head" or subject.heads > 1:
-                    yield {"ask": "rows", "batch": batch, "queries": queries, "keys": keys, "form": form}
+                    yield {"comparison": "rows", "batch": batch, "queries": queries, "keys": keys, "form": form}
         if masked:
             for name in half_precisions(subject):
-                yield {"ask": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "pairs", "dtype": name}
-                yield {"ask": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "row", "dtype": name}
+                yield {"comparison": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "pairs", "dtype": name}
+                yield {"comparison": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "row", "dtype": name}
             for wide in head_sizes(subject):
-                yield {"ask": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "pairs", **wide}
-            yield {"ask": "rows", "batch": 1, "queries": 3, "keys": LONG, "form": "pairs"}
+                yield {"comparison": "rows", "batch": 2, "queries": 5, "keys": 5, "form": "pairs", **wide}
+            yield {"comparison": "rows", "batch": 1, "queries": 3, "keys": LONG, "form": "pairs"}
         for queries, keys in ((5, 3), (7, 2), (3, 1), (70, 6), (130, 129)) if causal else ():
-            yield {"ask": "longer", "batch": 2, "queries": queries, "keys": keys}
+            yield {"comparison": "longer", "batch": 2, "queries": queries, "keys": keys}
         for tokens in (5, 7, 33, 130) if causal and masked else ():
-            yield {"ask": "left", "batch": 2, "tokens": tokens, "hidden": tokens // 2}
+            yield {"comparison": "left", "batch": 2, "tokens": tokens, "hidden": tokens // 2}
         for tokens in (5, 33, 130) if masked else ():
-            yield {"ask": "paths", "batch": 2, "tokens": tokens}
+            yield {"comparison": "paths", "batch": 2, "tokens": tokens}
         for keys in ((200,) if fast else (40, 70, 140, 200, 300, 130, 65)) if masked else ():
             for form in ("band", "late", "early"):
-                yield {"ask": "blocks", "batch": 1, "queries": min(keys, 200), "keys": keys, "form": form}
-            yield {"ask": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "pairs"}
-            yield {"ask": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "row"}
+                yield {"comparison": "blocks", "batch": 1, "queries": min(keys, 200), "keys": keys, "form": form}
+            yield {"comparison": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "pairs"}
+            yield {"comparison": "rows", "batch": 2, "queries": keys, "keys": keys, "form": "row"}
 
     def possible(self, case: Case) -> bool:
-        if case["ask"] == "longer":
+        if case["comparison"] == "longer":
             return int(case["queries"]) > int(case["keys"])
-        if case.get("side") == "left" or case["ask"] == "left":
+        if case.get("side") == "left" or case["comparison"] == "left":
             return 0 < int(case["hidden"]) < int(case["tokens"])
         return True
 
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        if case["ask"] == "layer":
+        if case["comparison"] == "layer":
             yield from _observe_layer(subject, case, rng)
             return
         assert isinstance(subject, OperatorAdapter)
@@ -94,13 +100,13 @@ class EmptyRowsLaw(Law):
             "paths": _observe_paths,
             "blocks": _observe_hidden_blocks,
         }
-        yield from observe[str(case["ask"])](subject, case, rng)
+        yield from observe[str(case["comparison"])](subject, case, rng)
 
 
 def _observe_empty_rows(
     subject: OperatorAdapter, output: Tensor, value: Tensor, empty: Tensor, changed: str
 ) -> Iterator[Observation]:
-    """What empty rows say. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
+    """Check empty rows. `output` is (batch, query, head, dim), `empty` (batch, query, head)."""
     meaning = subject.conventions.empty
     if meaning == "nan":
         rows = output[empty]
@@ -261,7 +267,7 @@ def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     output = subject.attend_rows(*tensors, mask)
     if subject.conventions.empty != "nan":
         yield expect_finite(output, changed="all but a few keys hidden from each query")
-    # Hidden keys have no say, so one query at a time must agree with all of them together.
+    # Hidden keys do not matter, so each query alone must agree with all of them together.
     several = mask.clone()
     several[:, :, 1::2] = True
     others = subject.attend_rows(*tensors, several)

@@ -127,7 +127,7 @@ class GradientsLaw(Law):
         if mask is None and queries <= keys:
             yield expect_finite(output, changed="nothing but random input")
         if not _has_no_empty_row(output):
-            return  # a row that sees nothing, or what looks like one: empty-rows has a word on it
+            return  # a query without visible keys, or what may be one, is checked by `empty-rows`
         weight = _draw_output_weight(output, kind, rng)
         names, reduction = list(PARTS), keys + subject.dim
         wanted = CheckedGradient(subject, call, inputs, weight, reduction)
@@ -148,7 +148,7 @@ class GradientsLaw(Law):
     def _observe_bias(
         self, subject: OperatorAdapter, case: Case, rng: Rng, made: list[CheckedGradient]
     ) -> Iterator[Observation]:
-        """An additive mask is an input too, and may be the only one that wants a gradient."""
+        """An additive mask is an input too, and may be the only one that requires a gradient."""
         batch, queries, keys = int(case["batch"]), int(case["tokens"]), int(case["keys"])
         inputs = subject.tensors(rng, batch, queries, keys)
         bias = rng.normal(batch, subject.heads, queries, keys, dtype=subject.dtype)
@@ -167,11 +167,11 @@ class GradientsLaw(Law):
         with_others = subject.attend(*cast(tuple[Tensor, Tensor, Tensor], together[:3]), **{name: together[3]})
         run_backward(subject, with_others, weight)
         if together[3].grad is None:
-            return  # its mask is no input of the derivative, and it says so by giving none
+            return  # its mask is not differentiable: the gradient is None
         try:
             wanted = CheckedGradient(subject, call, [bias], weight, keys + subject.dim)
         except Exception as failure:
-            words = f"cannot be had if only the mask wants one: {type(failure).__name__}"
+            words = f"cannot be computed if only the mask requires one: {type(failure).__name__}"
             yield expect_true(
                 False, words, output="the gradient", changed="an additive mask that alone requires a gradient"
             )
@@ -271,7 +271,7 @@ class _SubjectModule(nn.Module):
 def _find_parameters(subject: Adapter) -> dict[str, Tensor]:
     if not isinstance(subject.target, nn.Module):
         return {}
-    # What wants no gradient, such as a table of sines, has none.
+    # Parameters without requires_grad, such as sinusoidal tables, have none.
     return {name: p for name, p in subject.target.named_parameters() if p.is_floating_point() and p.requires_grad}
 
 

@@ -19,7 +19,7 @@ class JacobianLaw(Law):
     id = "L21"
     slug = "jacobian"
     title = "Jacobian"
-    headline = "the weights do not answer their logits as a softmax does."
+    headline = "the weights do not respond to their logits as a softmax does."
     statement = (
         "The derivative of the weights by the logits is diag(p) - p p^T: symmetric, positive semidefinite, with rows "
         "that sum to zero."

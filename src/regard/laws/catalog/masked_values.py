@@ -38,7 +38,7 @@ class MaskedValuesLaw(Law):
         return super().applies(subject)
 
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
-    kinds = ("ask", "poison")
+    kinds = ("comparison", "poison")
     minimum = 4
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -51,12 +51,19 @@ class MaskedValuesLaw(Law):
                 for side in ("right", "random"):
                     tokens = subject.lengths(5)[0]
                     sizes = {"batch": 2, "tokens": tokens, "hidden": 2}
-                    yield {"ask": "tokens", **sizes, "side": side, "poison": "nan", "dtype": name}
+                    yield {"comparison": "tokens", **sizes, "side": side, "poison": "nan", "dtype": name}
             for tokens in long_lengths(subject, fast, LONG):
-                yield {"ask": "tokens", "batch": 1, "tokens": tokens, "hidden": 89, "side": "right", "poison": "nan"}
+                yield {
+                    "comparison": "tokens",
+                    "batch": 1,
+                    "tokens": tokens,
+                    "hidden": 89,
+                    "side": "right",
+                    "poison": "nan",
+                }
             for wide in head_sizes(subject):
                 sizes = {"batch": 2, "queries": 3, "keys": 7, "form": "pairs", "poison": "nan", "what": "both"}
-                yield {"ask": "keys", **sizes, **wide}
+                yield {"comparison": "keys", **sizes, **wide}
         if isinstance(subject, OperatorAdapter) and masked:
             for batch, queries, keys in ((2, 5, 5), (1, 3, 7), (3, 7, 4), (2, 1, 6)):
                 for form in ("keys", "pairs", "heads"):
@@ -64,51 +71,51 @@ class MaskedValuesLaw(Law):
                         sizes = {"batch": batch, "queries": queries, "keys": keys}
                         what = WHERE[turn % 3] if turn > 3 else "both"
                         turn += 1
-                        yield {"ask": "keys", **sizes, "form": form, "poison": poison, "what": what}
-                        yield {"ask": "some", **sizes, "form": form, "poison": poison, "what": what}
+                        yield {"comparison": "keys", **sizes, "form": form, "poison": poison, "what": what}
+                        yield {"comparison": "some", **sizes, "form": form, "poison": poison, "what": what}
         for batch, wanted, hidden in ((2, 5, 2), (1, 7, 3), (3, 7, 5)):
             tokens = subject.lengths(wanted)[0]
             for side in SIDES if masked else ():
                 for poison in names[: 2 if fast else 5]:
                     sizes = {"batch": batch, "tokens": tokens, "hidden": hidden}
-                    yield {"ask": "tokens", **sizes, "side": side, "poison": poison}
+                    yield {"comparison": "tokens", **sizes, "side": side, "poison": poison}
         for tokens in subject.lengths(5, 17) if is_causal(subject) else ():
             for poison in names[: 2 if fast else 4]:
-                yield {"ask": "future", "batch": 2, "tokens": tokens, "hidden": tokens // 2, "poison": poison}
+                yield {"comparison": "future", "batch": 2, "tokens": tokens, "hidden": tokens // 2, "poison": poison}
         for tokens in subject.lengths(37, 141, 260) if masked else ():
             for hidden in sorted({tokens // 3, min(tokens - 1, 130)}):
                 for side in SIDES:
                     poison = names[turn % 5]
                     turn += 1
                     sizes = {"batch": 1, "tokens": tokens, "hidden": hidden}
-                    yield {"ask": "tokens", **sizes, "side": side, "poison": poison}
+                    yield {"comparison": "tokens", **sizes, "side": side, "poison": poison}
 
     @staticmethod
     def _one_of_each(subject: Adapter, masked: bool) -> Iterator[Case]:
-        """Every way to hide at every sort of length: small, with a tail behind blocks of 8 to 128, one query, long."""
+        """Every kind of mask at every kind of length: small, with a tail behind blocks of 8 to 128, one query, long."""
         forms, names = ("keys", "pairs", "heads"), ("nan", "inf")
         long = subject.lengths(5, 37, 70, 141)
         for turn, (queries, keys) in enumerate(((5, 5), (37, 37), (1, 37), (3, 70), (2, 141), (1, 2))):
             poison, side = names[turn % 2], SIDES[turn % 4]
             if isinstance(subject, OperatorAdapter) and masked:
                 sizes = {"batch": 1 + turn % 2, "queries": queries, "keys": keys, "form": forms[turn % 3]}
-                yield {"ask": "keys", **sizes, "poison": poison, "what": "both"}
-                yield {"ask": "some", **sizes, "poison": poison, "what": "both"}
+                yield {"comparison": "keys", **sizes, "poison": poison, "what": "both"}
+                yield {"comparison": "some", **sizes, "poison": poison, "what": "both"}
             if turn >= len(long):
                 continue
             sizes = {"batch": 1 + turn % 2, "tokens": long[turn], "hidden": max(long[turn] // 3, 1)}
             if masked:
-                yield {"ask": "tokens", **sizes, "side": side, "poison": poison}
-                yield {"ask": "tokens", **sizes, "side": "random", "poison": names[1 - turn % 2]}
+                yield {"comparison": "tokens", **sizes, "side": side, "poison": poison}
+                yield {"comparison": "tokens", **sizes, "side": "random", "poison": names[1 - turn % 2]}
             if is_causal(subject):
-                yield {"ask": "future", **sizes, "poison": poison}
+                yield {"comparison": "future", **sizes, "poison": poison}
 
     def possible(self, case: Case) -> bool:
         return "hidden" not in case or 0 < int(case["hidden"]) < int(case["tokens"])
 
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        if case["ask"] in ("tokens", "future"):
+        if case["comparison"] in ("tokens", "future"):
             yield from _observe_tokens(subject, case, rng)
         else:
             assert isinstance(subject, OperatorAdapter)
@@ -118,7 +125,7 @@ class MaskedValuesLaw(Law):
 def _observe_tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
     batch, tokens, hidden = int(case["batch"]), int(case["tokens"]), int(case["hidden"])
     x = subject.draw(batch, tokens, rng)
-    future = case["ask"] == "future"
+    future = case["comparison"] == "future"
     real = token_mask("same" if future else str(case["side"]), batch, tokens, hidden, rng)
     mask = None if future else real
     before = subject.run(x, mask)
@@ -139,7 +146,7 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Observa
     """Keys hidden from every query, or one key hidden from some of them."""
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
-    if case["ask"] == "keys":
+    if case["comparison"] == "keys":
         real = token_mask("random", batch, keys, max(keys // 2, 1), rng)
         mask = key_mask(subject, real, form, queries)
         poisoned = (~real)[:, None, :, None].expand(-1, subject.kv_heads, -1, -1)  # (batch, kv_head, key, 1)

@@ -46,7 +46,7 @@ class PaddingLaw(Law):
     )
     needs = ("mask",)
     smallest = {"batch": 1, "tokens": 2, "hidden": 1, "queries": 1, "keys": 2}
-    kinds = ("ask", "side", "tokens")
+    kinds = ("comparison", "side", "tokens")
     minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -65,25 +65,31 @@ class PaddingLaw(Law):
     def _make_pair_cases(fast: bool) -> Iterator[Case]:
         forms = ("keys", "pairs", "heads", "shared")
         for form in forms:
-            yield {"ask": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
+            yield {"comparison": "ones", "batch": 2, "queries": 5, "keys": 5, "form": form}
         # The smallest, one query, tails of several keys behind whole blocks of 8 to 128.
         sizes = ((2, 5, 5), (2, 37, 37), (2, 1, 37), (1, 3, 70), (1, 3, 7), (2, 2, 141), (3, 7, 4), (1, 1, 2))
         for place, (batch, queries, keys) in enumerate(sizes):
             for form in forms[1:] if keys < 10 or not fast else (forms[1 + place % 3],):
-                yield {"ask": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
+                yield {"comparison": "pairs", "batch": batch, "queries": queries, "keys": keys, "form": form}
             if keys > 10:
-                yield {"ask": "ones", "batch": batch, "queries": queries, "keys": keys, "form": forms[place % 4]}
+                yield {"comparison": "ones", "batch": batch, "queries": queries, "keys": keys, "form": forms[place % 4]}
 
     @staticmethod
     def _make_small_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
         small = [(2, 5, 2), (1, 7, 3), (3, 7, 4)] if fast else [(2, 5, 2), (1, 7, 3), (3, 7, 5), (5, 5, 3), (4, 3, 1)]
         for batch, wanted, hidden in small:
             tokens = subject.lengths(wanted)[0]
-            yield {"ask": "ones", "batch": batch, "tokens": tokens}
+            yield {"comparison": "ones", "batch": batch, "tokens": tokens}
             for side in ("right", "left", "interior", "random", "row", "same"):
-                for ask in ("content", "removal", "gradient"):
-                    if ask != "gradient" or "float" in subject.abilities:
-                        yield {"ask": ask, "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+                for comparison in ("content", "removal", "gradient"):
+                    if comparison != "gradient" or "float" in subject.abilities:
+                        yield {
+                            "comparison": comparison,
+                            "batch": batch,
+                            "tokens": tokens,
+                            "hidden": hidden,
+                            "side": side,
+                        }
 
     @staticmethod
     def _make_variant_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -92,23 +98,30 @@ class PaddingLaw(Law):
         sides = ("right", *(("left",) if subject.conventions.left is not False else ()), "random")
         for name in half_precisions(subject) if tokens > 1 else ():
             for side in sides:
-                for ask in ("content", "removal"):
-                    case = {"ask": ask, "batch": 2, "tokens": tokens, "hidden": 2, "side": side}
+                for comparison in ("content", "removal"):
+                    case = {"comparison": comparison, "batch": 2, "tokens": tokens, "hidden": 2, "side": side}
                     yield {**case, "dtype": name}
-            yield {"ask": "ones", "batch": 2, "tokens": tokens, "dtype": name}
+            yield {"comparison": "ones", "batch": 2, "tokens": tokens, "dtype": name}
         for place, sizes in enumerate(head_sizes(subject)):
-            yield {"ask": "pairs", "batch": 2, "queries": 5, "keys": 7, "form": ("pairs", "heads")[place % 2], **sizes}
-            yield {"ask": "removal", "batch": 2, "tokens": 37, "hidden": 12, "side": "right", **sizes}
+            yield {
+                "comparison": "pairs",
+                "batch": 2,
+                "queries": 5,
+                "keys": 7,
+                "form": ("pairs", "heads")[place % 2],
+                **sizes,
+            }
+            yield {"comparison": "removal", "batch": 2, "tokens": 37, "hidden": 12, "side": "right", **sizes}
         for tokens in long_lengths(subject, fast, LONG, LONGER):
             for side in sides[: 2 if tokens == LONG else 1]:
-                yield {"ask": "removal", "batch": 1, "tokens": tokens, "hidden": 89, "side": side}
-            yield {"ask": "content", "batch": 1, "tokens": tokens, "hidden": 89, "side": "random"}
+                yield {"comparison": "removal", "batch": 1, "tokens": tokens, "hidden": 89, "side": side}
+            yield {"comparison": "content", "batch": 1, "tokens": tokens, "hidden": 89, "side": "random"}
         if isinstance(subject, OperatorAdapter):
             for queries, keys in ((LONG, LONG), (3, LONGER)):
-                yield {"ask": "pairs", "batch": 1, "queries": queries, "keys": keys, "form": "shared"}
+                yield {"comparison": "pairs", "batch": 1, "queries": queries, "keys": keys, "form": "shared"}
         tokens = subject.lengths(7)[0]
         if tokens > 1:
-            yield {"ask": "removal", "batch": 9, "tokens": tokens, "hidden": 3, "side": "right"}
+            yield {"comparison": "removal", "batch": 9, "tokens": tokens, "hidden": 3, "side": "right"}
 
     @staticmethod
     def _make_long_cases(subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -123,8 +136,8 @@ class PaddingLaw(Law):
             for hidden in dict.fromkeys(min(hidden, tokens - 1) for hidden in numbers):
                 for side in SIDES:
                     batch = 1 + hidden % 2
-                    yield {"ask": "removal", "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
-                yield {"ask": "content", "batch": 2, "tokens": tokens, "hidden": hidden, "side": "random"}
+                    yield {"comparison": "removal", "batch": batch, "tokens": tokens, "hidden": hidden, "side": side}
+                yield {"comparison": "content", "batch": 2, "tokens": tokens, "hidden": hidden, "side": "random"}
 
     def possible(self, case: Case) -> bool:
         if case.get("side") == "row" and int(case["batch"]) < 2:
@@ -134,18 +147,18 @@ class PaddingLaw(Law):
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if not self.possible(case):
             return
-        ask = case["ask"]
-        if ask == "gradient":
+        comparison = case["comparison"]
+        if comparison == "gradient":
             yield from _observe_gradient(subject, case, rng)
             return
         with torch.no_grad():
-            if ask == "ones":
+            if comparison == "ones":
                 yield from _observe_mask_of_ones(subject, case, rng)
-            elif ask == "pairs":
+            elif comparison == "pairs":
                 assert isinstance(subject, OperatorAdapter)
                 yield from _observe_pairs(subject, case, rng)
             else:
-                yield from (_observe_content if ask == "content" else _observe_removal)(subject, case, rng)
+                yield from (_observe_content if comparison == "content" else _observe_removal)(subject, case, rng)
 
 
 def _draw_padded(subject: Adapter, case: Case, rng: Rng) -> tuple[Tensor, Tensor]:
@@ -183,7 +196,7 @@ def _observe_content(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observa
         changed = torch.where(_broadcast_mask(mask, x), x, other)
         yield expect_equal(before, subject.run(changed, mask), changed=f"hidden tokens ({content} content)", **about)
     if "aligned" in subject.abilities and _owes_finite_outputs(subject, x, mask):
-        # A token sees at least itself, so there is always something to say.
+        # A token attends at least to itself, so there is always something to compare.
         shown = torch.where(_broadcast_mask(mask, before), before, torch.zeros_like(before))
         yield expect_finite(shown, changed=f"tokens hidden ({case['side']})", touched=~mask)
     if x.shape[0] > 1 and case["side"] != "row":
@@ -213,7 +226,7 @@ def _observe_removal(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observa
     x, mask = _draw_padded(subject, case, rng)
     tokens = x.shape[1]
     before = subject.run(x, mask)
-    # What is owed shows in the precision that the subject came in; half precision is too coarse to tell.
+    # Decided in the subject's own precision; half precision is too coarse.
     clear = in_native_precision(subject) if is_half(subject) else subject
     shown = x.to(clear.dtype) if x.is_floating_point() else x
     for row in range(x.shape[0]):
@@ -283,7 +296,7 @@ def _observe_gradient(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observ
 
 
 def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    """A mask of pairs: each query may be asked without the keys that it does not see."""
+    """A mask of pairs: each query may be computed without the keys that are hidden from it."""
     batch, queries, keys = int(case["batch"]), int(case["queries"]), int(case["keys"])
     query, key, value = subject.tensors(rng, batch, queries, keys)
     mask = pair_mask(subject, str(case["form"]), batch, queries, keys, rng)
@@ -297,17 +310,17 @@ def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
     )
     # Queries before the first key see nothing, if the subject is causal; what they yield is covered by `empty-rows`.
     first = max(queries - keys, 0)
-    for asked in sorted({first, (first + queries) // 2, queries - 1}):
-        one = slice(asked, asked + 1)
-        seen = full[:, :, asked]  # (batch, head, key)
+    for index in sorted({first, (first + queries) // 2, queries - 1}):
+        one = slice(index, index + 1)
+        seen = full[:, :, index]  # (batch, head, key)
         hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
         _, other, fresh = subject.tensors(rng, batch, queries, keys)
         after = subject.attend(query, torch.where(hidden, other, key), torch.where(hidden, fresh * 30, value), mask)
-        about = {"tokens": [asked], "reduction": keys + subject.channels, "scale": find_magnitude(before)}
+        about = {"tokens": [index], "reduction": keys + subject.channels, "scale": find_magnitude(before)}
         yield expect_equal(
             subject.rows(before)[:, one],
             subject.rows(after)[:, one],
-            changed=f"keys and values hidden from query {asked}",
+            changed=f"keys and values hidden from query {index}",
             **about,
         )
         if free and agree_up_to_rounding(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
@@ -319,7 +332,7 @@ def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
                 subject.rows(alone),
                 subject.rows(before)[:, one],
                 where=rows[:, None, :],
-                changed=f"all but the keys that query {asked} sees hidden, against none there",
+                changed=f"all but the keys that query {index} sees hidden, against none there",
                 **about,
             )
     yield expect_true(

@@ -26,7 +26,7 @@ KINDS = ("random", "banded", "late", "early", "blocks")
 SHAPES = ("(1, 1, Q, K)", "(Q, K)", "(B, 1, 1, K)", "(B, 1, Q, K)", "(1, H, Q, K)")
 # Parts of a module that is compiled in a fast check as well.
 SMALL = 32
-# Roundings of half precision that an operator may make on the way to one number.
+# Roundings of half precision that an operator may make for one output.
 HALF_ROUNDINGS = 16
 
 
@@ -45,7 +45,7 @@ class PathsLaw(Law):
         "a fast path that drops the mask or the scale, ignored strides, a branch for long inputs, one form of mask"
     )
     smallest = {"batch": 1, "tokens": 1, "keys": 1}
-    kinds = ("way", "mask", "tokens")
+    kinds = ("path", "mask", "tokens")
     minimum = 12
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
@@ -53,7 +53,7 @@ class PathsLaw(Law):
         sizes = [(2, 5), (3, 66)] if fast else [(2, 5), (1, 17), (3, 66), (1, 1), (2, 131)]
         sizes = list(dict.fromkeys((batch, subject.lengths(tokens)[0]) for batch, tokens in sizes))
         variants = [variant for variant in _find_variants(subject) if variant != "compiled"]
-        # Variants with code of their own read masks in their own way.
+        # Variants with code of their own read masks differently.
         own = {*subject.variants(), "training without dropout", "torch's plain kernel"}
         poisoned = list(subject.variants()) if {"float", "aligned"} <= subject.abilities else []
         yield from self._make_variant_cases(subject, masks, fast)
@@ -62,13 +62,13 @@ class PathsLaw(Law):
                 yield from _make_formula_cases(subject, fast)
             for variant in variants:
                 for mask in (*masks, *(("left", "holes") if variant in own and len(masks) > 1 else ())):
-                    yield {"way": variant, "batch": batch, "tokens": tokens, "mask": mask}
+                    yield {"path": variant, "batch": batch, "tokens": tokens, "mask": mask}
             for variant in poisoned if tokens > 1 else ():
-                yield {"way": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
+                yield {"path": variant, "batch": batch, "tokens": tokens, "mask": "none", "poison": True}
             if isinstance(subject, OperatorAdapter) and 1 < tokens < 100:
                 yield from _make_operator_cases(subject, batch, tokens, fast)
             elif "mask" in subject.abilities and 1 < tokens < 100:
-                yield {"way": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
+                yield {"path": "additive mask", "batch": batch, "tokens": tokens, "mask": "right"}
 
     @staticmethod
     def _make_variant_cases(subject: Adapter, masks: tuple[str, ...], fast: bool) -> Iterator[Case]:
@@ -77,18 +77,18 @@ class PathsLaw(Law):
         halves, long = half_precisions(subject), long_lengths(subject, fast, LONG, LONGER)
         for tokens in long:
             for name in halves if tokens == long[0] else halves[:1]:
-                yield {"way": name, "batch": 1, "tokens": tokens, "mask": "none", "content": "two groups"}
+                yield {"path": name, "batch": 1, "tokens": tokens, "mask": "none", "content": "two groups"}
         for name in halves:
             for mask in (*masks, *(("left", "holes") if len(masks) > 1 else ())) if short > 1 else ("none",):
-                yield {"way": name, "batch": 2, "tokens": short, "mask": mask}
+                yield {"path": name, "batch": 2, "tokens": short, "mask": mask}
         if _is_small(subject.target) or not fast:
             for mask in ("holes",) if len(masks) > 1 and short > 2 else ("none",):
-                yield {"way": "compiled", "batch": 2, "tokens": short, "mask": mask}
+                yield {"path": "compiled", "batch": 2, "tokens": short, "mask": mask}
         # Variants with code of their own have their own branches for long inputs.
         own = [*subject.variants(), "with gradients", "torch's plain kernel"]
         for tokens in long:
             for variant in own if tokens == long[0] else own[:1]:
-                yield {"way": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
+                yield {"path": variant, "batch": 1, "tokens": tokens, "mask": "holes" if len(masks) > 1 else "none"}
 
     def possible(self, case: Case) -> bool:
         return int(case["tokens"]) > 1 or case["mask"] == "none"
@@ -98,12 +98,15 @@ class PathsLaw(Law):
             if isinstance(subject, OperatorAdapter) and "keys" in case:
                 yield from _observe_operator(subject, case, rng)
                 return
-            batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["way"])
+            batch, tokens, name = int(case["batch"]), int(case["tokens"]), str(case["path"])
             x = subject.draw(batch, tokens, rng)
             if case.get("content") == "two groups":
                 x = make_nearly_equal_tokens(subject, x, rng)
             mask = None if case["mask"] == "none" else _make_token_mask(str(case["mask"]), batch, tokens)
-            how: dict[str, Any] = {"reduction": tokens + subject.channels, "changed": f"computed another way: {name}"}
+            how: dict[str, Any] = {
+                "reduction": tokens + subject.channels,
+                "changed": f"computed by another path: {name}",
+            }
             if mask is not None and "aligned" in subject.abilities:
                 how["where"] = mask
             if name == "additive mask" and mask is not None and name not in subject.variants():
@@ -158,7 +161,7 @@ def _observe_nan(subject: Adapter, variant: Variant, x: Tensor, rng: Rng, name: 
         subject.run(other).isnan().double(),
         variant(other, None).isnan().double(),
         where=seen,
-        changed=f"input[:, {place}] is NaN, computed another way: {name}",
+        changed=f"input[:, {place}] is NaN, computed by another path: {name}",
         effect="is NaN on one path and a number on the other",
     )
 
@@ -271,7 +274,7 @@ def _is_small(target: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Additive:
-    """A mask handed over as what is added to scores: 0 for what may be seen, -inf for what is hidden."""
+    """A mask as scores to add: 0 for visible, -inf for hidden."""
 
     name: str
     numbers: torch.dtype
@@ -281,7 +284,7 @@ class _Additive:
 
 
 def _with_additive_mask(subject: Any) -> Any | None:
-    """The subject with its masks handed over as numbers; None if it has no boolean ones."""
+    """The subject with additive masks; None if it has no boolean ones."""
     form = getattr(subject, "form", None)
     if form is None or form.dtype != torch.bool:
         return None
@@ -293,7 +296,7 @@ def _with_additive_mask(subject: Any) -> Any | None:
 def _observe_additive_mask(
     unmasked: Tensor, masked: Tensor, output: Tensor, how: dict[str, Any]
 ) -> Iterator[Observation]:
-    """A mask of 0 and -inf hides what it says, means something else, or is refused; it is not silently ignored."""
+    """An additive mask is applied, rejected or means something else; it is not silently ignored."""
     where = how.get("where", torch.ones(masked.shape[:2], dtype=torch.bool))
     if output.shape != masked.shape or is_close(unmasked[where], masked[where]) or not is_close(unmasked, output, 1e-6):
         return
@@ -307,16 +310,16 @@ def _make_operator_cases(subject: OperatorAdapter, batch: int, tokens: int, fast
     sizes = {"batch": batch, "tokens": tokens}
     for keys in dict.fromkeys((tokens, tokens + 4)):
         for layout in ("tokens first", "one projection", "expanded heads", "expanded rows", "padded memory"):
-            yield {"way": layout, **sizes, "keys": keys, "mask": "none"}
+            yield {"path": layout, **sizes, "keys": keys, "mask": "none"}
         if "mask" in subject.abilities:
-            yield {"way": "tokens first", **sizes, "keys": keys, "mask": "random"}
+            yield {"path": "tokens first", **sizes, "keys": keys, "mask": "random"}
             for shape in SHAPES:
                 if batch > 1 and tokens not in (1, batch):
                     for kind in ("random",) if fast else ("random", "banded"):
-                        yield {"way": f"mask of {shape}", **sizes, "keys": keys, "mask": kind}
-            yield {"way": "strided mask", **sizes, "keys": keys, "mask": "random"}
+                        yield {"path": f"mask of {shape}", **sizes, "keys": keys, "mask": kind}
+            yield {"path": "strided mask", **sizes, "keys": keys, "mask": "random"}
             if tokens > 1:
-                yield {"way": "additive mask", **sizes, "keys": keys, "mask": "random"}
+                yield {"path": "additive mask", **sizes, "keys": keys, "mask": "random"}
 
 
 def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
@@ -351,16 +354,16 @@ def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
         "bfloat16",
         "float16",
     ):
-        yield {"way": f"the formula: {change}", **small}
+        yield {"path": f"the formula: {change}", **small}
         yield {
-            "way": f"the formula: {change}",
+            "path": f"the formula: {change}",
             **small,
             "tokens": 70,
             "keys": 70,
             "mask": masks[-1 if formula.masks else 0],
         }
     for tokens in (6, 70):
-        yield {"way": "the formula: no number in a query", **small, "tokens": tokens, "keys": tokens}
+        yield {"path": "the formula: no number in a query", **small, "tokens": tokens, "keys": tokens}
     for queries, keys in pairs:
         for mask in masks if queries > 1 and 1 < keys < LONG else ():
             if mask not in telling:
@@ -369,12 +372,12 @@ def _make_formula_cases(subject: OperatorAdapter, fast: bool) -> Iterator[Case]:
 
 def _make_formula_case(queries: int, keys: int, mask: str) -> dict:
     batch = 1 + (queries + keys) % 2 if keys < LONG else 1
-    return {"way": "the formula", "batch": batch, "tokens": queries, "keys": keys, "mask": mask}
+    return {"path": "the formula", "batch": batch, "tokens": queries, "keys": keys, "mask": mask}
 
 
 def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["way"])
-    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed another way: {variant}"}
+    batch, queries, keys, variant = int(case["batch"]), int(case["tokens"]), int(case["keys"]), str(case["path"])
+    how: dict[str, Any] = {"reduction": keys + subject.dim, "changed": f"computed by another path: {variant}"}
     kind = str(case["mask"])
     if variant.startswith("the formula"):
         yield from _observe_formula(

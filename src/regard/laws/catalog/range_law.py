@@ -34,7 +34,7 @@ class RangeLaw(Law):
     id = "L17"
     slug = "range"
     title = "Range law"
-    headline = "large or coarse numbers gave a wrong answer."
+    headline = "large numbers or half precision gave a wrong output."
     statement = (
         "Scores of any magnitude that the dtype represents give a mean of the values: finite, within their range, "
         "unchanged by a shift of all scores and by masked entries. Half precision gives the same output, rounded."
@@ -131,12 +131,12 @@ class RangeLaw(Law):
         elif kind in ("hidden", "later"):
             yield from self._observe_unseen(subject, case, rng)
         elif isinstance(subject, OperatorAdapter):
-            ask = {
+            observe = {
                 "shift": self._observe_shift,
                 "large": self._observe_large_scores,
                 "negative": self._observe_large_scores,
             }.get(kind, self._observe_scores_under_mask)
-            yield from ask(subject, case, rng)
+            yield from observe(subject, case, rng)
         else:
             yield from (self._observe_masked_inputs if kind == "large, masked" else self._observe_large_inputs)(
                 subject, case, rng
@@ -169,7 +169,7 @@ class RangeLaw(Law):
     ) -> Iterator[Observation]:
         """Finite, a mean of the values, and for constant values that constant: where it is so for ordinary scores.
 
-        `view` is the subject, or the subject in half precision; what is ordinary, the subject itself says.
+        `view` is the subject, or the subject in half precision; what is ordinary is measured on the subject itself.
         """
         output = view.attend(*large)  # type: ignore[arg-type]
         yield expect_finite(_put_tokens_first(output), **words)
@@ -205,7 +205,7 @@ class RangeLaw(Law):
             not before.isfinite().all()
             or float((slight - before).abs().max()) > 4096 * _find_finest_eps(subject) * largest
         ):
-            return  # its scores are not linear in keys, or know positions
+            return  # its scores are not linear in keys, or depend on positions
         if not bool(((subject.attend(query, key, torch.ones_like(value)) - 1).abs() <= WHOLE).all()):
             return  # a sink does not move with the keys
         coarser = _find_coarsest_eps(subject) / subject.eps
@@ -223,7 +223,7 @@ class RangeLaw(Law):
             )
 
     def _observe_scores_under_mask(self, subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        """Visible scores far from zero: they may lie above or below whatever stands for a hidden one."""
+        """Visible scores far from zero: they may lie above or below the fill value of hidden ones."""
         batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         queries, negative = int(case.get("queries", tokens)), str(case["kind"]).startswith("negative")
         if not _has_bilinear_scores(subject):
@@ -313,7 +313,7 @@ class RangeLaw(Law):
     # Masked tokens and the future
 
     def _observe_unseen(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
-        """A token that is hidden, or comes later, is made large: who did not see it does not see it now."""
+        """A hidden or later token is made large; outputs that do not depend on it stay."""
         batch, tokens, size = int(case["batch"]), int(case["tokens"]), _limit_score_size(subject, float(case["size"]))
         x = subject.draw(batch, tokens, rng)
         hidden = torch.zeros(batch, tokens, dtype=torch.bool)
@@ -348,7 +348,7 @@ class RangeLaw(Law):
     def _observe_half_precision(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         precision = HALVES[str(case["precision"])]
         if subject.dtype != subject.native:
-            return  # said once, of the subject as it came
+            return  # checked once, in the subject's own precision
         batch, tokens, size, kind = int(case["batch"]), int(case["tokens"]), float(case["size"]), str(case["kind"])
         view = subject.at(precision)
         if kind == "half, overflow":
@@ -405,7 +405,7 @@ class RangeLaw(Law):
 
 
 def _find_coarsest_eps(subject: Adapter) -> float:
-    """The coarsest precision on the way, which a computation in float64 shows."""
+    """The coarsest precision inside the computation, found by running it in float64."""
     double = subject.at(torch.float64) if subject.dtype == subject.native else subject
     return max(torch.finfo(subject.dtype).eps, double.eps if double is not None else 0.0)
 
@@ -423,7 +423,7 @@ def _has_bilinear_scores(subject: OperatorAdapter) -> bool:
 
 
 def _limit_score_size(subject: Adapter, size: float) -> float:
-    """As large as a score may be; a target that rounds to float16 on the way has no larger numbers."""
+    """As large as a score may be; a target that rounds to float16 inside has no larger numbers."""
     double = subject.at(torch.float64)
     coarse = double is not None and double.eps == torch.finfo(torch.float16).eps
     return min(size, 5e3) if coarse or subject.dtype == torch.float16 else size

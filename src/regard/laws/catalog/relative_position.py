@@ -23,7 +23,7 @@ class RelativePositionLaw(Law):
     id = "L15"
     slug = "relative-position"
     title = "Relative position"
-    headline = "a score depends on where a pair stands, not only on its distance."
+    headline = "a score depends on absolute positions, not only on their distance."
     statement = (
         "Shifting a pair of tokens together leaves its score unchanged; at equal positions a rotation has no effect."
     )

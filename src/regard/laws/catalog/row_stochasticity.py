@@ -136,11 +136,11 @@ class RowStochasticityLaw(Law):
                 continue
             yield from expect_shares(weights, seen, f"{case['mask']} padding, attention {place}", mask is None)
         if mask is None and isinstance(subject, SequenceAdapter):
-            asked = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
-            for words in asked:
+            calls = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
+            for words in calls:
                 for returned in _find_returned_weights(subject.call(x, **words), tokens, tokens):
-                    told = f"weights returned with {words}" if words else "weights returned"
-                    yield from expect_shares(returned, (returned != 0).any(-1), told)
+                    description = f"weights returned with {words}" if words else "weights returned"
+                    yield from expect_shares(returned, (returned != 0).any(-1), description)
 
     def _observe_constants(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         """Equal tokens have equal values, and their mean by any weights is that value again."""
@@ -169,7 +169,7 @@ def _find_dead_heads(seen: Tensor, keys: int) -> Tensor:
 
 
 def _find_returned_weights(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
-    """What stands beside the output and looks like weights: shares of queries and keys, none of them negative."""
+    """Tensors returned beside the output that may be weights: of shape (..., query, key), none of them negative."""
     beside = output[1:] if isinstance(output, tuple | list) else ()
     for each in beside:
         if (
@@ -214,7 +214,7 @@ def expect_shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = 
 
 @torch.no_grad()
 def _maps_equal_tokens_to_equal_outputs(subject: Adapter) -> bool:
-    """Whether equal tokens must give equal outputs: nothing in the subject tells places apart.
+    """Whether equal tokens must give equal outputs: nothing in the subject depends on positions.
 
     Then outputs move with their tokens when these change places; or, if it sees only what came before, the last output
     does not care about the order of the others.

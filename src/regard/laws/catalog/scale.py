@@ -16,8 +16,8 @@ from regard.laws.probes import find_visible_lengths
 from regard.laws.score_reading import is_kernelised, read_own_scores, read_scores_of_few_queries
 
 DIMS = (4, 8, 16, 32, 64)
-# Attributes in which a module says the size of its heads, for which it may have fixed its scale.
-SAYS_DIM = ("head_dim", "dim_head", "d_head", "d_k", "dim", "head_size")
+# Attributes with the head dim of a module, for which it may have fixed its scale.
+HEAD_DIM_ATTRIBUTES = ("head_dim", "dim_head", "d_head", "d_k", "dim", "head_size")
 
 
 class ScaleLaw(Law):
@@ -136,15 +136,15 @@ class ScaleLaw(Law):
 def list_head_dims(subject: OperatorAdapter) -> list[int]:
     """Head sizes to try: the subject's own first; only those that a module names, since it may have fixed its scale."""
     if isinstance(subject.target, nn.Module):
-        said = [getattr(subject.target, name, None) for name in SAYS_DIM]
-        own = [size for size in said if isinstance(size, int) and not isinstance(size, bool)]
+        sizes = [getattr(subject.target, name, None) for name in HEAD_DIM_ATTRIBUTES]
+        own = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
         return own[:1] or [subject.dim]
     return list(dict.fromkeys([subject.dim, *DIMS]))
 
 
 @torch.no_grad()
 def find_scales(subject: Adapter, batch: int, tokens: int, rng: Rng) -> list[tuple[float, int]] | None:
-    """Beta and head size of each attention of a layer, from what it was seen to do; None if that cannot be told.
+    """Beta and head size of each attention of a layer, from its recorded operations; None if they do not determine it.
 
     The factor between logits and the product of their operands comes from two runs, whose difference has no bias. What
     was multiplied into the operands before comes from their lengths beside those of projected rows, which rotations

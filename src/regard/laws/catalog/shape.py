@@ -95,7 +95,9 @@ def _observe_tokens(subject: Adapter, case: Case, rng: Rng) -> Iterator[Observat
         other = subject.run(draw_other_content(subject, x, rng, 30.0))
         yield from _expect_same_shape_and_dtype(subject, plain, other, "the content of the input")
         return
-    subject.run(x, torch.ones(batch, tokens, dtype=torch.bool))  # what refuses every mask is not judged by one
+    subject.run(
+        x, torch.ones(batch, tokens, dtype=torch.bool)
+    )  # raises if every mask is refused: the case is then skipped
     mask = token_mask(str(case["mask"]), batch, tokens, int(case["hidden"]), rng)
     yield from _observe_masked_call(subject, plain, lambda: subject.run(x, mask), f"a mask ({case['mask']})")
 
@@ -126,7 +128,9 @@ def _observe_operator(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterato
         mask = key_mask(subject, real & (form != "empty"), "keys" if form == "keys" else "pairs", queries)
     else:
         mask = pair_mask(subject, form, batch, queries, keys, rng)
-    subject.attend(query, key, value, torch.ones_like(mask))  # what refuses every mask is not judged by one
+    subject.attend(
+        query, key, value, torch.ones_like(mask)
+    )  # raises if every mask is refused: the case is then skipped
     yield from _observe_masked_call(subject, plain, lambda: subject.attend(query, key, value, mask), f"a mask ({form})")
 
 

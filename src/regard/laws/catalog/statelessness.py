@@ -26,7 +26,7 @@ from regard.laws.masks import (
 )
 from regard.laws.variants import LONG, long_lengths
 
-# What may happen between two equal calls, and how a report says it.
+# What may happen between two equal calls, and its description in reports.
 BETWEEN = {
     "other": "a call with other content",
     "longer": "a call with more tokens",
@@ -54,7 +54,7 @@ class StatelessnessLaw(Law):
     id = "L22"
     slug = "statelessness"
     title = "Statelessness"
-    headline = "an earlier call changed a later answer."
+    headline = "an earlier call changed a later output."
     statement = "Outputs depend on the input alone: not on earlier calls, on other instances, or on other threads."
     equation = "f(b); f(a) = f(a) = f'(a) for another instance f'"
     catches = "tables and masks kept from the first length, caches shared between callers, results stored on the module"
@@ -164,7 +164,7 @@ def _can_happen_between(subject: Adapter, kind: str) -> bool:
 
 
 def _make_call_between(kind: str, subject: Adapter, x: Tensor, rng: Rng) -> None:
-    """Something else is asked. Whether it is answered does not matter."""
+    """Make another call; whether it raises does not matter."""
     batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.min_length
     longer, shorter = subject.lengths(2 * tokens + 3)[-1], subject.lengths(max(1, tokens // 2))[0]
     with suppress(Exception):
@@ -223,10 +223,10 @@ def _run_backward(subject: Adapter, x: Tensor) -> None:
 def _observe_arguments(subject: OperatorAdapter, batch: int, tokens: int, form: str, rng: Rng) -> Iterator[Observation]:
     """The tensors that an operator is given are as they were after the call."""
     query, key, value = subject.tensors(rng, batch, tokens, tokens)
-    asked, mask = prepare_masked_call(subject, form, batch, tokens, tokens, rng)
+    called, mask = prepare_masked_call(subject, form, batch, tokens, tokens, rng)
     given = {"query": query, "key": key, "value": value} | ({} if mask is None else {"mask": mask})
     before = [tensor.clone() for tensor in given.values()]
-    asked.attend(query, key, value, mask)
+    called.attend(query, key, value, mask)
     yield from expect_unchanged(given, before)
 
 
@@ -237,27 +237,27 @@ def _observe_other_queries(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     question, other = subject.tensors(rng, batch, queries, keys), subject.tensors(rng, batch, before, keys)
     mask, another = (make_pair_mask(subject, form, batch, count, keys, rng) for count in (queries, before))
 
-    def ask(one: Adapter) -> Tensor:
+    def run(one: Adapter) -> Tensor:
         assert isinstance(one, OperatorAdapter)
         given = [tensor.clone() for tensor in question]
         return one.attend_rows(given[0], given[1], given[2], None if mask is None else mask.clone())
 
-    if is_random(subject, ask, batch, queries, keys, form):
-        return  # determinism says so
-    unused = ask(subject.copy_unused())
+    if is_random(subject, run, batch, queries, keys, form):
+        return  # reported by `determinism`
+    unused = run(subject.copy_unused())
     changed = "a call with other queries" if "queries" in case else "a call with another mask"
     for one, first in ((subject, ""), (subject.copy_unused(), ", the first of an instance")):
         assert isinstance(one, OperatorAdapter)
         with suppress(Exception):
             one.attend(*other, another)
-        yield expect_equal(unused, ask(one), changed=changed + first, reduction=keys + subject.channels)
+        yield expect_equal(unused, run(one), changed=changed + first, reduction=keys + subject.channels)
     yield from _observe_arguments(subject, batch, keys, form, rng)
 
 
 def _observe_interruption(
     subject: Adapter, x: Tensor, mask: Tensor | None, rng: Rng, how: dict
 ) -> Iterator[Observation]:
-    subject = subject.copy_unused()  # what it keeps would make a second look differ from the first
+    subject = subject.copy_unused()  # its state would make a second run differ from the first
     batch, tokens = x.shape[0], x.shape[1] if "lengths" in subject.abilities else subject.min_length
     others = [subject.draw(batch, tokens, rng), subject.draw(batch + 1, subject.lengths(tokens + 4)[-1], rng)]
     for alone, found, effect in run_interrupted(subject, x, mask, others):
@@ -276,7 +276,7 @@ def _observe_concurrent_calls(
 def _observe_interleaved_caches(
     subject: Adapter, batch: int, tokens: int, rng: Rng, how: dict
 ) -> Iterator[Observation]:
-    """Two texts read with two caches, a token of one and a token of the other, answer as each alone."""
+    """Two texts decoded in turn with two caches give the same outputs as each alone."""
     caching = subject.caching
     assert caching is not None
     texts = [subject.draw(batch, tokens, rng) for _ in range(2)]

@@ -150,7 +150,7 @@ class SupportLaw(Law):
             compared = compared & (torch.tensor(full) | ~expected if mask is None else ~mask[:, None, places] | full)
         if mask is not None:
             expected = expected & mask[:, None, places]
-            compared = compared & mask[..., None]  # what a padded token says does not matter
+            compared = compared & mask[..., None]  # outputs at padded tokens do not matter
         # What fades with distance is not cut off: a column that becomes tiny before it ends excuses its end.
         fading = torch.where(apart > 0, apart, torch.inf).amin(1, keepdim=True) < 1e-9
         wide = subject.eps < 1e-12 or subject.at(torch.float64) is None
@@ -184,7 +184,7 @@ class SupportLaw(Law):
 
 
 def find_declared_pattern(subject: Adapter) -> Pattern | None:
-    """The pattern that the subject says it has."""
+    """The pattern that the subject declares."""
     return subject.conventions.pattern
 
 
@@ -193,7 +193,7 @@ def _claims_causality(subject: Adapter) -> bool:
 
 
 def make_allowed_pairs(pattern: Pattern, queries: int, keys: int, subject: Adapter, batch: int = 1) -> Tensor:
-    """The declared pairs `(batch, query, key)`, with unequal lengths aligned as the subject says."""
+    """The declared pairs `(batch, query, key)`, with unequal lengths aligned as the subject declares."""
     if subject.conventions.align == "start":
         most = max(queries, keys)
         pairs = pattern.matrix(most, most)[..., :queries, :keys]
@@ -282,7 +282,7 @@ def measure_dependency(subject: Adapter, x: Tensor, mask: Tensor | None, places:
 
 
 def _find_expected_past(moved: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
-    """What a causal layer that says no more must move: all later tokens, or those within one distance; and the past."""
+    """What a causal layer without a declared pattern must affect: all later tokens, or those within one distance."""
     distance = torch.arange(moved.shape[1])[:, None] - torch.tensor(places)[None, :]
     past = distance >= 0
     reach = distance[moved.any(0) & past]

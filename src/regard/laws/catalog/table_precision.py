@@ -19,7 +19,7 @@ from regard.laws.law import Case, Law, Observation, expect_true
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Positions whose tables even half precision gets right.
 NEAR = 8
-# How far a correct answer may be off, in answers of float64 to numbers that are moved by one rounding: every step of a
+# The tolerance, in differences of float64 outputs for inputs that are moved by one rounding: every step of a
 # computation rounds once more.
 SAFETY = 4.0
 # Weights below this have no digits left in float16.
@@ -60,7 +60,7 @@ class TablePrecisionLaw(Law):
     @torch.no_grad()
     def observe(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
         if subject.dtype != subject.native:
-            return  # said once, of the subject as it came
+            return  # checked once, in the subject's own precision
         half, double = subject.at(HALVES[str(case["precision"])]), subject.at(torch.float64)
         for view in dict.fromkeys(view for view in (subject, half) if view is not None):
             yield from self._observe_angles(view, int(case["tokens"]), rng)
@@ -89,7 +89,7 @@ class TablePrecisionLaw(Law):
             first = tuple(tensor[:, :, near] for tensor in (query, key, value))
             close = _compare_with_rounding(*_measure_error(double.attend, half.attend, first, None, rng))
             error, spread = _measure_error(double.attend, half.attend, (query[:, :, far], key, value), None, rng)
-        except Exception:  # it wants as many queries as keys
+        except Exception:  # it needs as many queries as keys
             error, spread = _measure_error(double.attend, half.attend, (query, key, value), None, rng)
             close = _compare_with_rounding(error[:, :, near], spread[:, :, near])
             error, spread = error[:, :, far], spread[:, :, far]
@@ -119,7 +119,7 @@ class TablePrecisionLaw(Law):
             # The logarithm of a weight is a score, up to one number for each row; it shows an angle at once.
             # Later layers see what earlier ones have rounded.
             def run(x: Tensor) -> Tensor:
-                # Which weights are faint is said once: at the threshold two precisions would not agree.
+                # Which weights are small is decided once: at the threshold two precisions would not agree.
                 logs = torch.where(seen, view.weights(x)[0].double().clamp_min(FAINT**2).log(), 0.0)
                 return torch.where(seen, logs - logs.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
 
@@ -138,7 +138,7 @@ def _measure_error(
     rng: Rng,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The error of half precision, and what float64 answers to numbers that are moved by one rounding."""
+    """The error of half precision, and the change of the float64 output for inputs moved by one rounding."""
     output = narrow(*inputs)
     eps = torch.finfo(dtype or output.dtype).eps
     doubled = [x.double() if x.is_floating_point() else x for x in inputs]
@@ -181,7 +181,7 @@ def _copy_parameters(double: Adapter, half: Adapter) -> Adapter:
 
 
 def _ignores_positions(double: Adapter) -> bool:
-    """Whether the last token cares in no way about the order of those before it."""
+    """Whether the output of the last token is independent of the order of those before it."""
     rng = Rng(0, "positions")
     tokens = double.lengths(11)[0]
     if tokens < 3:

@@ -35,7 +35,7 @@ ARGUMENTS: dict[str, tuple[str, Any]] = {
     "drop_path_rate": ("drop_path", 0.0),
     "norm_eps": ("eps", 1e-5),
 }
-# Arguments that may be there, but only with the value we know; `None` for those that change no result.
+# Arguments that are accepted with this value only; `None` for those that change no result.
 ONLY: dict[str, Any] = {
     "norm_layer": "layernorm2d",
     "norm_layer_cl": "layernorm",

@@ -59,7 +59,7 @@ def beam_search(
     ((5 + |Y|) / 6)^alpha, and `PowerPenalty(alpha)` is |Y|^alpha.
 
     At each step every live text is continued by every token. Of all continuations of a prompt the `num_beams` most
-    probable are looked at: those that end are kept in a pool of the `num_beams` best scores; the `num_beams` most
+    probable are considered: those that end are kept in a pool of the `num_beams` best scores; the `num_beams` most
     probable that do not end live on. Texts of `max_new_tokens` tokens go to the pool as they are. Equal scores are
     decided by the rank of the text before, then by the lower token.
 

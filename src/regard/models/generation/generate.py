@@ -228,7 +228,7 @@ def _check_beam_arguments(
         )
     if on_token is not None:
         raise InputError(
-            "Beam search knows no token before the end.",
+            "Beam search has no tokens before the end.",
             asked=f"num_beams={num_beams}, on_token={on_token!r}",
             because="the best text may change with every step",
             instead="num_beams=1 to follow the tokens, or no on_token",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RowGenerators", "Sampler", "find_max_logits", "find_top_logits", "log_probabilities", "to_float32_or_wider"]
 
-# The nucleus is looked for among this many tokens first, then among eight times as many, and so on: it is
+# The nucleus is searched among this many tokens first, then among eight times as many, and so on: it is
 # small in most texts, and sorting a vocabulary of 50,000 would cost a hundred times as much.
 FIRST_CANDIDATES = 64
 
@@ -166,7 +166,7 @@ class RowGenerators:
 
 
 def _mix_seed(seed: int, row: int) -> int:
-    """A seed of 32 bits, which is all that torch's generator on the CPU looks at."""
+    """A seed of 32 bits, which is all that torch's CPU generator uses."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {row}".encode(), digest_size=4).digest(), "little")
 
 
@@ -186,7 +186,7 @@ def find_max_logits(logits: Float[Tensor, "batch vocabulary"]) -> Float[Tensor, 
             asked=f"a token from logits {tuple(logits.shape)}",
             found=f"{wrong} in row {row}",
             because="softmax needs a largest logit that is a finite number",
-            instead="look for NaN in the model's weights, or for overflow: float16 ends at 65504",
+            instead="check for NaN in the model's weights, or for overflow: float16 ends at 65504",
         )
     return top
 

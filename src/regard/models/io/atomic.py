@@ -16,37 +16,37 @@ from regard.errors import CheckpointError
 
 try:
     import fcntl
-except ImportError:  # not on every system; there each save still works under names of its own
+except ImportError:  # not on every system; saves still have unique names there
     fcntl = None
 
-# A file is made in a hidden folder beside its place, and then moved: only a rename within one file system is atomic.
-# No other program uses the name, so that what a killed save left there can be removed.
+# A file is written in a hidden folder beside its destination and then moved: only a rename within one file system is
+# atomic. No other program uses the prefix, so what a killed save left behind can be removed.
 WORK = ".regard-save-"
-# Where nothing can be locked, a folder that was made so long ago belongs to no save that still runs.
+# Where folders cannot be locked, one this old belongs to no running save.
 STALE_SECONDS = 24 * 3600
 
 
 @contextlib.contextmanager
-def workplace(folder: Path) -> Iterator[Path]:
-    """A hidden folder within `folder`, for files that are not complete; it is removed at the end."""
-    work = new_workplace(folder)
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder inside `folder` for incomplete files, removed at the end."""
+    work = make_temporary_folder(folder)
     try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def new_workplace(folder: Path) -> Path:
-    """Such a folder, which the caller removes."""
+def make_temporary_folder(folder: Path) -> Path:
+    """A hidden folder that the caller removes."""
     work = folder / f"{WORK}{secrets.token_hex(4)}"
     work.mkdir()
     return work
 
 
-def stage(path: Path, write: Callable[[Path], None]) -> Path:
-    """Write a file of a workplace down to the disk; nothing that can be read has changed yet."""
+def write_and_sync(path: Path, write: Callable[[Path], None]) -> Path:
+    """Write a file in a temporary folder and fsync it; no visible file changes yet."""
     usual = path.with_name(f"{path.name}.mode")
-    usual.touch()  # as any program would make it; some writers make files that only their owner may read
+    usual.touch()  # the default mode; some writers make files that only their owner may read
     mode = usual.stat().st_mode & 0o777
     os.remove(usual)
     write(path)
@@ -56,8 +56,8 @@ def stage(path: Path, write: Callable[[Path], None]) -> Path:
     return path
 
 
-def move(staged: Path, path: Path) -> None:
-    """What was staged takes its name, in one step that cannot be seen half done."""
+def move_into_place(staged: Path, path: Path) -> None:
+    """Rename a complete file to its destination, atomically."""
     os.replace(staged, path)
     sync_folder(path.parent)
 
@@ -71,15 +71,15 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     >>> path.read_text()
     'seven'
     """
-    with workplace(path.parent) as work:
-        move(stage(work / path.name, write), path)
+    with temporary_folder(path.parent) as work:
+        move_into_place(write_and_sync(work / path.name, write), path)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Wait until no other process or thread writes to this folder; False where the system has no such locks.
+def lock_folder(folder: Path) -> Iterator[bool]:
+    """Hold an exclusive lock on this folder; yields False where the system has no such locks.
 
-    The lock is on the folder itself, so it leaves no file behind and ends with the process that holds it.
+    The lock is on the folder itself, so it leaves no file behind and is released when its process ends.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
@@ -102,14 +102,14 @@ def locked(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """The workplaces within a folder: of saves that run now, or that were killed."""
+def find_temporary_folders(folder: Path) -> list[Path]:
+    """The temporary folders inside a folder, of running or killed saves."""
     return sorted(place for place in folder.glob(f"{WORK}*") if place.is_dir())
 
 
-def sweep(folder: Path, *, alone: bool) -> None:
-    """Remove what killed saves left in a folder. alone: no other save runs there now, which a lock makes certain."""
-    for place in leftovers(folder):
+def remove_stale_folders(folder: Path, *, alone: bool) -> None:
+    """Remove what killed saves left in a folder. alone: no other save runs there, ensured by a lock."""
+    for place in find_temporary_folders(folder):
         with contextlib.suppress(OSError):
             if alone or time.time() - place.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(place, ignore_errors=True)
@@ -132,19 +132,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that is not there, or that this user may not open."""
+    """Raise for a file that does not exist or cannot be opened."""
     try:
         there = path.is_file()
     except OSError as failure:
-        raise forbidden(path, failure) from failure
+        raise permission_error(path, failure) from failure
     if not there:
-        raise missing(path)
+        raise missing_file_error(path)
     if not os.access(path, os.R_OK):
-        raise forbidden(path)
+        raise permission_error(path)
 
 
-def forbidden(path: Path, failure: OSError | None = None) -> CheckpointError:
-    """The error for a file that the system keeps from us."""
+def permission_error(path: Path, failure: OSError | None = None) -> CheckpointError:
+    """The error for a file without read permission."""
     return CheckpointError(
         f"{path.name} may not be opened by this user.",
         asked=str(path),
@@ -154,8 +154,8 @@ def forbidden(path: Path, failure: OSError | None = None) -> CheckpointError:
     )
 
 
-def missing(path: Path) -> CheckpointError:
-    """The error for a file that is not there."""
+def missing_file_error(path: Path) -> CheckpointError:
+    """The error for a file that does not exist."""
     folder = path.parent
     try:
         present = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
@@ -163,11 +163,13 @@ def missing(path: Path) -> CheckpointError:
         present = []
     listing = ", ".join(present[:8]) + (", ..." if len(present) > 8 else "")
     return CheckpointError(
-        f"There is no {path.name}.",
+        f"{path.name} does not exist.",
         asked=str(path),
         found=f"in {folder}: {listing or 'nothing'}" if folder.is_dir() else f"no folder {folder}",
-        because="the file is not there",
-        instead="check the path, or save the model there first",
+        because="a checkpoint is a folder with config.json and weights, or a file of weights beside its config.json"
+        if path.name == "config.json"
+        else "there is no such file or folder",
+        instead="check the path, or save the model there by save_pretrained",
     )
 
 
@@ -180,8 +182,8 @@ def damage_error(
     try:
         size = path.stat().st_size
     except OSError:  # it was removed after it had been found
-        return missing(path)
-    first = str(failure).strip().splitlines() or ["no more is known"]
+        return missing_file_error(path)
+    first = str(failure).strip().splitlines() or ["no further details"]
     return CheckpointError(
         f"{path.name} cannot be read.",
         asked=str(path),
@@ -194,13 +196,13 @@ def damage_error(
 # JSON, which configurations and indices are written in
 
 
-def json_text(value: dict[str, Any]) -> str:
+def format_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def json_writer(value: dict[str, Any]) -> Callable[[Path], None]:
-    """A writer of this value, for `stage` and `write_atomically`."""
-    text = json_text(value)
+def make_json_writer(value: dict[str, Any]) -> Callable[[Path], None]:
+    """A writer of this value, for `write_and_sync` and `write_atomically`."""
+    text = format_json(value)
 
     def write(path: Path) -> None:
         path.write_text(text, encoding="utf-8")
@@ -213,9 +215,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise missing(path) from None
+        raise missing_file_error(path) from None
     except PermissionError as failure:
-        raise forbidden(path, failure) from failure
+        raise permission_error(path, failure) from failure
     except (OSError, ValueError, RecursionError) as failure:
         raise damage_error(path, failure, "it is not the JSON it should be, or may not be opened") from failure
     if not isinstance(value, dict):

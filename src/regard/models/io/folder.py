@@ -49,7 +49,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Content:
     try:
         is_folder = path.is_dir()
     except OSError as failure:
-        raise atomic.forbidden(path, failure) from failure
+        raise atomic.permission_error(path, failure) from failure
     if is_folder:
         return read_folder(path)
     atomic.check_file(path)
@@ -104,7 +104,7 @@ def read_folder(folder: Path) -> Content:
             continue
         if _find_file_identities(folder) == before:
             return content
-    with atomic.locked(folder):
+    with atomic.lock_folder(folder):
         return _read_once(folder)
 
 
@@ -135,13 +135,13 @@ def _read_once(folder: Path) -> Content:
 def _find_pending_config(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration that a save did not come to put in place, if the tensors here are of that save.
 
-    A save marks its beginning by the configuration in its workplace, and its tensors carry the same in their notes.
+    A save marks its beginning by the configuration in its temporary folder, and its tensors carry the same notes.
     """
     try:
         noted = json.loads(notes["config"])
     except (KeyError, TypeError, ValueError, RecursionError):  # no tensors of ours
         return None
-    for place in atomic.leftovers(folder):
+    for place in atomic.find_temporary_folders(folder):
         with contextlib.suppress(CheckpointError):  # a mark that was never completed
             if (place / CONFIG).is_file() and atomic.read_json(place / CONFIG) == noted:
                 return noted
@@ -158,7 +158,7 @@ def _read_torch_folder(folder: Path) -> dict[str, Tensor]:
     if len(others) == 1:
         return (tensors.read_safetensors if others[0].suffix == ".safetensors" else tensors.read_torch)(others[0])
     if not others:
-        raise atomic.missing(folder / tensors.SINGLE)
+        raise atomic.missing_file_error(folder / tensors.SINGLE)
     raise CheckpointError(
         "This folder has several files of tensors and none of the expected name.",
         asked=str(folder),
@@ -196,9 +196,9 @@ def write_folder(
                 instead="another name, or remove the file",
             )
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic.locked(folder) as alone:
+        with atomic.lock_folder(folder) as alone:
             _complete_interrupted_save(folder)
-            atomic.sweep(folder, alone=alone)
+            atomic.remove_stale_folders(folder, alone=alone)
             _write_locked(folder, config, state, shard_bytes, companions or {})
     except OSError as failure:
         raise CheckpointError(
@@ -218,16 +218,16 @@ def _write_locked(
     companions: Mapping[str, bytes],
 ) -> None:
     notes = {"config": json.dumps(config, ensure_ascii=False)}
-    work = atomic.new_workplace(folder)
+    work = atomic.make_temporary_folder(folder)
     try:
-        staged = atomic.stage(work / CONFIG, atomic.json_writer(config))
+        staged = atomic.write_and_sync(work / CONFIG, atomic.make_json_writer(config))
         files = [_stage_bytes(work / name, content) for name, content in companions.items()]
         atomic.sync_folder(work)
         atomic.sync_folder(folder)
         tensors.write_tensors(folder, work, state, notes, shard_bytes=shard_bytes)
         for file in files:
-            atomic.move(file, folder / file.name)
-        atomic.move(staged, folder / CONFIG)
+            atomic.move_into_place(file, folder / file.name)
+        atomic.move_into_place(staged, folder / CONFIG)
     except (Exception, KeyboardInterrupt):
         _complete_interrupted_save(
             folder
@@ -241,25 +241,27 @@ def _stage_bytes(path: Path, content: bytes) -> Path:
     def write(file: Path) -> None:
         file.write_bytes(content)
 
-    return atomic.stage(path, write)
+    return atomic.write_and_sync(path, write)
 
 
 def _complete_interrupted_save(folder: Path) -> None:
     """Bring `config.json` in line with the tensors, where a save was interrupted between the two.
 
-    The mark of that save stays until this is done: it is in another workplace than the one used here.
+    The mark of that save stays until this is done: it is in another temporary folder than the one used here.
     """
-    if not (folder / CONFIG).exists() or not any((place / CONFIG).exists() for place in atomic.leftovers(folder)):
+    if not (folder / CONFIG).exists() or not any(
+        (place / CONFIG).exists() for place in atomic.find_temporary_folders(folder)
+    ):
         return
     try:
         config, _ = _read_once(folder)
     except CheckpointError:  # there was nothing whole to keep
         return
     if config != atomic.read_json(folder / CONFIG):
-        for place in atomic.leftovers(folder):
+        for place in atomic.find_temporary_folders(folder):
             with contextlib.suppress(CheckpointError):
                 if (place / CONFIG).is_file() and atomic.read_json(place / CONFIG) == config:
                     for name in COMPANIONS:
                         if (place / name).is_file():
-                            atomic.move(place / name, folder / name)
-        atomic.write_atomically(folder / CONFIG, atomic.json_writer(config))
+                            atomic.move_into_place(place / name, folder / name)
+        atomic.write_atomically(folder / CONFIG, atomic.make_json_writer(config))

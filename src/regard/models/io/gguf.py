@@ -160,7 +160,7 @@ def _rename_tensor(path: Path, name: str) -> str:
 
 
 def _dequantize(path: Path, content: Any, entry: TensorInfo) -> Tensor:
-    """One tensor in float32, computed from its blocks by the package that knows their formats."""
+    """One tensor in float32, dequantised by the package gguf."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize  # an extra: most never open such a file
     except ImportError as failure:
@@ -168,7 +168,7 @@ def _dequantize(path: Path, content: Any, entry: TensorInfo) -> Tensor:
             f"{path.name} needs the package gguf.",
             asked=str(path),
             found=f"{type(failure).__name__}: {failure}",
-            because="GGUF holds quantised numbers, and that package knows their many formats",
+            because="GGUF holds quantised numbers, and that package dequantises their formats",
             instead="pip install 'regard[gguf]'",
         ) from failure
     try:

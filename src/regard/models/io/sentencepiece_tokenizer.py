@@ -14,13 +14,13 @@ FIRST_TEXT = FIRST_BYTE + 256
 
 
 class SentencePieceTokenizer:
-    """Text to token numbers and back; what the vocabulary lacks is written byte by byte, so nothing is lost.
+    """Text to token ids and back; what the vocabulary lacks is written byte by byte, so nothing is lost.
 
     A text begins with a space, which belongs to the first word, and is cut into characters. Then the two neighbours
     whose union is the token of the highest score are joined, the leftmost of equals, again and again until no union
     is a token.
 
-    llama2.c looks at all neighbours before every join; here they wait in a queue, which gives the same tokens in
+    llama2.c compares all neighbours before every merge; here they wait in a queue, which gives the same tokens in
     n log n steps. And a text that spells a sign, such as "<s>", stays text here; there it becomes the sign.
 
     Source: Kudo and Richardson 2018, SentencePiece; Karpathy's llama2.c, `encode` and `decode` of run.c.
@@ -94,7 +94,7 @@ class SentencePieceTokenizer:
         return [number for number in current if number is not None]
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text of token numbers; signs are left out, and so is the space that begins every text."""
+        """The text of token ids; signs are left out, and so is the space that begins every text."""
         content = b"".join(map(self.piece, numbers))
         return content.decode("utf-8", errors="replace").removeprefix(" ")
 
@@ -105,7 +105,7 @@ class SentencePieceTokenizer:
                 f"There is no token {number}.",
                 asked=f"token {number}",
                 found=f"a vocabulary of {len(self.tokens)}",
-                because="token numbers count from 0",
+                because="token ids count from 0",
                 instead=f"numbers from 0 to {len(self.tokens) - 1}",
             )
         if number < FIRST_BYTE:

@@ -210,7 +210,7 @@ def write_safetensors(
 ) -> None:
     """One file, which replaces what was at `path` only once it is complete."""
     path = Path(path)
-    with atomic.locked(path.parent), atomic.workplace(path.parent) as work:
+    with atomic.lock_folder(path.parent), atomic.temporary_folder(path.parent) as work:
         _write_file(path, work, state, metadata or {})
 
 
@@ -226,7 +226,7 @@ def _write_file(path: Path, work: Path, state: Mapping[str, Tensor], metadata: M
             code = re.search(r"os error (\d+)", str(failure))
             raise OSError(int(code[1]) if code else errno.EIO, str(failure), str(path)) from failure
 
-    atomic.move(atomic.stage(work / path.name, write), path)
+    atomic.move_into_place(atomic.write_and_sync(work / path.name, write), path)
 
 
 def write_tensors(
@@ -257,7 +257,7 @@ def write_tensors(
     total = sum(tensor.nbytes for tensor in state.values())
     where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
     content = {"metadata": {"total_size": total, **metadata}, "weight_map": where}
-    atomic.move(atomic.stage(work / INDEX, atomic.json_writer(content)), index)
+    atomic.move_into_place(atomic.write_and_sync(work / INDEX, atomic.make_json_writer(content)), index)
     single.unlink(missing_ok=True)
     _remove_shards(folder, keep={INDEX, *files})
 

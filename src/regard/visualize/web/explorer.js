@@ -12,7 +12,7 @@
       model.largest = bytes(model.largest);
     }
     const find = (name) => root.querySelector(`[data-${name}]`);
-    const board = find("board"), views = find("views"), says = find("says"), tabs = find("layers"), whole = find("whole");
+    const board = find("board"), views = find("views"), status = find("status"), tabs = find("layers"), classToken = find("class-token");
     const state = { image: 0, model: 0, layer: 0, row: Math.floor(rows / 2), column: Math.floor(columns / 2), first: false };
 
     const model = () => data.models[state.model];
@@ -63,14 +63,14 @@
         view.append(frame, words);
         return view;
       }));
-      whole.hidden = one.first === 0;
+      classToken.hidden = one.first === 0;
       if (one.first === 0) state.first = false;
       draw();
     }
 
     function draw() {
       const one = model(), [down, across] = one.grid, keys = one.first + down * across;
-      const colour = window.getComputedStyle(root).getPropertyValue("--look").split(",").map(Number);
+      const colour = window.getComputedStyle(root).getPropertyValue("--weight").split(",").map(Number);
       const image = data.images[state.image];
       const chosen = token();
       const [top, left, high, wide] = box(one.grid);
@@ -97,9 +97,9 @@
       pressed(Array.from(tabs.children), state.layer, "aria-selected");
       pressed(Array.from(find("images").children), state.image, "aria-pressed");
       pressed(Array.from(find("models").children), state.model, "aria-pressed");
-      whole.setAttribute("aria-pressed", String(state.first));
-      const who = state.first ? "the class token" : `row ${state.row}, column ${state.column}`;
-      says.textContent = `Seen from ${who} of ${image.name}. ${one.says[state.image]}`;
+      classToken.setAttribute("aria-pressed", String(state.first));
+      const query = state.first ? "the class token" : `row ${state.row}, column ${state.column}`;
+      status.textContent = `Attention of ${query} of ${image.name}. ${one.captions[state.image]}`;
     }
 
     function point(event) {
@@ -136,7 +136,7 @@
     Array.from(find("models").children).forEach(function (button, index) {
       button.addEventListener("click", function () { state.model = index; build(); });
     });
-    whole.addEventListener("click", function () { state.first = !state.first; draw(); });
+    classToken.addEventListener("click", function () { state.first = !state.first; draw(); });
     night.addEventListener("change", draw);
     build();
   }

@@ -1,4 +1,4 @@
-"""`regard cost WORD`: every table of the requirements, to the unit, as it is printed and as JSON."""
+"""`regard cost QUESTION`: every table, to the unit, as printed and as JSON."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_mha(capsys, heads):
 
 
 def test_every_question_of_the_textbook_has_a_command_and_is_named_by_the_help(capsys):
-    from regard.cli.cost_words import WORDS
+    from regard.cli import cost_questions
     from regard.cost_model.textbook import QUESTIONS
 
-    assert {name for name, word in WORDS.items() if word is not None} == set(QUESTIONS)
+    assert {name for name, question in cost_questions.QUESTIONS.items() if question is not None} == set(QUESTIONS)
     assert main(["--help"]) == 0
     top = capsys.readouterr().out
     readme = (Path(__file__).parents[2] / "README.md").read_text()
@@ -170,7 +170,7 @@ def test_encoding(capsys):
         ("parallel --T 1024 --J 512 --K 8 --serial-dot", "parallel --T 1024 --J 512 --K 8 --serial"),
     ],
 )
-def test_sizes_may_be_asked_for_by_the_letters_of_the_books(capsys, books, ours):
+def test_sizes_may_be_given_by_the_symbols_of_the_textbooks(capsys, books, ours):
     assert counts(capsys, *books.split()) == counts(capsys, *ours.split())
 
 
