@@ -174,8 +174,8 @@ def run(folder: Path, quick: bool = False) -> Path:
     with step("Drawing", seconds, "the pictures"):
         for name, picture in pictures(spatial, vit, converted).items():
             picture.save(folder / name)
-        labels = [f"epoch {epoch.number} · {epoch.accuracy:.1%}" for epoch in spatial.epochs]
-        animate_heads([epoch.head_profiles for epoch in spatial.epochs], labels, most=GIF_EPOCHS).save(
+        labels = [f"epoch {epoch.number} · {epoch.accuracy:.1%}" for epoch in spatial.evaluations]
+        animate_heads([epoch.head_profiles for epoch in spatial.evaluations], labels, most=GIF_EPOCHS).save(
             folder / "heads.gif"
         )
         results = story.Results(spatial, vit, converted, reports, mistake, prices, mixing, seconds)
@@ -199,7 +199,7 @@ def pictures(spatial: Run, vit: Run, converted: convolution.Converted) -> dict[s
     three = int((data.test.labels == 3).nonzero()[0])
     image = data.normalise(data.test.images[three : three + 1])
     return {
-        "heads.svg": draw_head_paths([epoch.head_profiles for epoch in spatial.epochs]),
+        "heads.svg": draw_head_paths([epoch.head_profiles for epoch in spatial.evaluations]),
         "spatial_map.svg": show(spatial.model, image, query=(3, 4)),
         "vit_map.svg": show(vit.model, image, query=(3, 4)),
         "kernels.svg": draw_kernels({"CNN": converted.network[0], "attention": converted.attentive[0]}),

@@ -71,7 +71,7 @@ def headline(results: Results) -> str:
 
 
 def count_heads(run: Run) -> int:
-    return sum(each.heads for each in run.epochs[-1].head_profiles.values())
+    return sum(each.heads for each in run.evaluations[-1].head_profiles.values())
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
@@ -91,10 +91,12 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def heads(run: Run) -> list[str]:
-    epochs = [epoch.head_profiles for epoch in run.epochs]
-    labels = [f"epoch {epoch.number} of {run.recipe.epochs} · {percent(epoch.accuracy)}" for epoch in run.epochs]
-    last = run.epochs[-1].head_profiles
-    moved = [float((last[name].mean - run.epochs[0].head_profiles[name].mean).norm(dim=-1).mean()) for name in last]
+    epochs = [epoch.head_profiles for epoch in run.evaluations]
+    labels = [f"epoch {epoch.number} of {run.recipe.epochs} · {percent(epoch.accuracy)}" for epoch in run.evaluations]
+    last = run.evaluations[-1].head_profiles
+    moved = [
+        float((last[name].mean - run.evaluations[0].head_profiles[name].mean).norm(dim=-1).mean()) for name in last
+    ]
     narrow = sum(int((each.weights.flatten(1).amax(-1) > 0.5).sum()) for each in last.values())
     wide = sum(int((each.width > WIDE).sum()) for each in last.values())
     how = ", ".join(f"{far:.1f}" for far in moved)
@@ -144,8 +146,8 @@ def pixels(spatial: Run, vit: Run) -> list[str]:
 
 def learning(spatial: Run, vit: Run) -> list[str]:
     series = {
-        f"Spatial transformer, {spatial.recipe.epochs} epochs": [epoch.accuracy for epoch in spatial.epochs],
-        f"Vision transformer, {vit.recipe.epochs} epochs": [epoch.accuracy for epoch in vit.epochs],
+        f"Spatial transformer, {spatial.recipe.epochs} epochs": [epoch.accuracy for epoch in spatial.evaluations],
+        f"Vision transformer, {vit.recipe.epochs} epochs": [epoch.accuracy for epoch in vit.evaluations],
     }
     seconds = f"{duration(spatial.seconds)} and {duration(vit.seconds)}"
     caption = f"Test accuracy from the initial model to the last epoch; training took {seconds}."
@@ -155,7 +157,7 @@ def learning(spatial: Run, vit: Run) -> list[str]:
 def convolutions(converted: Converted, spatial: Run) -> list[str]:
     conv, layer = converted.network[0], converted.attentive[0]
     pairs = find_strongest_pairs(conv, KERNELS)
-    first_layer = next(iter(spatial.epochs[-1].head_profiles.values()))
+    first_layer = next(iter(spatial.evaluations[-1].head_profiles.values()))
     rows = {
         "Kernels of a trained CNN": effective_kernels(conv, pairs, CNN_REACH),
         "The same layer converted to attention: its effective kernels": effective_kernels(

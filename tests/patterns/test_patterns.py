@@ -308,6 +308,7 @@ def test_a_window_then_a_stride_connect_everything_in_two_layers():
         lambda: Padding([-1]),
         lambda: Padding([1], side="top"),
         lambda: Padding([9]).matrix(4),
+        lambda: Padding(torch.ones(2, 4, dtype=torch.bool)),  # a mask, not lengths
         lambda: Neighborhood((0, 3), 1),
         lambda: Neighborhood((5, 5), 3, edges="shift"),
         lambda: Neighborhood((5, 5), 1, edges="wrap"),

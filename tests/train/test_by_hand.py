@@ -44,22 +44,26 @@ def test_a_results_kernel_error_has_a_sign_and_its_distances_are_to_the_nearest_
     assert make_result((0.7, -1.6), 2.0, kernel).distances.tolist() == pytest.approx([(0.3**2 + 0.4**2) ** 0.5])
 
 
-def test_a_pruned_run_trains_on_for_a_third_of_the_epochs(few):
-    recipe = SpatialRecipe(epochs=7, batch=97, layers=1, heads=2, dim=4, hidden_dim=4)
+def test_a_pruned_run_learns_on_for_a_third_of_the_epochs(few):
+    recipe = SpatialRecipe(epochs=7, batch_size=97, layers=1, heads=2, dim=4, hidden_dim=4)
     run = train(recipe, data=few)
     tuned = prune_run(run, drop={"blocks.0.attention": [0]}).tuned
-    assert tuned.recipe == dataclasses.replace(recipe, epochs=2, heads=1, rate=recipe.rate / 10)
+    assert tuned.recipe == dataclasses.replace(recipe, epochs=2, heads=1, learning_rate=recipe.learning_rate / 10)
 
 
 def test_smoothing_and_clipping_reach_the_steps(few):
-    recipe = SpatialRecipe(epochs=1, batch=97, layers=1, heads=2, dim=4, hidden_dim=4, optimizer="sgd", momentum=0.0)
-    recipe = dataclasses.replace(recipe, rate=1.0, warmup=0.0, weight_decay=0.0, smoothing=0.0, clip=None)
+    recipe = SpatialRecipe(
+        epochs=1, batch_size=97, layers=1, heads=2, dim=4, hidden_dim=4, optimizer="sgd", momentum=0.0
+    )
+    recipe = dataclasses.replace(
+        recipe, learning_rate=1.0, warmup_steps=0.0, weight_decay=0.0, label_smoothing=0.0, max_grad_norm=None
+    )
     plain = train(recipe, data=few)
-    smooth = train(dataclasses.replace(recipe, smoothing=0.5), data=few)
-    assert smooth.epochs[1].loss != plain.epochs[1].loss
+    smooth = train(dataclasses.replace(recipe, label_smoothing=0.5), data=few)
+    assert smooth.evaluations[1].loss != plain.evaluations[1].loss
     # One step of plain descent with rate 1 moves all numbers together by the norm of the gradient, or by the clip.
-    begun = train(dataclasses.replace(recipe, rate=0.0), data=few)
-    for run, far in ((train(dataclasses.replace(recipe, clip=1e-3), data=few), 1e-3), (plain, None)):
+    begun = train(dataclasses.replace(recipe, learning_rate=0.0), data=few)
+    for run, far in ((train(dataclasses.replace(recipe, max_grad_norm=1e-3), data=few), 1e-3), (plain, None)):
         before, after = begun.model.state_dict(), run.model.state_dict()
         moved = sum(float((after[name] - before[name]).double().square().sum()) for name in before) ** 0.5
         assert moved == pytest.approx(far, rel=1e-2) if far else moved > 1e-2

@@ -15,8 +15,9 @@ from regard.errors import CheckpointError, ConfigError, InputError
 from regard.models.io import tensors
 from regard.train import Images, ImageSplit, SpatialRecipe, TeacherRecipe, ViTRecipe, history, read_run, train
 
-TINY = SpatialRecipe(epochs=2, batch=48, layers=1, heads=2, dim=4, hidden_dim=4)
-HISTORY, CHECKPOINT = "history.jsonl", "checkpoint.safetensors"
+TINY = SpatialRecipe(epochs=2, batch_size=48, layers=1, heads=2, dim=4, hidden_dim=4)
+HISTORY = "history.jsonl"
+CHECKPOINT = "checkpoints/step-00000004/training.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,16 @@ def lines(change):
 @pytest.mark.parametrize(
     ("message", "harm"),
     [
-        ("every epoch exactly once", lambda text: ""),
-        ("every epoch exactly once", lines(lambda rows: rows[:1] + rows[2:])),
-        ("every epoch exactly once", lines(lambda rows: rows + rows)),
-        ("every epoch exactly once", lambda text: text[:-40]),  # torn, though the checkpoint says that it was whole
+        ("every evaluation exactly once", lambda text: ""),
+        ("every evaluation exactly once", lines(lambda rows: rows[:1] + rows[2:])),
+        ("every evaluation exactly once", lines(lambda rows: rows + rows)),
+        (
+            "every evaluation exactly once",
+            lambda text: text[:-40],
+        ),  # torn, though the checkpoint says that it was whole
         ("Line 2 of", lines(lambda rows: [rows[0], "[3]\n", *rows[2:]])),
-        ("Line 2 of", lines(lambda rows: [rows[0], '{"epoch": 1}\n', *rows[2:]])),
-        ("Line 2 of", lambda text: text.replace('"epoch": 1', '"epoch": "one"')),
+        ("Line 2 of", lines(lambda rows: [rows[0], '{"number": 1}\n', *rows[2:]])),
+        ("Line 2 of", lambda text: text.replace('"number": 1', '"number": "one"')),
         ("Line 1 of", lambda text: "\udcff\n" + text),
     ],
 )
@@ -61,32 +65,31 @@ def test_a_damaged_history_is_refused_and_stays_as_it_is(message, harm, copy, fe
 
 def test_a_history_that_is_gone_is_not_written_anew_from_the_middle(copy, few):
     (copy / HISTORY).unlink()
-    with refused(CheckpointError, "every epoch exactly once"):
+    with refused(CheckpointError, "every evaluation exactly once"):
         train(TINY, copy, data=few)
     assert not (copy / HISTORY).exists()
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(copy, few):
-    (copy / CHECKPOINT).unlink()
+    shutil.rmtree(copy / "checkpoints")
     again = train(TINY, copy, data=few)
-    assert [epoch.number for epoch in again.epochs] == [0, 1, 2]
-    assert [line["epoch"] for line in history.read_lines(copy)] == [0, 1, 2]
+    assert [epoch.number for epoch in again.evaluations] == [0, 1, 2]
+    assert [line["number"] for line in history.read_history_lines(copy)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wrong", [{"epoch": -1}, {"epoch": "one"}, {"step": 0.5}, {"images": None}])
+@pytest.mark.parametrize("wrong", [{"step": -1}, {"step": "one"}, {"evaluations": 0.5}, {"units": None}, {"images": 3}])
 def test_a_checkpoint_of_no_place_in_a_run_is_refused(wrong, copy, few):
     state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
     position = json.loads(notes["position"]) | wrong
     tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
-    with refused(CheckpointError, "not a checkpoint of a run"):
+    with refused(CheckpointError, "is not of a checkpoint"):
         train(TINY, copy, data=few)
 
 
-def test_a_checkpoint_within_an_epoch_without_its_chance_is_refused(copy, few):
-    state, notes = tensors.read_with_metadata(copy / CHECKPOINT)
-    position = json.loads(notes["position"]) | {"epoch": 1, "step": 1}
-    tensors.write_safetensors(copy / CHECKPOINT, dict(state), {"position": json.dumps(position)})
-    with refused(CheckpointError, "is incomplete", "chance"):
+def test_a_checkpoint_of_another_model_is_refused(copy, few, tmp_path):
+    train(dataclasses.replace(TINY, dim=6), tmp_path / "other", data=few)
+    shutil.copy(tmp_path / "other" / "checkpoints" / "step-00000004" / "model.safetensors", (copy / CHECKPOINT).parent)
+    with refused(CheckpointError, "does not fit the recipe", "other parameters"):
         train(TINY, copy, data=few)
 
 
@@ -101,22 +104,22 @@ def test_a_folder_that_cannot_be_one_is_refused(few, tmp_path):
     assert (tmp_path / "file").read_text() == "a letter"
 
 
-def test_a_full_disk_is_reported_and_the_run_can_be_resumed(few, tmp_path, monkeypatch):
-    whole, append = train(TINY, data=few), history.append_epoch
+def test_a_disk_that_is_full_is_said_and_what_was_kept_goes_on(few, tmp_path, monkeypatch):
+    whole, append = train(TINY, data=few), history.append_evaluation
 
     def full(folder, epoch):
         if epoch.number == 2:
             with (folder / HISTORY).open("a") as file:
-                file.write('{"epoch": 2, "lo')
+                file.write('{"number": 2, "lo')
             raise OSError(28, "No space left on device")
         append(folder, epoch)
 
-    monkeypatch.setattr(history, "append_epoch", full)
-    with refused(CheckpointError, "No space left", "resumes from the last saved epoch"):
+    monkeypatch.setattr(history, "append_evaluation", full)
+    with refused(CheckpointError, "No space left", "resumes from the last checkpoint"):
         train(TINY, tmp_path / "run", data=few)
     monkeypatch.undo()
     again = train(TINY, tmp_path / "run", data=few)
-    assert [repr(epoch.loss) for epoch in again.epochs] == [repr(epoch.loss) for epoch in whole.epochs]
+    assert [repr(epoch.loss) for epoch in again.evaluations] == [repr(epoch.loss) for epoch in whole.evaluations]
 
 
 def write_at_most(size):
@@ -130,7 +133,7 @@ def write_at_most(size):
 def test_a_file_size_limit_is_reported_and_the_run_can_be_resumed(kept, size, few, tmp_path):
     """Small enough for the files of TensorBoard and the history to fail, and large enough for the checkpoint alone."""
     whole = train(TINY, data=few)
-    append, unlimited = history.append_epoch, -1
+    append, unlimited = history.append_evaluation, -1
 
     def limit(folder, epoch):
         append(folder, epoch)
@@ -138,14 +141,14 @@ def test_a_file_size_limit_is_reported_and_the_run_can_be_resumed(kept, size, fe
             write_at_most(size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "append_epoch", limit)
+        patch.setattr(history, "append_evaluation", limit)
         try:
-            with refused(CheckpointError, "too large", "resumes from the last saved epoch"):
+            with refused(CheckpointError, "too large", "resumes from the last checkpoint"):
                 train(TINY, tmp_path / "run", data=few)
         finally:
             write_at_most(unlimited)
     again = train(TINY, tmp_path / "run", data=few)
-    assert [repr(epoch.loss) for epoch in again.epochs] == [repr(epoch.loss) for epoch in whole.epochs]
+    assert [repr(epoch.loss) for epoch in again.evaluations] == [repr(epoch.loss) for epoch in whole.evaluations]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*map(tensors_of, (again, whole)), strict=True))
 
 
@@ -203,7 +206,7 @@ def test_a_run_leaves_its_folder_free(few, tmp_path):
 
 
 def test_images_of_ones_own_are_held_back_too(few, tmp_path):
-    recipe = dataclasses.replace(TINY, held=True, batch=24)
+    recipe = dataclasses.replace(TINY, held=True, batch_size=24)
     run = train(recipe, tmp_path / "run", data=few)
     held = few.held()
     assert run.data.digest == held.digest
@@ -234,7 +237,7 @@ def test_seeds_and_beginnings_that_torch_does_not_take_are_refused():
         with refused(ConfigError, "initial="):
             ViTRecipe(initial=initial)
     with refused(ConfigError, "no convolution to learn"):
-        TeacherRecipe(rate=math.inf)
+        TeacherRecipe(learning_rate=math.inf)
 
 
 def test_the_largest_seed_can_be_trained_with(few):

@@ -97,7 +97,7 @@ def test_what_is_no_data_set_is_refused():
         Images("x", part, part, ("a", "b"))
     with refused(InputError, "same size"):
         Images("x", part, ImageSplit(pixels.mT.contiguous(), labels), ("a", "b", "c"))
-    with refused(InputError, "digits, mnist, cifar10"):
+    with refused(InputError, "digits, mnist, fashion-mnist, cifar10"):
         load("imagenet")
     with refused(InputError, "inside scikit-learn"):
         load("digits", "somewhere")
@@ -207,8 +207,8 @@ def test_pickles_are_never_opened(tmp_path):
 def test_nothing_is_downloaded_unless_requested(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "download_folder", lambda: tmp_path)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a client was called"))
-    for name in packages.DATASETS:
-        with refused(InputError, "MB", f"python -m regard.downloads {name}"):
+    for name in ("mnist", "fashion-mnist", "cifar10"):
+        with refused(InputError, "MB", f"regard data {name}"):
             load(name)
 
 

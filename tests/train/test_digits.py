@@ -13,4 +13,4 @@ RECIPES = {**{position: SpatialRecipe(position=position) for position in POSITIO
 def test_at_least_97_of_100_digits_are_named_rightly(name):
     run = train(RECIPES[name])
     assert run.accuracy >= 0.97
-    assert run.epochs[0].accuracy < 0.3
+    assert run.evaluations[0].accuracy < 0.3

@@ -12,19 +12,19 @@ from regard.errors import CheckpointError
 from regard.layers import HeadProfile, head_profile
 from regard.models.spatial import POSITIONS, SpatialConfig, SpatialTransformer
 from regard.train import SpatialRecipe, history, read_run, tensorboard, train
-from regard.train.run import Epoch
+from regard.train.run import Evaluation
 
-SMALL = SpatialRecipe(epochs=2, batch=48, layers=2, heads=3, dim=6, hidden_dim=8)
+SMALL = SpatialRecipe(epochs=2, batch_size=48, layers=2, heads=3, dim=6, hidden_dim=8)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_epoch_records_every_head(position, few, tmp_path):
     run = train(dataclasses.replace(SMALL, position=position), tmp_path, data=few)
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [0, 1, 2]
+    assert [line["number"] for line in lines] == [0, 1, 2]
     assert lines[0]["loss"] is None
-    for line, epoch in zip(lines, run.epochs, strict=True):
-        assert line["accuracy"] == epoch.accuracy
+    for line, epoch in zip(lines, run.evaluations, strict=True):
+        assert line["metrics"] == epoch.metrics
         assert list(line["layers"]) == ["blocks.0.attention", "blocks.1.attention"]
         for name, layer in line["layers"].items():
             seen = epoch.head_profiles[name]
@@ -40,7 +40,7 @@ def test_every_epoch_records_every_head(position, few, tmp_path):
                 assert told["degenerate"] is False
     last = run.model.blocks[1].attention
     if position != "content":
-        assert torch.equal(run.epochs[-1].head_profiles["blocks.1.attention"].scores, last.head_profile().scores)
+        assert torch.equal(run.evaluations[-1].head_profiles["blocks.1.attention"].scores, last.head_profile().scores)
 
 
 def test_content_heads_are_recorded_on_real_images(few):
@@ -63,7 +63,7 @@ def test_heads_come_back_from_their_file_in_the_order_of_the_layers(tmp_path):
         for name, layer in ((f"blocks.{n}.attention", b) for n, b in enumerate(model.blocks))
     }
     history.write_heads(tmp_path, 7, seen)
-    found = history.read_heads(tmp_path / "heads" / "epoch-0007.safetensors")
+    found = history.read_heads(tmp_path / "heads" / "evaluation-0007.safetensors")
     assert list(found) == list(seen)
     for name, one in found.items():
         assert all(torch.equal(value, seen[name].to_tensors()[what]) for what, value in one.to_tensors().items())
@@ -72,7 +72,7 @@ def test_heads_come_back_from_their_file_in_the_order_of_the_layers(tmp_path):
 def test_values_are_left_out_if_the_recipe_disables_them(few, tmp_path):
     run = train(dataclasses.replace(SMALL, keep_values=False, epochs=1), tmp_path, data=few)
     again = read_run(tmp_path, data=few)
-    for epoch in (*run.epochs, *again.epochs):
+    for epoch in (*run.evaluations, *again.evaluations):
         assert all(seen.values is None and seen.centre is not None for seen in epoch.head_profiles.values())
     assert (
         "kernel_norm"
@@ -82,21 +82,21 @@ def test_values_are_left_out_if_the_recipe_disables_them(few, tmp_path):
 
 def write(folder, count):
     for number in range(count):
-        history.append_epoch(folder, Epoch(number, 1.0, 0.5, 0.1, 0.01))
+        history.append_evaluation(folder, Evaluation(number, 10 * number, 1.0, {"accuracy": 0.5}, 0.1, 0.01))
 
 
 def test_a_torn_last_line_is_left_out_and_any_other_is_refused(tmp_path):
     write(tmp_path, 3)
     path = tmp_path / "history.jsonl"
     with path.open("a") as file:
-        file.write('{"epoch": 3, "lo')
-    assert [line["epoch"] for line in history.read_lines(tmp_path)] == [0, 1, 2]
-    assert len(history.read_epochs(tmp_path, 2)) == 3
+        file.write('{"number": 3, "lo')
+    assert [line["number"] for line in history.read_history_lines(tmp_path)] == [0, 1, 2]
+    assert len(history.read_evaluations(tmp_path, 3)) == 3
     with path.open("a") as file:
-        file.write('\n{"epoch": 4}\n')
+        file.write('\n{"number": 4}\n')
     with refused(CheckpointError, "Line 4"):
-        history.read_lines(tmp_path)
-    assert history.read_lines(tmp_path / "heads") == []
+        history.read_history_lines(tmp_path)
+    assert history.read_history_lines(tmp_path / "heads") == []
 
 
 def test_history_after_the_last_checkpoint_is_dropped(tmp_path):
@@ -106,11 +106,13 @@ def test_history_after_the_last_checkpoint_is_dropped(tmp_path):
         history.write_heads(tmp_path, number, seen)
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write("torn")
-    history.truncate_history(tmp_path, 1)
-    assert [line["epoch"] for line in history.read_lines(tmp_path)] == [0, 1]
+    history.append_lines(tmp_path / "steps.jsonl", [{"step": step, "loss": 1.0} for step in range(1, 31)])
+    history.truncate_history(tmp_path, 2, 10)
+    assert [line["number"] for line in history.read_history_lines(tmp_path)] == [0, 1]
+    assert [line["step"] for line in history.read_lines(tmp_path / "steps.jsonl")] == list(range(1, 11))
     assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [
-        "epoch-0000.safetensors",
-        "epoch-0001.safetensors",
+        "evaluation-0000.safetensors",
+        "evaluation-0001.safetensors",
     ]
 
 
@@ -136,10 +138,12 @@ def events(folder):
 def test_tensorboard_gets_losses_and_every_head(few, tmp_path):
     run = train(SMALL, tmp_path, data=few)
     scalars = events(tmp_path / "tensorboard")
-    assert scalars["accuracy"] == pytest.approx({epoch.number: epoch.accuracy for epoch in run.epochs}, rel=1e-6)
-    assert scalars["loss"] == pytest.approx({epoch.number: epoch.loss for epoch in run.epochs[1:]}, rel=1e-6)
+    assert scalars["validation/accuracy"] == pytest.approx(
+        {epoch.step: epoch.accuracy for epoch in run.evaluations}, rel=1e-6
+    )
+    assert scalars["loss"] == pytest.approx({epoch.step: epoch.loss for epoch in run.evaluations[1:]}, rel=1e-6)
     for head in range(3):
-        widths = {epoch.number: epoch.head_profiles["blocks.1.attention"].width[head].item() for epoch in run.epochs}
+        widths = {epoch.step: epoch.head_profiles["blocks.1.attention"].width[head].item() for epoch in run.evaluations}
         assert scalars[f"width/blocks.1.attention/{head}"] == pytest.approx(widths, rel=1e-6)
 
 

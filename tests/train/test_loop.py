@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +15,19 @@ from agreement import refused
 
 from regard.errors import CheckpointError, InputError
 from regard.models.spatial import POSITIONS, SpatialTransformer
-from regard.train import Interrupted, SpatialRecipe, ViTRecipe, read_run, train
+from regard.train import Interrupted, SpatialRecipe, ViTRecipe, accuracy, read_run, train
 from regard.train import loop as loops
-from regard.train.data import Images, digits
+from regard.train.data import Images
 
-SMALL = SpatialRecipe(epochs=3, batch=24, layers=2, heads=3, dim=8, hidden_dim=8, dropout=0.2, attention_dropout=0.1)
+SMALL = SpatialRecipe(
+    epochs=3, batch_size=24, layers=2, heads=3, dim=8, hidden_dim=8, dropout=0.2, attention_dropout=0.1
+)
 RECIPES = {
     **{position: dataclasses.replace(SMALL, position=position) for position in POSITIONS},
-    "sgd": dataclasses.replace(SMALL, optimizer="sgd", rate=0.05, clip=None, shift=1, turn=0, stretch=0, flip=True),
-    "vit": ViTRecipe(epochs=3, batch=24, layers=1, dim=8, heads=2, dropout=0.2),
+    "sgd": dataclasses.replace(
+        SMALL, optimizer="sgd", learning_rate=0.05, max_grad_norm=None, shift=1, turn=0, stretch=0, flip=True
+    ),
+    "vit": ViTRecipe(epochs=3, batch_size=24, layers=1, dim=8, heads=2, dropout=0.2),
 }
 
 
@@ -32,10 +37,10 @@ def told(run):
         (
             repr(epoch.loss),
             epoch.accuracy,
-            epoch.rate,
+            epoch.learning_rate,
             {name: profile.scores for name, profile in epoch.head_profiles.items()},
         )
-        for epoch in run.epochs
+        for epoch in run.evaluations
     ]
     return epochs, run.model.state_dict()
 
@@ -60,12 +65,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tm
     torch.manual_seed(2)
     assert_same(one, train(recipe, tmp_path / "run", data=few))
     other = train(dataclasses.replace(recipe, seed=1), data=few)
-    assert [epoch.loss for epoch in other.epochs[1:]] != [epoch.loss for epoch in one.epochs[1:]]
+    assert [epoch.loss for epoch in other.evaluations[1:]] != [epoch.loss for epoch in one.evaluations[1:]]
     assert one.done
     assert not one.model.training
-    assert [epoch.number for epoch in one.epochs] == [0, 1, 2, 3]
+    assert [epoch.number for epoch in one.evaluations] == [0, 1, 2, 3]
     layers = [] if name == "vit" else ["blocks.0.attention", "blocks.1.attention"]
-    assert all(list(epoch.head_profiles) == layers for epoch in one.epochs)
+    assert all(list(epoch.head_profiles) == layers for epoch in one.evaluations)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -97,21 +102,21 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name
 
 def test_a_running_run_can_be_read(few, tmp_path, monkeypatch):
     recipe = RECIPES["quadratic"]
-    monkeypatch.setattr(loops.Training, "_run_epoch", _raising_in(2, loops.Training._run_epoch))
+    monkeypatch.setattr(loops.Training, "_run_step", _raising_at(8, loops.Training._run_step))
     with pytest.raises(RuntimeError, match="power"):
         train(recipe, tmp_path, data=few)
     run = read_run(tmp_path, data=few)
     assert not run.done
-    assert [epoch.number for epoch in run.epochs] == [0, 1, 2]
-    assert loops.accuracy(run.model, few) == run.accuracy
+    assert [epoch.number for epoch in run.evaluations] == [0, 1, 2]
+    assert accuracy(run.model, few) == run.accuracy
     assert not (tmp_path / "model").exists()
 
 
-def _raising_in(epoch, original):
-    def raising(self, *arguments):
-        if self.position.epoch == epoch:
+def _raising_at(number, original):
+    def raising(self, step):
+        if step == number:
             raise RuntimeError("the power is gone")
-        return original(self, *arguments)
+        return original(self, step)
 
     return raising
 
@@ -127,13 +132,13 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)
 from regard.train import SpatialRecipe, train
-train(SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden_dim=4), sys.argv[1], progress=False)
+train(SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden_dim=4), sys.argv[1], progress=False)
 """
 
 
 @pytest.mark.parametrize("deaths", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
-    recipe = SpatialRecipe(epochs=300, batch=721, layers=1, heads=3, dim=4, hidden_dim=4)
+    recipe = SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden_dim=4)
     reached = 0
     for death in range(deaths):
         program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
@@ -146,25 +151,23 @@ def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
             program.kill()
         assert program.wait() == -signal.SIGKILL
         run = read_run(tmp_path)
-        assert run.epochs[-1].number >= len(_lines(tmp_path)) - 2  # line 0 is before the first epoch
-        assert run.epochs[-1].number >= reached + 2
-        assert [epoch.number for epoch in run.epochs] == list(range(len(run.epochs)))
-        reached = run.epochs[-1].number
+        assert run.evaluations[-1].number >= len(_lines(tmp_path)) - 2  # line 0 is before the first epoch
+        assert run.evaluations[-1].number >= reached + 2
+        assert [epoch.number for epoch in run.evaluations] == list(range(len(run.evaluations)))
+        reached = run.evaluations[-1].number
     # What is there after the last death is what an undisturbed run has at that point.
-    undisturbed = _first_epochs(recipe, reached)
-    assert [epoch.loss for epoch in run.epochs[1:]] == [epoch.loss for epoch in undisturbed[1:]]
+    assert [epoch.loss for epoch in run.evaluations[1:]] == _first_losses(recipe, reached)
 
 
-def _first_epochs(recipe, count):
+def _first_losses(recipe, count):
     with torch.random.fork_rng(devices=[]):
-        training = loops.Training(recipe, digits(), None)
-        found = [None]
-        for _ in range(count):
-            training._run_epoch(lambda *_: None, lambda: False)
-            position = training.position
-            found.append(loops.Epoch(position.epoch + 1, position.loss / position.images, 0.0, 0.0, 0.0))
-            training.position = loops.checkpoint.ResumePoint(position.epoch + 1)
-    return found
+        training = loops.Training(recipe.make_task(), None)
+        losses = []
+        for _ in range(count * training.task.steps_per_epoch):
+            training._run_counted_step(None)
+            if training.position.step % training.task.steps_per_epoch == 0:
+                losses.append(training._evaluate().loss)
+    return losses
 
 
 def _lines(folder):
@@ -175,12 +178,12 @@ def _lines(folder):
 def test_a_folder_belongs_to_one_recipe_and_one_data_set(few, tmp_path):
     recipe = dataclasses.replace(RECIPES["learned"], epochs=1)
     train(recipe, tmp_path / "run", data=few)
-    with refused(CheckpointError, "rate=0.5", f"rate={recipe.rate}", "another folder"):
-        train(dataclasses.replace(recipe, rate=0.5), tmp_path / "run", data=few)
+    with refused(CheckpointError, "learning_rate=0.5", f"learning_rate={recipe.learning_rate}", "another folder"):
+        train(dataclasses.replace(recipe, learning_rate=0.5), tmp_path / "run", data=few)
     other = Images("few", few.test, few.train, few.names)
     with refused(CheckpointError, "digest="):
         train(recipe, tmp_path / "run", data=other)
-    with refused(CheckpointError, "not the images of this run"):
+    with refused(CheckpointError, "not the data of this run"):
         read_run(tmp_path / "run", data=other)
     with refused(CheckpointError, "There is a run in"):
         train(recipe, tmp_path / "run", data=few, resume=False)
@@ -195,19 +198,22 @@ def test_a_folder_belongs_to_one_recipe_and_one_data_set(few, tmp_path):
 def test_a_damaged_checkpoint_is_refused_with_a_reason(few, tmp_path):
     recipe = dataclasses.replace(RECIPES["vit"], epochs=1)
     train(recipe, tmp_path, data=few)
-    path = tmp_path / "checkpoint.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with refused(CheckpointError, "checkpoint.safetensors cannot be read"):
-        train(recipe, tmp_path, data=few)
-    path.unlink()
+    (place,) = (tmp_path / "checkpoints").iterdir()
+    for name in ("training.safetensors", "model.safetensors"):
+        whole = (place / name).read_bytes()
+        (place / name).write_bytes(whole[: len(whole) // 2])
+        with refused(CheckpointError, f"{name} cannot be read"):
+            train(recipe, tmp_path, data=few)
+        (place / name).write_bytes(whole)
+    assert train(recipe, tmp_path, data=few).done
+    shutil.rmtree(place)
     with refused(CheckpointError, "has no checkpoint"):
         read_run(tmp_path, data=few)
 
 
 def test_training_may_begin_with_a_model(few, tmp_path):
     first = train(RECIPES["quadratic"], data=few)
-    slow = dataclasses.replace(RECIPES["quadratic"], rate=0.0, epochs=1)
+    slow = dataclasses.replace(RECIPES["quadratic"], learning_rate=0.0, epochs=1)
     second = train(slow, tmp_path, data=few, start=first.model)
     assert second.accuracy == first.accuracy
     assert all(torch.equal(v, second.model.state_dict()[k]) for k, v in first.model.state_dict().items())
@@ -219,19 +225,21 @@ def test_training_may_begin_with_a_model(few, tmp_path):
 
 def test_a_batch_that_no_epoch_has_and_a_rate_that_bursts_are_refused(few):
     with refused(InputError, "97 training images"):
-        train(dataclasses.replace(SMALL, batch=98), data=few)
+        train(dataclasses.replace(SMALL, batch_size=98), data=few)
     with refused(InputError, "learning rate below"):
-        train(dataclasses.replace(SMALL, optimizer="sgd", clip=None, rate=1e30), data=few)
+        train(dataclasses.replace(SMALL, optimizer="sgd", max_grad_norm=None, learning_rate=1e30), data=few)
 
 
 def test_a_model_learns(few):
-    recipe = SpatialRecipe(epochs=25, batch=16, layers=2, heads=5, dim=32, hidden_dim=32, shift=0, turn=0, stretch=0)
+    recipe = SpatialRecipe(
+        epochs=25, batch_size=16, layers=2, heads=5, dim=32, hidden_dim=32, shift=0, turn=0, stretch=0
+    )
     run = train(recipe, data=few)
-    assert run.epochs[-1].loss < 0.5 * run.epochs[1].loss
+    assert run.evaluations[-1].loss < 0.5 * run.evaluations[1].loss
     assert run.accuracy > 0.4
     moved = (
-        run.epochs[-1].head_profiles["blocks.0.attention"].centre
-        - run.epochs[0].head_profiles["blocks.0.attention"].centre
+        run.evaluations[-1].head_profiles["blocks.0.attention"].centre
+        - run.evaluations[0].head_profiles["blocks.0.attention"].centre
     )
     assert moved.norm(dim=-1).min() > 1e-3
 

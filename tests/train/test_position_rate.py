@@ -16,15 +16,15 @@ SMALL = {
     "hidden_dim": 8,
     "heads": 3,
     "optimizer": "sgd",
-    "clip": None,
-    "warmup": 0.0,
+    "max_grad_norm": None,
+    "warmup_steps": 0.0,
 }
 
 
 def test_only_position_parameters_have_the_higher_rate(few):
     recipe = SpatialRecipe(**SMALL, position_rate=7.0)
     model = recipe.model(few)
-    groups = make_optimizer(recipe, model).param_groups
+    groups = make_optimizer(recipe.make_task(few), model).param_groups
     names = {parameter: name for name, parameter in model.named_parameters()}
     fast = {names[parameter] for group in groups if group.get("share", 1.0) == 7.0 for parameter in group["params"]}
     assert fast == {name for name in names.values() if ".position." in name}
@@ -34,7 +34,9 @@ def test_only_position_parameters_have_the_higher_rate(few):
 def test_heads_with_a_rate_of_zero_stay(few):
     still, moving = (train(SpatialRecipe(**SMALL, position_rate=rate), data=few, progress=False) for rate in (0.0, 5.0))
     for run, moves in ((still, False), (moving, True)):
-        before, after = (epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.epochs[0], run.epochs[-1]))
+        before, after = (
+            epoch.head_profiles["blocks.0.attention"].centre for epoch in (run.evaluations[0], run.evaluations[-1])
+        )
         assert torch.equal(before, after) != moves
 
 

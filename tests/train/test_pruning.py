@@ -129,18 +129,20 @@ def test_heads_that_are_not_there_and_all_heads_of_a_layer_are_refused():
 
 
 def test_a_run_is_pruned_measured_and_trained_on(few, tmp_path):
-    recipe = SpatialRecipe(epochs=3, batch=24, layers=2, heads=4, dim=8, hidden_dim=8)
+    recipe = SpatialRecipe(epochs=3, batch_size=24, layers=2, heads=4, dim=8, hidden_dim=8)
     run = train(recipe, data=few)
     with torch.no_grad():
         run.model.blocks[1].attention.position.spread[2] = 0.0
     pruned = prune_run(run, tmp_path)
     assert pruned.dropped == {LAYERS[1]: (2,)}
     assert pruned.before == run.accuracy
-    assert pruned.tuned.epochs[0].accuracy == pruned.after  # it begins with the pruned model
-    assert pruned.tuned.recipe == dataclasses.replace(recipe, heads=(4, 3), epochs=1, rate=recipe.rate / 10)
+    assert pruned.tuned.evaluations[0].accuracy == pruned.after  # it begins with the pruned model
+    assert pruned.tuned.recipe == dataclasses.replace(
+        recipe, heads=(4, 3), epochs=1, learning_rate=recipe.learning_rate / 10
+    )
     assert pruned.tuned.model.config.heads == (4, 3)
     again = prune_run(run, tmp_path)  # which goes on from what is there
     assert again.tuned.accuracy == pruned.tuned.accuracy
-    vit = train(ViTRecipe(epochs=1, batch=48, layers=1, dim=4, heads=2), data=few)
+    vit = train(ViTRecipe(epochs=1, batch_size=48, layers=1, dim=4, heads=2), data=few)
     with refused(InputError, "ViT"):
         prune_run(vit)

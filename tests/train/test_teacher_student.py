@@ -10,7 +10,9 @@ from regard.train import TeacherRecipe, train_student
 
 
 def test_a_short_run_recovers_most_of_the_kernel():
-    result = train_student(TeacherRecipe(channels=2, canvas=(7, 5), margin=3, batch=16, steps=300, every=70, seed=2))
+    result = train_student(
+        TeacherRecipe(channels=2, canvas=(7, 5), margin=3, batch_size=16, steps=300, record_every=70, seed=2)
+    )
     assert result.losses[0] > 0.5
     assert result.loss < 0.1
     assert result.kernel_error < 0.4
@@ -22,7 +24,7 @@ def test_a_short_run_recovers_most_of_the_kernel():
 
 
 def test_the_losses_are_those_of_the_effective_kernel():
-    recipe = TeacherRecipe(channels=3, canvas=(5, 7), margin=2, batch=11, steps=1, rate=1e-9)
+    recipe = TeacherRecipe(channels=3, canvas=(5, 7), margin=2, batch_size=11, steps=1, learning_rate=1e-9)
     result = train_student(recipe)
     torch.manual_seed(5)
     x = torch.randn(400, 3, 5, 7, dtype=torch.float64)
@@ -48,19 +50,21 @@ def test_weights_by_relative_position_have_gradients_and_are_the_head_profiles(p
 
 
 def test_the_same_seed_gives_the_same_result():
-    recipe = TeacherRecipe(channels=2, canvas=(5, 5), margin=1, batch=5, steps=15)
+    recipe = TeacherRecipe(channels=2, canvas=(5, 5), margin=1, batch_size=5, steps=15)
     one, other = train_student(recipe), train_student(recipe)
     assert one.losses == other.losses
     assert torch.equal(one.kernel, other.kernel)
     assert (
-        train_student(TeacherRecipe(channels=2, canvas=(5, 5), margin=1, batch=5, steps=15, seed=1)).losses
+        train_student(TeacherRecipe(channels=2, canvas=(5, 5), margin=1, batch_size=5, steps=15, seed=1)).losses
         != one.losses
     )
 
 
 @pytest.mark.parametrize("position", ["gaussian", "learned"])
 def test_other_kinds_of_heads_learn_the_kernel_too(position):
-    result = train_student(TeacherRecipe(position=position, channels=2, canvas=(5, 7), margin=2, batch=16, steps=150))
+    result = train_student(
+        TeacherRecipe(position=position, channels=2, canvas=(5, 7), margin=2, batch_size=16, steps=150)
+    )
     assert result.loss < 0.3 * result.losses[0]
 
 

@@ -242,6 +242,7 @@ def _make_dropout(probability: float, seed: int | Tensor | None, features: Featu
             instead="an int from -2**63 to 2**63 - 1, an int64 tensor of shape (), or None to draw one from torch's "
             "generator",
         )
+    assert isinstance(seed, Tensor)
     return Dropout(float(probability), seed)
 
 

@@ -1,4 +1,4 @@
-"""The command `regard`: check, cost, show and train from a shell.
+"""The command `regard`: check, cost, show, data, train, generate and translate from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
@@ -28,30 +28,38 @@ EPILOG = """examples:
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
   regard cost attention --tokens 256 --width 512
   regard show runs/quadratic -o heads.svg
+  regard data kjv-luther
   regard train spatial --position quadratic --folder runs/quadratic
+  regard train gpt my_text.txt --folder runs/mine
+  regard generate runs/mine "Once upon"
 """
 
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from regard.cli import check, cost, cost_questions, show, train
+    from regard.cli import check, cost, cost_questions, data, generate, show, train
 
     parser = Parser(
         prog="regard",
         description="Check attention modules against laws, with the smallest counterexample; compute their cost as\n"
-        "formulas and numbers; plot their attention maps; train image classifiers.",
+        "formulas and numbers; plot their attention maps; train models on text and images, and use them.",
         epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_questions.format_questions()}\n",
     )
     parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
     commands = parser.add_subparsers(
-        dest="command", metavar="check | laws | cost | show | train", required=True, parser_class=Parser
+        dest="command",
+        metavar="check | laws | cost | show | data | train | generate | translate",
+        required=True,
+        parser_class=Parser,
     )
     check.add(commands)
     laws = commands.add_parser("laws", help="list every law with its equation")
     laws.set_defaults(run=check.list_laws)
     cost.add(commands)
     show.add(commands)
+    data.add(commands)
     train.add(commands)
+    generate.add(commands)
     return parser
 
 

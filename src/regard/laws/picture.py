@@ -30,11 +30,9 @@ class Style(NamedTuple):
 def draw(counterexample: Counterexample) -> list[Markup]:
     """The pictures of a counterexample, each a figure; none if there is nothing but words."""
     figures = []
-    patterns = [_as_matrix(counterexample.extra.get(name)) for name in ("pattern_expected", "pattern_actual")]
-    if all(pattern is not None for pattern in patterns):
-        figures.append(
-            _draw_matrices(patterns[0], patterns[1], "Pairs allowed by the pattern, and pairs that interact")
-        )  # type: ignore[arg-type]
+    expected, actual = (_as_matrix(counterexample.extra.get(name)) for name in ("pattern_expected", "pattern_actual"))
+    if expected is not None and actual is not None:
+        figures.append(_draw_matrices(expected, actual, "Pairs allowed by the pattern, and pairs that interact"))
     elif (sides := _find_weight_matrices(counterexample)) is not None:
         figures.append(_draw_matrices(*sides, "Weights as the law requires, and as computed", counterexample.bound))
     if not figures and (strips := _draw_strips(counterexample)):

@@ -415,6 +415,6 @@ def _storage_address(tensor: Tensor) -> int:
 
 def _read_version(tensor: Tensor) -> int:
     try:
-        return tensor._read_version
+        return tensor._version
     except RuntimeError:  # tensors made in inference mode do not count
         return 0

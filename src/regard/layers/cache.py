@@ -252,7 +252,7 @@ class KVCache:
             because, instead = "a token brings one key and one value for each head", "(batch, kv_head, token, dim)"
         elif torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             because = "what is stored would be overwritten before a gradient could use it"
-            instead = "torch.no_grad() while decoding; leave the cache away while training"
+            instead = "torch.no_grad() while decoding; no cache while training"
         elif lengths is not None and self._held:
             because = "only the first tokens may be padded; later ones would leave holes between tokens"
             instead = "lengths with the first append, and then the same number of tokens for all rows"

@@ -1,9 +1,16 @@
 """Models: one readable file each, on top of the layers."""
 
 from regard.models.bert import Bert, BertConfig, BertOutput
+from regard.models.bert_heads import (
+    BertForClassification,
+    BertForClassificationConfig,
+    BertForPretraining,
+    BertForPretrainingConfig,
+)
 from regard.models.davit import DaViT, DaViTConfig
 from regard.models.generation import Generation, generate, stream
 from regard.models.gpt import GPT, GPTConfig
+from regard.models.resnet import ResNet, ResNetConfig
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
@@ -12,11 +19,17 @@ __all__ = [
     "GPT",
     "Bert",
     "BertConfig",
+    "BertForClassification",
+    "BertForClassificationConfig",
+    "BertForPretraining",
+    "BertForPretrainingConfig",
     "BertOutput",
     "DaViT",
     "DaViTConfig",
     "GPTConfig",
     "Generation",
+    "ResNet",
+    "ResNetConfig",
     "SpatialConfig",
     "SpatialTransformer",
     "Transformer",

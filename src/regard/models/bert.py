@@ -12,10 +12,11 @@ Liu et al., RoBERTa (2019); Sanh et al., DistilBERT (2019).
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from regard.models.converters.distilbert import DistilBert
 from regard.models.converters.roberta import Roberta
 from regard.models.initialization import init_weights, normal
 from regard.models.padding import find_padding
-from regard.models.pretrained import Pretrained
+from regard.models.pretrained import Pretrained, State
 from regard.models.sequence_packing import PackedTexts, check_pooling, pack_texts, pool_texts
 from regard.models.validation import (
     check_pattern,
@@ -57,6 +58,8 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
+# Models of `regard.models.bert_heads`, which hold a `Bert` as the part "bert".
+WITH_HEADS = ("regard.bertforpretraining", "regard.bertforclassification")
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +175,16 @@ class Bert(Pretrained):
         """The row of the first token in the table of positions."""
         return 0 if self.config.padding_token is None else self.config.padding_token + 1
 
+    @classmethod
+    def _load(cls, config: dict[str, Any], state: State, dtype: torch.dtype | None, source: str) -> Self:
+        if config.get("model_type") in WITH_HEADS:  # the encoder in it
+            known = {field.name for field in dataclasses.fields(BertConfig)}
+            config = {name: value for name, value in config.items() if name in known} | {
+                "model_type": cls._model_type()
+            }
+            state = {name.removeprefix("bert."): state[name] for name in state if name.startswith("bert.")}
+        return super()._load(config, state, dtype, source)
+
     def forward(
         self,
         tokens: Tensor,
@@ -194,7 +207,7 @@ class Bert(Pretrained):
         if (padding := find_padding(tokens, lengths, attention_mask, side="right")) is not None:
             pattern = padding if pattern is None else pattern & padding
         hidden = self.hidden(tokens, segments, pattern=pattern)
-        pooled = None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))
+        pooled = None if self.pooler is None else self.apply_pooler(hidden[:, 0])
         masked = None if self.masked_tokens is None else self.masked_tokens(hidden)
         following = None if self.next_sentence is None or pooled is None else self.next_sentence(pooled)
         return BertOutput(hidden, pooled, masked, following)
@@ -275,7 +288,7 @@ class Bert(Pretrained):
             hidden = self.hidden(packed.tokens.to(device), positions=packed.positions.to(device), pattern=pattern)[0]
             rows = pool_texts(hidden, packed, "first" if pooling == "pooled" else pooling)
             if pooling == "pooled":
-                rows = self._apply_pooler(rows)
+                rows = self.apply_pooler(rows)
             made[packed.texts] = rows
         return nn.functional.normalize(made, dim=-1) if normalise else made
 
@@ -290,11 +303,12 @@ class Bert(Pretrained):
                 instead="each text without its padding: embed packs texts of unequal length",
             )
 
-    def _apply_pooler(self, first: Tensor) -> Tensor:
+    def apply_pooler(self, first: Tensor) -> Tensor:
+        """What the heads for texts read, from hidden states of first tokens `(text, dim)`."""
         if self.pooler is None:
             raise ConfigError(
                 "This BERT has no pooler.",
-                asked='embed(pooling="pooled")',
+                asked='apply_pooler, or embed(pooling="pooled")',
                 because="its configuration says pooler=False",
                 instead='pooling="mean" or "first"',
             )

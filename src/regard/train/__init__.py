@@ -1,23 +1,44 @@
-"""Training of image classifiers with positional heads, recorded epoch by epoch."""
+"""Training: recipes and tasks for images and text, and one loop that runs them."""
 
 from regard.train.data.images import Images, ImageSplit
-from regard.train.loop import Interrupted, accuracy, read_history, read_run, train
+from regard.train.loop import Interrupted, read_history, read_run, train
 from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
-from regard.train.recipe import Recipe, SpatialRecipe, ViTRecipe, read_recipe
-from regard.train.run import Epoch, Run
+from regard.train.recipe import Recipe, read_recipe
+from regard.train.run import Evaluation, Run
+from regard.train.task import Task
+from regard.train.tasks.bert import BertRecipe
+from regard.train.tasks.gpt import GPTRecipe
+from regard.train.tasks.images import (
+    DaViTRecipe,
+    ImageRecipe,
+    ResNetRecipe,
+    SpatialRecipe,
+    ViTRecipe,
+    accuracy,
+)
+from regard.train.tasks.text_classification import TextClassificationRecipe
+from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
 __all__ = [
-    "Epoch",
+    "BertRecipe",
+    "DaViTRecipe",
+    "Evaluation",
+    "GPTRecipe",
+    "ImageRecipe",
     "ImageSplit",
     "Images",
     "Interrupted",
     "Pruned",
     "Recipe",
+    "ResNetRecipe",
     "Run",
     "SpatialRecipe",
+    "Task",
     "TeacherRecipe",
     "TeacherResult",
+    "TextClassificationRecipe",
+    "TranslationRecipe",
     "ViTRecipe",
     "accuracy",
     "degenerate_heads",

@@ -1,4 +1,9 @@
-"""Checkpoints for bit-identical resumption: one file, replaced atomically."""
+"""Checkpoints for bit-identical resumption: folders that `from_pretrained` reads, each complete or not there.
+
+checkpoints/step-00000240/   the model as `save_pretrained` writes it, and training.safetensors: optimizer state,
+                             resume point, and the weights themselves where the model is their moving average
+best/                        the model with the best metric so far
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,56 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
 from regard.models.io import atomic, tensors
+from regard.models.io.folder import read_folder
+from regard.models.load_state import find_stored_names
+from regard.models.pretrained import Pretrained
 from regard.train.optimizer import load_optimizer_state, optimizer_state
 from regard.train.recipe import Recipe, read_recipe
 
 RECIPE = "recipe.json"
-CHECKPOINT = "checkpoint.safetensors"
-MODEL, OPTIMIZER, RNG_STATE = "model/", "optimizer/", "chance"
+CHECKPOINTS, BEST, TRAINING = "checkpoints", "best", "training.safetensors"
+STEP = re.compile(r"step-(\d{8,})")
+WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
 @dataclass
 class ResumePoint:
-    """Progress of a run: complete epochs, and the steps of the next one with their accumulated metrics."""
+    """The progress of a run.
 
-    epoch: int = 0
+    Attributes:
+        step, evaluations: optimizer steps and evaluations so far.
+        loss, steps, units, seconds: sums since the last evaluation.
+        best: the best metric so far; waited: evaluations since then.
+        finished: whether no further step is needed.
+    """
+
     step: int = 0
+    evaluations: int = 0
     loss: float = 0.0
-    images: int = 0
+    steps: int = 0
+    units: int = 0
     seconds: float = 0.0
+    best: float | None = None
+    waited: int = 0
+    finished: bool = False
 
 
 # The recipe of a folder
 
 
 def claim_folder(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
-    """Claim the folder for this recipe; raises if it has another recipe, other images or another initial model."""
+    """Claim the folder for this recipe; raises if it has another recipe, other data or another initial model."""
     with atomic.lock_folder(folder) as exclusive:
         atomic.remove_stale_folders(folder, alone=exclusive)
         _write_claim(folder, recipe, digest, start)
@@ -55,7 +77,7 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
                 f"{folder} has a run with another recipe.",
                 asked=", ".join(f"{name}={mine.get(name)!r}" for name in names),
                 found=", ".join(f"{name}={found.get(name)!r}" for name in names),
-                because="a run is resumed with the recipe and the images it started with",
+                because="a run is resumed with the recipe and the data it started with",
                 instead="another folder, or the recipe of the run in it",
             )
         return
@@ -88,7 +110,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
                     f"{folder} is in use by another training process.",
                     asked=f"a run in {folder}",
                     found="another process that holds the lock",
-                    because="two processes would overwrite each other's epochs",
+                    because="two processes would overwrite each other's files",
                     instead="wait for it or stop it, or use another folder",
                 ) from failure
             except OSError:  # some network file systems do not support locks
@@ -100,7 +122,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def read_claimed_recipe(folder: Path) -> tuple[Recipe, str]:
-    """The recipe of a folder, and the digest of its images."""
+    """The recipe of a folder, and the digest of its data."""
     value = atomic.read_json(folder / RECIPE)
     digest = value.pop("digest", "")
     value.pop("start", None)
@@ -110,74 +132,143 @@ def read_claimed_recipe(folder: Path) -> tuple[Recipe, str]:
 # State
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: ResumePoint) -> None:
-    """Write the checkpoint atomically: the previous one stays until the new one is complete."""
-    state = {f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
-    state |= {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer_state(optimizer, model).items()}
-    if position.step:  # the generator is reseeded at the start of every epoch
-        state[RNG_STATE] = torch.get_rng_state()
+def save(
+    folder: Path,
+    model: Pretrained,
+    optimizer: torch.optim.Optimizer,
+    position: ResumePoint,
+    average: dict[str, Tensor] | None,
+    keep: int,
+) -> Path:
+    """Write a checkpoint of the present step, and remove all but the `keep` newest.
+
+    average: the moving average of the weights, which becomes the model of the checkpoint.
+    """
+    place = folder / CHECKPOINTS / f"step-{position.step:08d}"
+    place.parent.mkdir(exist_ok=True)
+    state = {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer_state(optimizer, model).items()}
+    if average is not None:
+        stored = find_stored_names(model)
+        state |= {f"{WEIGHTS}{name}": each.clone() for name, each in model.state_dict().items() if name in stored}
     notes = {"position": json.dumps(dataclasses.asdict(position))}
-    tensors.write_safetensors(folder / CHECKPOINT, state, notes)
+    with atomic.temporary_folder(place.parent) as work, swapped_weights(model, average):
+        model.save_pretrained(work / place.name)
+        tensors.write_safetensors(work / place.name / TRAINING, state or {"empty": torch.zeros(1)}, notes)
+        _replace_folder(work / place.name, place, work)
+    for old in find_checkpoints(folder)[:-keep]:
+        _remove_folder(old)
+    return place
 
 
-def read(folder: Path) -> tuple[ResumePoint, dict[str, Tensor]] | None:
-    """The position and the tensors of the checkpoint in a folder; None if there is none."""
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
+def save_best(folder: Path, model: Pretrained, average: dict[str, Tensor] | None, metrics: dict[str, Any]) -> None:
+    """Write the model with the best metric so far to `best/`, with its metrics."""
+    with atomic.temporary_folder(folder) as work, swapped_weights(model, average):
+        model.save_pretrained(work / BEST)
+        atomic.write_atomically(work / BEST / "metrics.json", atomic.make_json_writer(metrics))
+        _replace_folder(work / BEST, folder / BEST, work)
+
+
+def _replace_folder(new: Path, place: Path, work: Path) -> None:
+    """Move a complete folder to its name. An old one is moved away first: after a crash in between there is none, and
+    what made the new one is run again from the last checkpoint."""
+    if place.exists():
+        os.replace(place, work / f"{place.name}.old")
+    atomic.move_into_place(new, place)
+
+
+def _remove_folder(place: Path) -> None:
+    """Remove a folder that a crash must not leave half removed under its name."""
+    with atomic.temporary_folder(place.parent) as work:
+        os.replace(place, work / place.name)
+
+
+@contextlib.contextmanager
+def swapped_weights(model: nn.Module, average: dict[str, Tensor] | None) -> Iterator[None]:
+    """Within the context the model's parameters are their moving average, if there is one."""
+    if average is None:
+        yield
+        return
+    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    copy_weights(model, average)
+    try:
+        yield
+    finally:
+        copy_weights(model, kept)
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(values[name])
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    places = [place for place in (folder / CHECKPOINTS).glob("step-*") if STEP.fullmatch(place.name)]
+    return sorted(places, key=lambda place: int(place.name.removeprefix("step-")))
+
+
+def read_position(place: Path) -> ResumePoint:
+    """The resume point of a checkpoint."""
+    return _read_training(place)[0]
+
+
+def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
+    path = place / TRAINING
     state, notes = tensors.read_with_metadata(path)
     try:
         position = ResumePoint(**json.loads(notes["position"]))
-        counts = (position.epoch, position.step, position.images)
+        counts = (position.step, position.evaluations, position.steps, position.units, position.waited)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(repr(position))
         return position, state
     except (KeyError, TypeError, ValueError) as failure:
         raise CheckpointError(
-            f"{CHECKPOINT} is not a checkpoint of a run.",
+            f"{path.name} is not of a checkpoint.",
             asked=str(path),
             found=f"{type(failure).__name__}: {failure}",
             because="it has no valid resume point",
-            instead="remove it to start again, or use another folder",
+            instead=f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder",
         ) from failure
+
+
+def restore_model(place: Path, model: Pretrained) -> None:
+    """Load the weights of a model's folder; raises for the folder of another model."""
+    _load_weights(place, model, read_folder(place)[1])
+
+
+def _load_weights(place: Path, model: Pretrained, state: dict[str, Tensor]) -> None:
+    wanted = find_stored_names(model)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in wanted}
+    differing = sorted(
+        name for name in shapes.keys() | state.keys() if name not in state or shapes.get(name) != state[name].shape
+    )
+    if differing:
+        raise CheckpointError(
+            f"{place.name} does not fit the recipe.",
+            asked=str(place),
+            found=f"other parameters: {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
+            because="it was written by a run with another model",
+            instead="the unmodified folder of the run, or a new one",
+        )
+    model.load_state_dict(state, strict=False)  # what is tied is stored once
+
+
+def restore(
+    place: Path, model: Pretrained, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
+) -> ResumePoint:
+    """Restore the states of model, optimizer and moving average, and return the resume point."""
+    position, state = _read_training(place)
+    restore_model(place, model)
+    if average is not None:
+        for name, parameter in model.named_parameters():
+            average[name].copy_(parameter.detach())
+        weights = select_prefix(state, WEIGHTS)
+        _load_weights(place, model, weights)
+    load_optimizer_state(optimizer, model, select_prefix(state, OPTIMIZER))
+    return position
 
 
 def select_prefix(state: dict[str, Tensor], start: str) -> dict[str, Tensor]:
     """The tensors whose names have this prefix, with the prefix removed."""
     return {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
-
-
-def restore_model(folder: Path, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load the model's state; raises for the checkpoint of another model."""
-    try:
-        model.load_state_dict(select_prefix(state, MODEL))
-    except RuntimeError as failure:
-        raise CheckpointError(
-            f"{CHECKPOINT} does not fit the recipe.",
-            asked=str(folder / CHECKPOINT),
-            found=str(failure).strip().splitlines()[-1].strip(),
-            because="it was written by a run with another model",
-            instead="the unmodified folder of the run, or a new one",
-        ) from failure
-
-
-def _read_rng_state(folder: Path, state: dict[str, Tensor]) -> Tensor:
-    if RNG_STATE not in state:
-        raise CheckpointError(
-            f"{CHECKPOINT} is incomplete.",
-            asked=str(folder / CHECKPOINT),
-            found=f"no {RNG_STATE!r}",
-            because="a run that was interrupted within an epoch needs the state of the random generator",
-            instead="the unmodified folder of the run, or a new one",
-        )
-    return state[RNG_STATE].clone()
-
-
-def restore(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: ResumePoint, state: dict[str, Tensor]
-) -> None:
-    """Restore the states of model, optimizer and random generator."""
-    restore_model(folder, model, state)
-    load_optimizer_state(optimizer, model, select_prefix(state, OPTIMIZER))
-    if position.step:
-        torch.set_rng_state(_read_rng_state(folder, state))

@@ -1,7 +1,8 @@
-"""The history of a run: one line per epoch, and the head positions of every epoch."""
+"""The history of a run: a line for each evaluation, the head positions at it, and a line every few steps."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -16,17 +17,19 @@ from regard.errors import CheckpointError
 from regard.layers.profiles import HeadProfile, head_profiles
 from regard.models.io import atomic, tensors
 from regard.models.spatial import ContentPosition, SpatialHeads
-from regard.train.run import Epoch
+from regard.train.run import Evaluation
 
-HISTORY = "history.jsonl"
+HISTORY, STEPS, SAMPLES = "history.jsonl", "steps.jsonl", "samples.jsonl"
 HEADS = "heads"
 NUMBER = (int, float)
 FIELDS = {
-    "epoch": int,
+    "number": int,
+    "step": int,
     "loss": (*NUMBER, type(None)),
-    "accuracy": NUMBER,
+    "metrics": dict,
     "seconds": NUMBER,
-    "rate": NUMBER,
+    "learning_rate": NUMBER,
+    "units": int,
     "layers": dict,
 }
 MASSES = (0.5, 0.9)
@@ -94,24 +97,26 @@ def summarize_heads(profile: HeadProfile) -> dict[str, Any]:
 # Files
 
 
-def epoch_to_json(epoch: Epoch) -> dict[str, Any]:
-    """An epoch as a line of `history.jsonl`."""
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation as a line of `history.jsonl`."""
     return {
-        "epoch": epoch.number,
-        "loss": None if math.isnan(epoch.loss) else epoch.loss,
-        "accuracy": epoch.accuracy,
-        "seconds": epoch.seconds,
-        "rate": epoch.rate,
-        "layers": {name: summarize_heads(profile) for name, profile in epoch.head_profiles.items()},
+        "number": evaluation.number,
+        "step": evaluation.step,
+        "loss": None if math.isnan(evaluation.loss) else evaluation.loss,
+        "metrics": evaluation.metrics,
+        "seconds": evaluation.seconds,
+        "learning_rate": evaluation.learning_rate,
+        "units": evaluation.units,
+        "layers": {name: summarize_heads(profile) for name, profile in evaluation.head_profiles.items()},
     }
 
 
 def heads_file(folder: Path, number: int) -> Path:
-    return folder / HEADS / f"epoch-{number:04d}.safetensors"
+    return folder / HEADS / f"evaluation-{number:04d}.safetensors"
 
 
 def write_heads(folder: Path, number: int, head_profiles: Mapping[str, HeadProfile]) -> None:
-    """Write the head positions of an epoch atomically."""
+    """Write the head positions of an evaluation atomically."""
     if not head_profiles:
         return
     path = heads_file(folder, number)
@@ -123,7 +128,7 @@ def write_heads(folder: Path, number: int, head_profiles: Mapping[str, HeadProfi
 
 
 def read_heads(path: Path) -> dict[str, HeadProfile]:
-    """Read the head positions of an epoch."""
+    """Read the head positions of an evaluation."""
     layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.read_safetensors(path).items():
         name, _, what = key.rpartition(SLASH)
@@ -136,17 +141,26 @@ def _layer_order(item: tuple[str, Any]) -> list[tuple[bool, int, str]]:
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in item[0].split(".")]
 
 
-def append_epoch(folder: Path, epoch: Epoch) -> None:
-    """Append an epoch's line and sync it to disk."""
-    with (folder / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(epoch_to_json(epoch)) + "\n")
+def append_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Append an evaluation's line and sync it to disk."""
+    append_lines(folder / HISTORY, [evaluation_to_json(evaluation)])
+
+
+def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Append JSON objects to a file of lines and sync it to disk."""
+    if not lines:
+        return
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the history, without a last line that a crash left incomplete."""
-    path = folder / HISTORY
+def read_lines(path: Path, fields: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines, without a last line that a crash left incomplete.
+
+    fields: names and types that every line must have.
+    """
     if not path.is_file():
         return []
     rows = path.read_bytes().split(b"\n")
@@ -155,57 +169,68 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
         if not row:
             continue
         try:
-            lines.append(_check_line(json.loads(row)))
+            lines.append(_check_line(json.loads(row), fields or {}))
         except (ValueError, KeyError) as failure:
             if number == len(rows) - 1:  # the last line has no newline
                 break
             raise CheckpointError(
-                f"Line {number + 1} of {HISTORY} cannot be read.",
+                f"Line {number + 1} of {path.name} cannot be read.",
                 asked=str(path),
                 found=f"{type(failure).__name__}: {failure}",
-                because="every line is an epoch as a JSON object, and only the last may be incomplete after a crash",
+                because="every line is a JSON object, and only the last may be incomplete after a crash",
                 instead="the unmodified file of the run, or a new run in another folder",
             ) from failure
     return lines
 
 
-def _check_line(line: Any) -> dict[str, Any]:
+def _check_line(line: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError(f"a {type(line).__name__}")
-    for name, kinds in FIELDS.items():
+    for name, kinds in fields.items():
         if not isinstance(line[name], kinds):
             raise ValueError(f"{name} = {line[name]!r}")
     return line
 
 
-def read_epochs(folder: Path, last: int) -> list[Epoch]:
-    """The epochs up to number `last`, with their head positions; raises if one is missing."""
-    epochs, lines = [], [line for line in read_lines(folder) if line["epoch"] <= last]
-    numbers = [line["epoch"] for line in lines]
-    if numbers != list(range(last + 1)):
+def read_history_lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `history.jsonl`."""
+    return read_lines(folder / HISTORY, FIELDS)
+
+
+def read_evaluations(folder: Path, count: int) -> list[Evaluation]:
+    """The first `count` evaluations, with their head positions; raises if one is missing."""
+    found, lines = [], [line for line in read_history_lines(folder) if line["number"] < count]
+    numbers = [line["number"] for line in lines]
+    if numbers != list(range(count)):
         raise CheckpointError(
-            f"{HISTORY} does not have every epoch exactly once.",
-            asked=f"epochs 0 to {last}, which are complete according to the checkpoint",
-            found=f"epochs {', '.join(map(str, numbers)) or 'none'} in {folder / HISTORY}",
+            f"{HISTORY} does not have every evaluation exactly once.",
+            asked=f"evaluations 0 to {count - 1}, which are complete according to the checkpoint",
+            found=f"evaluations {', '.join(map(str, numbers)) or 'none'} in {folder / HISTORY}",
             because="lines were lost or duplicated after they were written",
             instead="the unmodified file of the run, or a new run in another folder",
         )
     for line in lines:
-        path = heads_file(folder, line["epoch"])
-        seen = read_heads(path) if line["layers"] else {}
-        loss = math.nan if line["loss"] is None else line["loss"]
-        epochs.append(Epoch(line["epoch"], loss, line["accuracy"], line["seconds"], line["rate"], seen))
-    return epochs
+        profiles = read_heads(heads_file(folder, line["number"])) if line.pop("layers") else {}
+        line["loss"] = math.nan if line["loss"] is None else line["loss"]
+        found.append(Evaluation(**line, head_profiles=profiles))
+    return found
 
 
-def truncate_history(folder: Path, last: int) -> None:
-    """Delete lines and head files after epoch `last`, which a crash left without a checkpoint."""
-    kept = [line for line in read_lines(folder) if line["epoch"] <= last]
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
-    def write(path: Path) -> None:
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
-    atomic.write_atomically(folder / HISTORY, write)
-    for path in (folder / HEADS).glob("epoch-*.safetensors"):
-        if path.stem.removeprefix("epoch-").isdecimal() and int(path.stem.removeprefix("epoch-")) > last:
+def truncate_history(folder: Path, count: int, step: int) -> None:
+    """Delete what was written after the last checkpoint: evaluations from number `count`, lines after `step`."""
+    for name, fields in ((HISTORY, FIELDS), (STEPS, {"step": int}), (SAMPLES, {"step": int})):
+        path = folder / name
+        lines = read_lines(path, fields)
+        kept = [line for line in lines if (line["number"] < count if name == HISTORY else line["step"] <= step)]
+        if path.exists():
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+            if text.encode() != path.read_bytes():
+                atomic.write_atomically(path, functools.partial(_write_text, text))
+    for path in (folder / HEADS).glob("evaluation-*.safetensors"):
+        number = path.stem.removeprefix("evaluation-")
+        if number.isdecimal() and int(number) >= count:
             path.unlink(missing_ok=True)

@@ -1,34 +1,34 @@
-"""The training loop: seeded, resumable, with recorded head positions."""
+"""The training loop of every task: seeded, resumable, interruptible."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from regard.errors import CheckpointError, InputError
-from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
-from regard.train.data import load
-from regard.train.data.images import Images, ImageSplit
-from regard.train.optimizer import learning_rate_at, make_optimizer
-from regard.train.progress import ReportStep, defer_interrupt, progress_bar
-from regard.train.recipe import Recipe, SpatialRecipe
-from regard.train.run import Epoch, Run
+from regard.train.optimizer import make_optimizer
+from regard.train.progress import ReportStep, StepReport, defer_interrupt, progress_bar
+from regard.train.recipe import Recipe
+from regard.train.run import Evaluation, Run
+from regard.train.schedule import learning_rate_at
+from regard.train.task import DROPOUT, Task, seed_of
 from regard.train.tensorboard import TensorBoardLog
+from regard.train.throughput import Throughput
 
-# Batch size of the evaluation, and number of images on which content-based heads are measured.
-EVAL_BATCH, PROFILED_IMAGES = 250, 64
 MODEL = "model"
-# Separates the seeds of initialisation, order and dropout.
-ORDER_SEED, DROPOUT_SEED = 1_000_003, 2_000_003
+MeasurePeak = Callable[[Task, nn.Module, Any], tuple[float, float]]
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,42 +39,48 @@ def train(
     recipe: Recipe,
     folder: str | os.PathLike[str] | None = None,
     *,
+    data: Any = None,
+    start: Pretrained | None = None,
     progress: bool = True,
     resume: bool = True,
-    data: Images | None = None,
-    start: Pretrained | None = None,
+    minutes: float | None = None,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+    measure_peak: MeasurePeak | None = None,
 ) -> Run:
     """Train a model by a recipe.
 
     recipe: the configuration.
-    folder: where the run is saved: `recipe.json`, `history.jsonl` (one line per epoch), `heads/` (the head positions),
-        `checkpoint.safetensors`, TensorBoard files and, at the end, the model (for `from_pretrained`). A folder with a
-        run of the same recipe is resumed, bit-identical to an uninterrupted run. A run that is killed loses one epoch
-        at most, Ctrl-C loses nothing.
+    folder: where the run is saved: `recipe.json`, `history.jsonl` (a line for each evaluation), `steps.jsonl` (a line
+        every few steps), `checkpoints/`, `best/` and, at the end, `model/` (all for `from_pretrained`), TensorBoard
+        files. A folder with a run of the same recipe is resumed, bit-identical to an uninterrupted run. A run that is
+        killed loses the steps since the last checkpoint, Ctrl-C loses nothing.
+    data: data in place of those the recipe names.
+    start: a model of the recipe's kind to start from, in place of a random initialisation.
     progress: show a progress bar if stderr is a terminal.
     resume: if False, a folder that already has a run raises.
-    data: images in place of those the recipe names.
-    start: a model of the recipe's kind to start from, in place of a random initialisation.
+    minutes: stop after this time, evaluated and saved; the same call goes on from there.
+    on_evaluation: called with every new evaluation.
+    measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
+        progress bar then shows the share of the peak.
 
     All randomness comes from the recipe's seed; the state of torch's global generator is restored.
 
         >>> from regard.train import SpatialRecipe, train
         >>> run = train(SpatialRecipe(epochs=1, layers=1, heads=4, dim=8, hidden_dim=8))
-        >>> [epoch.number for epoch in run.epochs], list(run.epochs[-1].head_profiles)
+        >>> [each.number for each in run.evaluations], list(run.evaluations[-1].head_profiles)
         ([0, 1], ['blocks.0.attention'])
     """
-    images = _load_images(recipe, data)
-    if recipe.batch > len(images.train):
-        raise InputError(
-            "The batch is larger than the training set.",
-            asked=f"batch={recipe.batch}",
-            found=f"{len(images.train)} training images",
-            because="an epoch consists of whole batches",
-            instead=f"batch={len(images.train)} or less",
-        )
+    task = recipe.make_task(data)
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    settings = {
+        "progress": progress,
+        "deadline": deadline,
+        "on_evaluation": on_evaluation,
+        "measure_peak": measure_peak,
+    }
     if folder is None:
         with torch.random.fork_rng(devices=[]):
-            return Training(recipe, images, None, start).run(progress)
+            return Training(task, None, start).run(**settings)
     place = Path(folder).expanduser()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -85,23 +91,20 @@ def train(
                 because="its files would be overwritten",
                 instead="resume=True to continue it, or another folder",
             )
-        checkpoint.claim_folder(place, recipe, images.digest, None if start is None else hash_state_dict(start))
+        checkpoint.claim_folder(place, recipe, task.digest, None if start is None else hash_state_dict(start))
         with checkpoint.lock_folder(place), torch.random.fork_rng(devices=[]):
-            return Training(recipe, images, place, start).run(progress)
-    except OSError as failure:
+            return Training(task, place, start).run(**settings)
+    except (OSError, CheckpointError) as failure:
+        refusal = failure if isinstance(failure, OSError) else failure.__cause__
+        if not isinstance(refusal, OSError) or isinstance(refusal, BlockingIOError):  # a lock says it in its own words
+            raise
         raise CheckpointError(
             f"The run cannot be saved in {place}.",
             asked=f"a run in {place}",
-            found=f"{type(failure).__name__}: {failure}",
+            found=f"{type(refusal).__name__}: {refusal}",
             because="the operating system refuses to write there",
-            instead="another folder, or free some space: the same call resumes from the last saved epoch",
-        ) from failure
-
-
-def _load_images(recipe: Recipe, data: Images | None) -> Images:
-    """The training and test images: the recipe's data set or the given one, with a validation split if `held`."""
-    images = load(recipe.data) if data is None else data
-    return images.held() if recipe.held and not images.is_held else images
+            instead="another folder, or free some space: the same call resumes from the last checkpoint",
+        ) from refusal
 
 
 def hash_state_dict(model: Pretrained) -> str:
@@ -116,17 +119,27 @@ def hash_state_dict(model: Pretrained) -> str:
 class Training:
     """The state of a run in progress."""
 
-    def __init__(self, recipe: Recipe, images: Images, folder: Path | None, start: Pretrained | None = None) -> None:
-        self.recipe, self.images, self.folder = recipe, images, folder
-        torch.manual_seed(recipe.seed)
-        self.model: Pretrained = recipe.model(images)
+    def __init__(self, task: Task, folder: Path | None, start: Pretrained | None = None) -> None:
+        self.task, self.recipe, self.folder = task, task.recipe, folder
+        torch.manual_seed(self.recipe.seed)
+        self.model: Pretrained = task.build_model()
         if start is not None:
             self._load_initial_model(start)
-        self.optimizer = make_optimizer(recipe, self.model)
-        self.steps = len(images.train) // recipe.batch
+        self.model.to(DTYPES[self.recipe.precision])
+        self.model.companions |= task.companions()
+        self.optimizer = make_optimizer(task, self.model)
+        self.average = self._copy_parameters() if self.recipe.ema_decay is not None else None
+        self.forward: nn.Module = self.model
+        if self.recipe.compile:
+            self.forward = torch.compile(self.model)  # pyright: ignore[reportAttributeAccessIssue]
         self.position = checkpoint.ResumePoint()
-        self.epochs: list[Epoch] = []
+        self.evaluations: list[Evaluation] = []
+        self.throughput = Throughput()
+        self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
         self._resume()
+
+    def _copy_parameters(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def _load_initial_model(self, start: Pretrained) -> None:
         if start.config != self.model.config:
@@ -140,184 +153,278 @@ class Training:
         self.model.load_state_dict(start.state_dict())
 
     def _resume(self) -> None:
-        found = None if self.folder is None else checkpoint.read(self.folder)
         if self.folder is None:
             return
-        if found is None:  # files that were written before the first checkpoint
-            history.truncate_history(self.folder, -1)
-            return
-        self.position, state = found
-        checkpoint.restore(self.folder, self.model, self.optimizer, self.position, state)
-        self.epochs = history.read_epochs(self.folder, self.position.epoch)
-        history.truncate_history(self.folder, self.position.epoch)
+        found = checkpoint.find_checkpoints(self.folder)
+        if found:
+            self.position = checkpoint.restore(found[-1], self.model, self.optimizer, self.average)
+            self.evaluations = history.read_evaluations(self.folder, self.position.evaluations)
+        # What was written after the checkpoint, or before the first one, is written again.
+        history.truncate_history(self.folder, self.position.evaluations, self.position.step)
 
-    def run(self, progress: bool) -> Run:
-        total = self.steps * self.recipe.epochs
-        done = self.position.epoch * self.steps + self.position.step
-        shown = progress_bar(self.recipe.epochs, self.steps, done, self.recipe.batch, progress and done < total)
+    @property
+    def eval_every(self) -> int:
+        return self.recipe.eval_every or self.task.steps_per_epoch
+
+    def run(
+        self,
+        progress: bool,
+        deadline: float | None = None,
+        on_evaluation: Callable[[Evaluation], None] | None = None,
+        measure_peak: MeasurePeak | None = None,
+    ) -> Run:
+        total, position = self.task.steps, self.position
+        shown = progress and position.step < total and not position.finished
         with (
-            TensorBoardLog(self.folder, self.position.epoch) as log,
-            shown as report_step,
+            TensorBoardLog(self.folder, position.step if self.evaluations else -1) as log,
+            progress_bar(total, position.step, self.task.unit, shown) as report,
             defer_interrupt() as stopped,
         ):
-            if not self.epochs:
-                self._record_epoch(Epoch(0, math.nan, self.evaluate(), 0.0, 0.0, self.measure_heads()), log)
-            while self.position.epoch < self.recipe.epochs:
-                if not self._run_epoch(report_step, stopped):
+            record = _Recorder(self, log, on_evaluation)
+            if report is not None and measure_peak is not None:
+                self.model.train()
+                batch = self.task.make_batches(position.step)[0]
+                self.throughput = Throughput(*measure_peak(self.task, self.model, batch))
+            if not self.evaluations:
+                record(self._evaluate())
+            while not position.finished and position.step < total:
+                self._run_counted_step(report)
+                expired = deadline is not None and time.monotonic() >= deadline
+                if position.step % self.eval_every == 0 or position.step == total or expired:
+                    record(self._evaluate())
+                if stopped() and position.step < total:
                     raise self._interrupt_error()
-                position = self.position
-                self.position = checkpoint.ResumePoint(position.epoch + 1)
-                rate = self._learning_rate(self.position.epoch * self.steps - 1)
-                loss = position.loss / position.images
-                self._record_epoch(
-                    Epoch(self.position.epoch, loss, self.evaluate(), position.seconds, rate, self.measure_heads()), log
-                )
-                report_step(self.position.epoch * self.steps, loss, self.epochs[-1].accuracy)
+                if expired:
+                    break
+        done = position.finished or position.step >= total
+        self._finish(done)
+        return Run(self.recipe, self.model, self.evaluations, self.task, self.folder, done)
+
+    def _finish(self, done: bool) -> None:
+        """Leave the model as it is used: in eval mode, averaged, and saved if the run is complete."""
+        if self.average is not None:
+            checkpoint.copy_weights(self.model, self.average)
         self.model.eval()
-        if self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
+        if done and self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
             self.model.save_pretrained(self.folder / MODEL)
-        return Run(self.recipe, self.model, self.epochs, self.images, self.folder)
 
-    # Training
+    # A step
 
-    def _run_epoch(self, report_step: ReportStep, stopped) -> bool:
-        """Run the rest of an epoch; False if it was interrupted before its end.
+    def _run_counted_step(self, report: ReportStep | None) -> None:
+        """Run a step, and add it to the sums since the last evaluation."""
+        position, began = self.position, time.perf_counter()
+        line, units = self._run_step(position.step)
+        seconds = time.perf_counter() - began
+        position.step += 1
+        position.steps += 1
+        position.loss += line["loss"]
+        position.units += units
+        position.seconds += seconds
+        self.throughput.add(units, seconds)
+        if position.step % self.recipe.log_every == 0:
+            rate = self.throughput.units_per_second
+            self._lines.append({"step": position.step, **line, f"{self.task.unit}_per_second": rate})
+        if report is not None:
+            metrics = self.evaluations[-1].metrics if self.evaluations else {}
+            speed = self.throughput.units_per_second, self.throughput.peak_share
+            report(StepReport(position.step, line["loss"], metrics, *speed))
 
-        Order and augmentation of the images follow from the seed and the epoch number. So does dropout, whose state
-        within an epoch is that of torch's generator.
-        """
-        recipe, train, position = self.recipe, self.images.train, self.position
-        generator = torch.Generator().manual_seed(recipe.seed * ORDER_SEED + position.epoch)
-        order = torch.randperm(len(train), generator=generator)
-        drawn = recipe.augmentation.draw(len(train), generator)
-        if not position.step:
-            torch.manual_seed(recipe.seed * DROPOUT_SEED + position.epoch)
-        self.model.train()
-        while position.step < self.steps:
-            began = time.perf_counter()
-            chosen = order[position.step * recipe.batch : (position.step + 1) * recipe.batch]
-            loss = self._run_step(train, chosen, drawn[chosen], position.epoch * self.steps + position.step)
-            position.step += 1
-            position.loss += loss * len(chosen)
-            position.images += len(chosen)
-            position.seconds += time.perf_counter() - began
-            report_step(position.epoch * self.steps + position.step, loss, None)
-            if stopped() and position.step < self.steps:
-                return False
-        return True
-
-    def _run_step(self, train: ImageSplit, chosen: Tensor, drawn: Tensor, number: int) -> float:
-        recipe = self.recipe
+    def _run_step(self, step: int) -> tuple[dict[str, float], int]:
+        """One optimizer step: its loss, each term of it, the norm of the gradient and the rate; and its units."""
+        recipe, task = self.recipe, self.task
+        rate = learning_rate_at(recipe, step, task.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate(number) * group.get("share", 1.0)
-        images = recipe.augmentation.apply(train.pixels[chosen].float() / train.white, drawn)
-        logits = self.model(self.images.normalise(images))
-        loss = functional.cross_entropy(logits, train.labels[chosen], label_smoothing=recipe.smoothing)
-        self.optimizer.zero_grad()
-        loss.backward()
-        if recipe.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
-        if not math.isfinite(loss.item()):
-            raise InputError(
-                f"The loss is {loss.item()} at step {number + 1}.",
-                asked=f"rate={recipe.rate}, clip={recipe.clip}",
-                because="the training diverged",
-                instead=f"a learning rate below rate={recipe.rate}, a longer warmup, or clip=1.0",
-            )
+            group["lr"] = rate * group.get("share", 1.0)
+        batches = task.make_batches(step)
+        terms = self._backward(step, batches)
+        norm = self._clip_gradients()
+        weights = {name: task.term_weights.get(name, 1.0) for name in terms}
+        loss = sum(weights[name] * value for name, value in terms.items())
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise self._divergence_error(step, loss, norm)
         self.optimizer.step()
-        return loss.item()
+        self.optimizer.zero_grad()
+        if self.average is not None and recipe.ema_decay is not None:
+            averaged, current = list(self.average.values()), [each.detach() for each in self.model.parameters()]
+            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
+        single = terms if len(terms) > 1 else {}
+        line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
+        return line, sum(map(task.count_units, batches))
 
-    def _learning_rate(self, number: int) -> float:
-        return learning_rate_at(self.recipe, number, self.steps * self.recipe.epochs)
+    def _backward(self, step: int, batches: Any) -> dict[str, float]:
+        """Accumulate the gradient of a step's batches, and return the mean of each term."""
+        task = self.task
+        # Dropout follows from the seed and the step, so that no state of a generator is saved.
+        torch.manual_seed(seed_of(self.recipe.seed, DROPOUT, step))
+        if not self.forward.training:
+            self.forward.train()
+        counts: dict[str, int] = {}
+        for batch in batches:
+            for name, count in task.count_terms(batch).items():
+                counts[name] = counts.get(name, 0) + count
+        means = dict.fromkeys(counts, 0.0)
+        for batch in batches:
+            with self._autocast():
+                terms = task.compute_terms(self.forward, batch)
+            loss = None
+            for name, term in terms.items():
+                mean = term / max(counts[name], 1)
+                means[name] += mean.item()
+                weight = task.term_weights.get(name, 1.0)
+                weighted = mean if weight == 1 else weight * mean
+                loss = weighted if loss is None else loss + weighted
+            assert loss is not None
+            loss.backward()
+        return means
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.recipe.precision == "bfloat16":
+            return torch.autocast("cpu", torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _clip_gradients(self) -> float:
+        """Clip the gradients if the recipe says so, and return their norm before."""
+        limit = math.inf if self.recipe.max_grad_norm is None else self.recipe.max_grad_norm
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).item()
+        if math.isfinite(norm) and norm > limit:
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
+        return norm
+
+    def _divergence_error(self, step: int, loss: float, norm: float) -> InputError:
+        saved = [] if self.folder is None else checkpoint.find_checkpoints(self.folder)
+        recipe = self.recipe
+        return InputError(
+            f"The {'loss is ' + str(loss) if not math.isfinite(loss) else 'gradient norm is ' + str(norm)} "
+            f"at step {step + 1}.",
+            asked=f"learning_rate={recipe.learning_rate}, max_grad_norm={recipe.max_grad_norm}",
+            found=f"{self.task.describe_batch(step)}; last checkpoint: {saved[-1] if saved else 'none'}",
+            because="the training diverged, or the data hold a value that is not finite",
+            instead=f"a learning rate below {recipe.learning_rate}, a longer warmup_steps, or max_grad_norm=1.0",
+        )
 
     # Evaluation
 
-    def evaluate(self) -> float:
-        """The accuracy on the test images."""
-        return accuracy(self.model, self.images)
+    def _evaluate(self) -> Evaluation:
+        """Evaluate the model, or its moving average, and begin new sums."""
+        position = self.position
+        with checkpoint.swapped_weights(self.model, self.average), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.model.eval()
+            with self._autocast():
+                metrics = self.task.evaluate(self.model)
+                profiles = self.task.measure_heads(self.model)
+                samples = self.task.make_samples(self.model) if self.folder is not None else []
+        if self.folder is not None and samples:
+            history.append_lines(self.folder / history.SAMPLES, [{"step": position.step, "samples": samples}])
+        evaluation = Evaluation(
+            number=len(self.evaluations),
+            step=position.step,
+            loss=position.loss / position.steps if position.steps else math.nan,
+            metrics=metrics,
+            seconds=position.seconds,
+            learning_rate=learning_rate_at(self.recipe, position.step - 1, self.task.steps) if position.step else 0.0,
+            units=position.units,
+            head_profiles=profiles,
+        )
+        position.loss, position.steps, position.units, position.seconds = 0.0, 0, 0, 0.0
+        return evaluation
 
-    def measure_heads(self) -> dict[str, HeadProfile]:
-        self.model.eval()
-        observed = self.images.normalise(self.images.test.pixels[:PROFILED_IMAGES].float() / self.images.test.white)
-        seen = history.measure_head_profiles(self.model, observed)
-        if isinstance(self.recipe, SpatialRecipe) and not self.recipe.keep_values:
-            seen = {
-                name: HeadProfile(profile.scores, profile.centre, profile.precision) for name, profile in seen.items()
-            }
-        return seen
-
-    def _record_epoch(self, epoch: Epoch, log: TensorBoardLog) -> None:
-        """Record an epoch: heads, then its line, then the checkpoint, which commits it."""
-        self.epochs.append(epoch)
-        log.write_epoch(epoch)
+    def save(self) -> None:
+        """Write the lines of the steps and a checkpoint."""
         if self.folder is not None:
-            history.write_heads(self.folder, epoch.number, epoch.head_profiles)
-            history.append_epoch(self.folder, epoch)
-            self._save()
-
-    def _save(self) -> None:
-        if self.folder is not None:
-            checkpoint.save(self.folder, self.model, self.optimizer, self.position)
+            history.append_lines(self.folder / history.STEPS, self._lines)
+            keep = self.recipe.keep_checkpoints
+            checkpoint.save(self.folder, self.model, self.optimizer, self.position, self.average, keep)
+        self._lines = []
 
     def _interrupt_error(self) -> Interrupted:
-        self._save()
-        where = f"epoch {self.position.epoch + 1} of {self.recipe.epochs}, step {self.position.step} of {self.steps}"
+        self.save()
+        where = f"step {self.position.step} of {self.task.steps}"
         if self.folder is None:
-            return Interrupted(f"interrupted in {where}; without a folder nothing is saved")
-        return Interrupted(f"interrupted in {where}; saved in {self.folder}, from where train(recipe, folder) resumes")
+            return Interrupted(f"interrupted at {where}; without a folder nothing is saved")
+        return Interrupted(f"interrupted at {where}; saved in {self.folder}, from where train(recipe, folder) resumes")
 
 
-@torch.no_grad()
-def accuracy(model: Pretrained, data: Images) -> float:
-    """The accuracy of a model on the test images, 0 to 1; leaves the model in eval mode."""
-    model.eval()
-    test, right = data.test, 0
-    for start in range(0, len(test), EVAL_BATCH):
-        pixels, labels = test.pixels[start : start + EVAL_BATCH], test.labels[start : start + EVAL_BATCH]
-        logits = model(data.normalise(pixels.float() / test.white))
-        right += int((logits.argmax(-1) == labels).sum())
-    return right / len(test)
+class _Recorder:
+    """Records an evaluation: heads, its line, the best model, then the checkpoint, which commits it."""
+
+    def __init__(self, training: Training, log: TensorBoardLog, notify: Callable[[Evaluation], None] | None) -> None:
+        self.training, self.log, self.notify = training, log, notify
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        training, position = self.training, self.training.position
+        training.evaluations.append(evaluation)
+        position.evaluations = len(training.evaluations)
+        self._compare_with_best(evaluation)
+        self.log.write_steps(training._lines)
+        self.log.write_evaluation(evaluation)
+        if training.folder is not None:
+            history.write_heads(training.folder, evaluation.number, evaluation.head_profiles)
+            history.append_evaluation(training.folder, evaluation)
+        training.save()
+        if self.notify is not None:
+            self.notify(evaluation)
+
+    def _compare_with_best(self, evaluation: Evaluation) -> None:
+        """Keep the best model, and finish after `patience` evaluations without a better one."""
+        training, task, position = self.training, self.training.task, self.training.position
+        value = evaluation.metrics[task.metric]
+        sign = 1 if task.higher_is_better else -1
+        if position.best is not None and not sign * value > sign * position.best:
+            position.waited += 1
+            position.finished = training.recipe.patience is not None and position.waited >= training.recipe.patience
+            return
+        position.best, position.waited = value, 0
+        if training.folder is not None:
+            metrics = {"step": evaluation.step, "metrics": evaluation.metrics}
+            checkpoint.save_best(training.folder, training.model, training.average, metrics)
 
 
-def read_run(folder: str | os.PathLike[str], data: Images | None = None) -> Run:
+# Reading
+
+
+def read_run(folder: str | os.PathLike[str], data: Any = None) -> Run:
     """Load a run, finished or not, from its folder.
 
     folder: the folder of the run.
-    data: the images, if the recipe does not name a known data set.
+    data: the data, if the recipe does not name a known data set.
     """
     place = Path(folder).expanduser()
     recipe, digest = checkpoint.read_claimed_recipe(place)
-    position, state = _read_checkpoint(place)
-    images = _load_images(recipe, data)
-    if images.digest != digest:
+    newest = _find_newest(place)
+    position = checkpoint.read_position(newest)
+    task = recipe.make_task(data)
+    if task.digest != digest:
         raise CheckpointError(
-            "These are not the images of this run.",
-            asked=repr(images),
-            found=f"sha256 {images.digest[:16]}..., not {digest[:16]}...",
+            "These are not the data of this run.",
+            asked=repr(task.data),
+            found=f"sha256 {task.digest[:16]}..., not {digest[:16]}...",
             because="the run was trained and evaluated on others",
-            instead="read_run(folder, data=...) with the images that train was given",
+            instead="read_run(folder, data=...) with the data that train was given",
         )
     with torch.random.fork_rng(devices=[]):
-        model = recipe.model(images)
-    checkpoint.restore_model(place, model, state)
-    return Run(recipe, model.eval(), history.read_epochs(place, position.epoch), images, place)
+        model = task.build_model().to(DTYPES[recipe.precision])
+    checkpoint.restore_model(newest, model)
+    model.companions |= task.companions()
+    evaluations = history.read_evaluations(place, position.evaluations)
+    return Run(recipe, model.eval(), evaluations, task, place, position.finished or position.step >= task.steps)
 
 
-def read_history(folder: str | os.PathLike[str]) -> list[Epoch]:
-    """Load the epochs of a run, finished or not, from its folder; the images are not needed."""
+def read_history(folder: str | os.PathLike[str]) -> list[Evaluation]:
+    """Load the evaluations of a run, finished or not, from its folder; the data are not needed."""
     place = Path(folder).expanduser()
     checkpoint.read_claimed_recipe(place)
-    return history.read_epochs(place, _read_checkpoint(place)[0].epoch)
+    return history.read_evaluations(place, checkpoint.read_position(_find_newest(place)).evaluations)
 
 
-def _read_checkpoint(place: Path) -> tuple[checkpoint.ResumePoint, dict[str, Tensor]]:
-    found = checkpoint.read(place)
-    if found is None:
+def _find_newest(place: Path) -> Path:
+    found = checkpoint.find_checkpoints(place)
+    if not found:
         raise CheckpointError(
             f"The run in {place} has no checkpoint.",
             asked=str(place),
             found="a recipe only",
-            because="there is nothing to read before the first checkpoint",
-            instead="train(recipe, folder)",
+            because="it was stopped before the first evaluation was complete",
+            instead="train(recipe, folder), which starts it again",
         )
-    return found
+    return found[-1]

@@ -1,50 +1,23 @@
-"""The optimizer of a recipe: parameter groups, learning rate schedule, and state as named tensors."""
+"""The optimizer of a task, and its state as named tensors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError
-from regard.train.recipe import Recipe, SpatialRecipe
+from regard.train.task import Task
 
 
-def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimizer, with weight decay on matrices only: not on norms, biases or head positions."""
-    decayed, others = [], []
-    for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim > 1 and ".position" not in f".{name}" and not name.endswith("class_token")
-        (decayed if is_matrix else others).append(parameter)
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if isinstance(recipe, SpatialRecipe) and recipe.position_rate != 1:
-        positions = [parameter for name, parameter in model.named_parameters() if ".position" in f".{name}"]
-        groups[1]["params"] = [
-            parameter for parameter in others if all(parameter is not position for position in positions)
-        ]
-        groups.append({"params": positions, "weight_decay": 0.0, "share": recipe.position_rate})
+def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer on the task's parameter groups. One fused kernel updates all parameters of a group."""
+    recipe, groups = task.recipe, task.parameter_groups(model)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
-    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))
-
-
-def learning_rate_at(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of a step, counted from 0: linear warmup, then cosine decay.
-
-        rate (step + 1) / w                                     for step < w, w = warmup * steps
-        rate (1 + cos(pi (step - w) / (steps - w))) / 2         after that
-
-    >>> from regard.train import SpatialRecipe
-    >>> recipe = SpatialRecipe(rate=1.0, warmup=0.25)
-    >>> [round(learning_rate_at(recipe, step, 8), 3) for step in range(8)]
-    [0.5, 1.0, 1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
-    """
-    warm = math.ceil(recipe.warmup * steps)
-    if step < warm:
-        return recipe.rate * (step + 1) / warm
-    return recipe.rate * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+        return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum)
+    betas = (recipe.beta1, recipe.beta2)
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=betas, eps=recipe.eps, fused=True)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -5,46 +5,73 @@ from __future__ import annotations
 import signal
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from regard.render.terminal import progress_on_stderr
 
-ReportStep = Callable[[int, float | None, float | None], None]
+
+@dataclass
+class StepReport:
+    """What the progress bar shows after a step.
+
+    Attributes:
+        step: optimizer steps so far.
+        loss: of this step.
+        metrics: of the last evaluation.
+        units_per_second: tokens or images a second, over the last steps.
+        peak_share: the share of the machine's peak that is used; None where it is not known.
+    """
+
+    step: int
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    units_per_second: float | None = None
+    peak_share: float | None = None
+
+
+ReportStep = Callable[[StepReport], None]
 
 
 @contextmanager
-def progress_bar(recipe_epochs: int, steps: int, done: int, batch: int, shown: bool) -> Iterator[ReportStep]:
-    """A callback for every step: the total number of steps, and the latest loss and accuracy if they changed.
-
-    It draws a progress bar if stderr is a terminal, and clears it at the end.
-    """
+def progress_bar(total: int, done: int, unit: str, shown: bool) -> Iterator[ReportStep | None]:
+    """A callback that draws a report, or None if nothing is drawn: stderr is not a terminal, or it was switched off."""
     if not shown:
-        yield lambda done, loss, accuracy: None
+        yield None
         return
-    epoch = "epoch {task.fields[epoch]}/{task.fields[epochs]}"
-    metrics = "loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[pace]}"
-    with progress_on_stderr(epoch, metrics, remaining=True) as progress:
+    with progress_on_stderr("step {task.completed}/{task.total}", "{task.fields[text]}", remaining=True) as progress:
         if progress is None:
-            yield lambda done, loss, accuracy: None
+            yield None
             return
-        first: dict[str, Any] = {"loss": "-", "accuracy": "-", "pace": ""}
-        total = recipe_epochs * steps
-        task = progress.add_task("train", total=total, completed=done, epoch=1, epochs=recipe_epochs, **first)
+        task = progress.add_task("train", total=total, completed=done, text="")
+        yield lambda report: progress.update(task, completed=report.step, text=describe_report(report, unit))
 
-        def report_step(done: int, loss: float | None, accuracy: float | None) -> None:
-            fields: dict[str, Any] = {"epoch": min(done // steps + 1, recipe_epochs)}
-            if loss is not None:
-                fields["loss"] = f"{loss:.4f}"
-            if accuracy is not None:
-                fields["accuracy"] = f"{accuracy:.2%}"
-            speed = progress.tasks[0].speed
-            if speed:
-                fields["pace"] = f"{speed * batch:,.0f} images/s"
-            progress.update(task, completed=done, **fields)
 
-        yield report_step
+def describe_report(report: StepReport, unit: str) -> str:
+    """Loss, metrics, throughput and the share of the peak, in one line.
+
+    >>> describe_report(StepReport(3, 1.5, {"accuracy": 0.25}, 12345.6, 0.42), "tokens")
+    'loss 1.5000  accuracy 25.00%  12,346 tokens/s  42% of peak'
+    """
+    parts = [] if report.loss is None else [f"loss {report.loss:.4f}"]
+    parts += [format_metric(name, value) for name, value in report.metrics.items()]
+    if report.units_per_second is not None:
+        parts.append(f"{report.units_per_second:,.0f} {unit}/s")
+    if report.peak_share is not None:
+        parts.append(f"{report.peak_share:.0%} of peak")
+    return "  ".join(parts)
+
+
+def format_metric(name: str, value: float) -> str:
+    """A metric for people: accuracies in percent. The validation loss is told from that of a step.
+
+    >>> format_metric("loss", 2.5), format_metric("mlm_accuracy", 0.5)
+    ('validation loss 2.5000', 'mlm accuracy 50.00%')
+    """
+    text = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+    return f"{'validation loss' if name == 'loss' else name.replace('_', ' ')} {text}"
 
 
 @contextmanager
@@ -64,7 +91,7 @@ def defer_interrupt() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = signal.signal(signal.SIGINT, set_flag)
+    before: Any = signal.signal(signal.SIGINT, set_flag)
     try:
         yield lambda: interrupted
     finally:

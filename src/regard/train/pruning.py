@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.layers.profiles import HeadProfile, head_profiles
 from regard.models.spatial import ContentPosition, LearnedPosition, SpatialHeads, SpatialTransformer
-from regard.train.loop import accuracy, train
-from regard.train.recipe import SpatialRecipe
+from regard.train.loop import train
 from regard.train.run import Run
+from regard.train.tasks.images import SpatialRecipe, accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def prune_run(
     recipe = dataclasses.replace(
         run.recipe,
         heads=model.config.heads,
-        rate=run.recipe.rate / 10,
+        learning_rate=run.recipe.learning_rate / 10,
         epochs=max(1, run.recipe.epochs // 3) if epochs is None else epochs,
     )
     tuned = train(recipe, folder, progress=progress, data=run.data, start=model)

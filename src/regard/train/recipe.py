@@ -1,36 +1,36 @@
-"""Recipes: frozen dataclasses with the configuration of a run, serialisable to JSON."""
+"""The base of all recipes: a frozen dataclass with the whole configuration of a run, serialisable to JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
+import tomllib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
-
-from torch import nn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from regard.errors import ConfigError
 from regard.models.config import Config
-from regard.models.pretrained import Pretrained
-from regard.models.spatial import SpatialConfig, SpatialTransformer
+from regard.models.io import atomic
 from regard.models.validation import check_sizes
-from regard.models.vit import ViT, ViTConfig
-from regard.train.data.augment import Augmentation
-from regard.train.data.images import Images
 
-# Fields in [0, 1), and fields that are at least 0.
-SHARES = ("momentum", "warmup", "smoothing", "stretch")
-AMOUNTS = ("rate", "position_rate", "weight_decay", "shift", "turn", "initial")
+if TYPE_CHECKING:
+    from regard.train.task import Task
+
+# Fields that lie in [0, 1), and fields that are at least 0; a recipe need not have all of them.
+SHARES = ("momentum", "beta1", "beta2", "label_smoothing", "stretch", "dropout", "attention_dropout", "ema_decay")
+AMOUNTS = (
+    "learning_rate", "min_learning_rate", "position_rate", "weight_decay", "warmup_steps", "eps", "initial",
+    "shift", "turn",
+)  # fmt: skip
+COUNTS = ("epochs", "steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_checkpoints", "patience")
 LARGEST_SEED = 2**32 - 1
-# Changes for larger data sets to the defaults, which are for the digits.
-FOR_DATA: dict[str, dict[str, Any]] = {
-    "mnist": {"patch": 4, "epochs": 1, "batch": 64, "shift": 0, "turn": 0, "stretch": 0},
-    "cifar10": {"patch": 4, "epochs": 10, "batch": 64, "shift": 4, "turn": 0, "stretch": 0, "flip": True},
-}
 
 
 def check_seed(seed: int) -> None:
-    """Raise for a seed out of range; the seeds of epochs are some millions of times as large."""
+    """Raise for a seed out of range; the seeds of steps are some millions of times as large."""
     if abs(seed) > LARGEST_SEED:
         raise ConfigError(
             f"A recipe cannot have seed={seed}.",
@@ -45,59 +45,95 @@ class Recipe(Config):
     """The configuration of a run; the same recipe gives bit-identical results on the same machine.
 
     Attributes:
-        data: the name of a data set, "digits", "mnist" or "cifar10".
-        held: evaluate on a fifth of the training set instead of the test set, for choosing hyperparameters.
-        epochs, batch, seed: number of epochs, batch size, and seed of all randomness.
-        optimizer: "adamw", or "sgd" with `momentum`.
-        rate: the peak learning rate, with linear warmup over the first `warmup` of all steps and cosine decay.
+        data: the name of a data set, or the path of a file of your own.
+        epochs: passes over the training set, where `steps` is not given.
+        steps: optimizer steps.
+        batch_size: examples of one optimizer step.
+        accumulation: micro-batches that a batch is split into; the gradient is the same, the memory is less.
+        seed: of initialisation, data order, augmentation and dropout.
+        optimizer: "adamw" with `beta1`, `beta2`, `eps`, or "sgd" with `momentum`.
+        learning_rate: the peak; for `schedule="noam"` the factor of Noam's formula.
+        schedule: "cosine" or "linear" decay to `min_learning_rate`, "constant", or "noam" (`learning_rate_at`).
+        warmup_steps: steps of linear warm-up; below 1, a share of all steps.
         weight_decay: on matrices only, never on norms, biases, centres, spreads or position tables.
-        clip: the largest norm of the gradients; None for no clipping.
-        smoothing: label smoothing.
-        shift, turn, stretch, flip: augmentation of training images (`Augmentation`).
+        max_grad_norm: gradients are clipped to this norm; None for no clipping.
+        label_smoothing: probability mass that the target distribution gives to all classes evenly.
+        ema_decay: keep an exponential moving average of the weights, which is evaluated and saved; None for none.
+        precision: "float32", "float64", or "bfloat16" for mixed precision by autocast.
+        compile: whether the model is compiled by `torch.compile`.
+        eval_every: steps between evaluations and checkpoints; once per epoch if None.
+        log_every: steps between lines of `train.jsonl`.
+        keep_checkpoints: how many of the newest checkpoints are kept, beside the best.
+        patience: stop after this many evaluations without a better metric; None for never.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Recipe]]] = {}
 
-    data: str = "digits"
-    held: bool = False
-    epochs: int = 40
-    batch: int = 32
+    data: str = ""
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    accumulation: int = 1
     seed: int = 0
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    rate: float = 4e-3
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 0.0
+    schedule: Literal["cosine", "linear", "constant", "noam"] = "cosine"
+    warmup_steps: float = 0.05
     momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
     weight_decay: float = 0.05
-    warmup: float = 0.05
-    clip: float | None = 1.0
-    smoothing: float = 0.1
-    shift: float = 0.5
-    turn: float = 10.0
-    stretch: float = 0.1
-    flip: bool = False
+    max_grad_norm: float | None = 1.0
+    label_smoothing: float = 0.0
+    ema_decay: float | None = None
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    compile: bool = False
+    eval_every: int | None = None
+    log_every: int = 10
+    keep_checkpoints: int = 1
+    patience: int | None = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if kind := cls.__dict__.get("kind"):
+            Recipe.kinds[kind] = cls
 
     def __post_init__(self) -> None:
-        check_sizes(self, "epochs", "batch")
+        names = {field.name for field in dataclasses.fields(self)}
+        check_sizes(self, *(name for name in COUNTS if name in names))
         check_seed(self.seed)
         for field in dataclasses.fields(self):
             value, most = getattr(self, field.name), 1.0 if field.name in SHARES else math.inf
-            if field.name in (*SHARES, *AMOUNTS) and not 0 <= value < most:
+            if field.name in (*SHARES, *AMOUNTS) and value is not None and not 0 <= value < most:
                 raise ConfigError(
                     f"A recipe cannot have {field.name}={value}.",
                     asked=f"{type(self).__name__}({field.name}={value})",
                     because=f"it must be at least 0{'' if math.isinf(most) else ' and less than 1'}",
                     instead=f"{field.name}={field.default}",
                 )
-        if self.clip is not None and not self.clip > 0:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(
-                f"A recipe cannot have clip={self.clip}.",
-                asked=f"{type(self).__name__}(clip={self.clip})",
+                f"A recipe cannot have max_grad_norm={self.max_grad_norm}.",
+                asked=f"{type(self).__name__}(max_grad_norm={self.max_grad_norm})",
                 because="a norm of 0 removes the gradient",
-                instead="clip=1.0, or None for no clipping",
+                instead="max_grad_norm=1.0, or None for no clipping",
+            )
+        if self.schedule == "noam" and "dim" not in names:
+            raise ConfigError(
+                f"A {type(self).__name__} cannot have Noam's schedule.",
+                asked='schedule="noam"',
+                because="its formula has the width of the model, and this recipe has no dim",
+                instead='schedule="cosine"',
             )
 
-    @property
-    def augmentation(self) -> Augmentation:
-        return Augmentation(self.shift, self.turn, self.stretch, self.flip)
+    def make_task(self, data: Any = None) -> Task:
+        """The task of this recipe, on its own data set or on the given data."""
+        raise NotImplementedError
+
+    # Files
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as JSON types, with its kind."""
@@ -115,154 +151,44 @@ class Recipe(Config):
             )
         return cls.from_dict({name: field for name, field in value.items() if name != "kind"})
 
-    @classmethod
-    def on(cls, data: str, **changes: Any) -> Self:
-        """A recipe for this data set: small models that take minutes.
-
-        >>> from regard.train import SpatialRecipe
-        >>> recipe = SpatialRecipe.on("mnist")
-        >>> recipe.patch, recipe.epochs, recipe.shift
-        (4, 1, 0)
-        """
-        return cls.from_dict({"data": data, **FOR_DATA.get(data, {}), **changes})
-
-    def model(self, data: Images) -> Pretrained:
-        """A new model for images of this size, initialised from torch's global generator."""
-        raise NotImplementedError
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe to a JSON file, for `read_recipe` and `regard train --recipe`."""
+        atomic.write_atomically(Path(path), atomic.make_json_writer(self.to_json()))
 
 
-@dataclass(frozen=True)
-class SpatialRecipe(Recipe):
-    """Train a `SpatialTransformer`; the defaults are for the digits.
+def read_recipe(value: dict[str, Any] | str | os.PathLike[str]) -> Recipe:
+    """The recipe of any kind, from `to_json` or from a JSON or TOML file; a file may leave out fields.
 
-    position: "quadratic", "gaussian", "learned" or "content".
-    patch, dim, layers, heads, hidden_dim: patch size, width, layers, heads (a tuple for each layer), feed-forward size.
-    dropout, attention_dropout, norm_eps: of the model.
-    position_rate: factor of the learning rate of head positions (centres, spreads, tables).
-    keep_values: whether the value matrices of the heads are saved every epoch, beside the head positions.
-
-        >>> from regard.train import SpatialRecipe
-        >>> SpatialRecipe.paper().epochs, SpatialRecipe.paper().heads
-        (300, 9)
+    >>> read_recipe({"kind": "vit", "layers": 2}).layers
+    2
     """
+    import regard.train.tasks  # noqa: F401 (registers every kind)
 
-    kind: ClassVar[str] = "spatial"
-
-    position: str = "quadratic"
-    patch: int = 2
-    dim: int = 64
-    layers: int = 3
-    heads: int | tuple[int, ...] = 9
-    hidden_dim: int = 128
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    norm_eps: float = 1e-5
-    position_rate: float = 1.0
-    keep_values: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.config((self.patch, self.patch), 1, 1)  # raises for inconsistent values
-
-    def config(self, image: tuple[int, int], channels: int, classes: int) -> SpatialConfig:
-        """The model's own configuration, for images of this size."""
-        names = (
-            "position",
-            "patch",
-            "dim",
-            "layers",
-            "heads",
-            "hidden_dim",
-            "dropout",
-            "attention_dropout",
-            "norm_eps",
-        )
-        return SpatialConfig(
-            image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
-        )
-
-    def model(self, data: Images) -> SpatialTransformer:
-        channels, *image = data.shape
-        return SpatialTransformer(self.config((image[0], image[1]), channels, len(data.names)))
-
-    @classmethod
-    def paper(cls, **changes: Any) -> Self:
-        """The published run on CIFAR-10: six layers of nine heads of 400 channels, 300 epochs.
-
-        Source: Cordonnier, Loukas and Jaggi (ICLR 2020), appendix, and their code. Where we differ: their code divides
-        by 0.2023, 0.1994 and 0.2010, which are not the standard deviations of the channels (0.2470, 0.2435, 0.2616).
-        """
-        published = dict(
-            data="cifar10", epochs=300, batch=100, optimizer="sgd", rate=0.1, momentum=0.9, weight_decay=1e-4,
-            warmup=0.05, clip=None, smoothing=0, shift=4, turn=0, stretch=0, flip=True,
-            patch=2, dim=400, layers=6, heads=9, hidden_dim=512, dropout=0.1,
-            attention_dropout=0.1, norm_eps=1e-12, keep_values=False,
-        )  # fmt: skip
-        return cls.from_dict(published | changes)
-
-
-@dataclass(frozen=True)
-class ViTRecipe(Recipe):
-    """Train a small `ViT`; the defaults are for the digits.
-
-    patch, dim, layers, heads, hidden_dim: patch size, width, layers, heads, feed-forward size (the ViT's if None).
-    pool, dropout: of the model; `pool` is "class" or "mean".
-    initial: the standard deviation of the initial weights of feed-forward and output layers. A ViT's own 0.02 is meant
-        for 768 channels; with fewer it is scaled by the square root of the ratio, `0.02 sqrt(768 / 64) = 0.07`, for
-        activations of the same size. Queries, keys, values and patches use Xavier initialisation, the classifier zeros.
-    """
-
-    kind: ClassVar[str] = "vit"
-
-    epochs: int = 100
-    rate: float = 2e-3
-    patch: int = 2
-    dim: int = 64
-    layers: int = 3
-    heads: int = 4
-    hidden_dim: int | None = None
-    pool: str = "class"
-    dropout: float = 0.0
-    initial: float = 0.07
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.initial > 0:
-            raise ConfigError(
-                f"A recipe cannot have initial={self.initial}.",
-                asked=f"{type(self).__name__}(initial={self.initial})",
-                because="with zero weights these layers get no gradient",
-                instead="initial=0.07",
-            )
-        self.config((self.patch, self.patch), 1, 1)
-
-    def config(self, image: tuple[int, int], channels: int, classes: int) -> ViTConfig:
-        """The model's own configuration, for images of this size."""
-        names = ("patch", "dim", "layers", "heads", "hidden_dim", "pool", "dropout")
-        return ViTConfig(
-            image=image, channels=channels, classes=classes, **{name: getattr(self, name) for name in names}
-        )
-
-    def model(self, data: Images) -> ViT:
-        channels, *image = data.shape
-        model = ViT(self.config((image[0], image[1]), channels, len(data.names)))
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not model.head:  # initialised with zeros
-                nn.init.trunc_normal_(module.weight, std=self.initial)
-        return model
-
-
-KINDS: dict[str, type[Recipe]] = {recipe.kind: recipe for recipe in (SpatialRecipe, ViTRecipe)}
-
-
-def read_recipe(value: dict[str, Any]) -> Recipe:
-    """The recipe of any kind that `to_json` wrote."""
-    kind = value.get("kind")
-    if kind not in KINDS:
+    fields = value if isinstance(value, dict) else read_recipe_fields(value)
+    kind = fields.get("kind")
+    if not isinstance(kind, str) or kind not in Recipe.kinds:
         raise ConfigError(
             f"There is no recipe of the kind {kind!r}.",
             asked=f"kind={kind!r}",
-            because=f"the kinds are {', '.join(KINDS)}",
+            because=f"the kinds are {', '.join(Recipe.kinds)}",
             instead="a recipe.json that a run has written",
         )
-    return KINDS[kind].from_json(value)
+    return Recipe.kinds[kind].from_json(fields)
+
+
+def read_recipe_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields in a JSON or TOML file."""
+    place = Path(path).expanduser()
+    if place.suffix != ".toml":
+        return atomic.read_json(place)
+    atomic.check_file(place)
+    try:
+        return tomllib.loads(place.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+        raise ConfigError(
+            f"{place.name} is not a TOML file.",
+            asked=str(place),
+            found=str(failure),
+            because="a recipe is a table of fields",
+            instead=f"{json.dumps({'kind': 'gpt'})} in a .json file, or kind = 'gpt' in a .toml file",
+        ) from failure

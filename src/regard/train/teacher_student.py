@@ -15,7 +15,7 @@ from regard.layers.profiles import HeadProfile
 from regard.models.config import Config
 from regard.models.spatial import SpatialConfig, SpatialHeads
 from regard.models.validation import check_sizes
-from regard.train.progress import progress_bar
+from regard.train.progress import StepReport, progress_bar
 from regard.train.recipe import check_seed
 
 
@@ -30,8 +30,8 @@ class TeacherRecipe(Config):
             that borders do not distort the attention weights.
         channels: input and output channels.
         heads, position: of the student; its centres start as N(0, 2^2), its steepness as 1/2.
-        steps, batch, rate: of Adam, on new images in every step, with cosine decay of the learning rate.
-        every: number of steps between recordings of the head positions.
+        steps, batch_size, learning_rate: of Adam, on new images in every step, with cosine decay of the learning rate.
+        record_every: number of steps between recordings of the head positions.
         seed: of the random generator.
     """
 
@@ -42,13 +42,13 @@ class TeacherRecipe(Config):
     heads: int = 9
     position: str = "quadratic"
     steps: int = 1500
-    batch: int = 64
-    rate: float = 0.1
-    every: int = 50
+    batch_size: int = 64
+    learning_rate: float = 0.1
+    record_every: int = 50
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "kernel", "channels", "heads", "steps", "batch", "every")
+        check_sizes(self, "kernel", "channels", "heads", "steps", "batch_size", "record_every")
         check_seed(self.seed)
         because = ""
         if self.kernel % 2 == 0:
@@ -57,12 +57,13 @@ class TeacherRecipe(Config):
             because = "a convolution depends on position only"
         elif min(self.canvas) < 1 or self.margin < 0:
             because = "canvas must be at least 1 x 1 and margin at least 0"
-        elif not 0 < self.rate < math.inf:
+        elif not 0 < self.learning_rate < math.inf:
             because = "the learning rate must be positive and finite"
         if because:
             raise ConfigError(
                 "This recipe has no convolution to learn.",
-                asked=f"kernel={self.kernel}, position={self.position!r}, canvas={self.canvas}, rate={self.rate}",
+                asked=f"kernel={self.kernel}, position={self.position!r}, canvas={self.canvas}, "
+                f"learning_rate={self.learning_rate}",
                 because=because,
                 instead="TeacherRecipe(kernel=3)",
             )
@@ -75,7 +76,7 @@ class TeacherResult:
     Attributes:
         teacher: the convolution's kernel, `(out, in, kernel, kernel)`.
         losses: relative loss of every step: squared error over the squared norm of the teacher's output.
-        recorded: `(step, HeadProfile)`, the head positions before the first step, every `every` steps, and at the end.
+        recorded: `(step, HeadProfile)`, the head positions at the start, every `record_every` steps, and at the end.
         loss: the relative loss on new images, after the last step.
         student: the layer.
     """
@@ -155,13 +156,13 @@ def _train_student(recipe: TeacherRecipe, progress: bool) -> TeacherResult:
     student.value.bias.requires_grad_(False)  # the teacher has no bias
     kernel = torch.randn(channels, channels, recipe.kernel, recipe.kernel, dtype=torch.float64)
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(learned, lr=recipe.rate)
+    optimizer = torch.optim.Adam(learned, lr=recipe.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
     pixels = torch.cartesian_prod(*map(torch.arange, canvas))
     row, column = (pixels - pixels[:, None] + torch.tensor(grid) - 1).unbind(-1)  # relative position of each pair
 
     def relative_loss() -> Tensor:
-        x = torch.randn(recipe.batch, channels, *canvas, dtype=torch.float64)
+        x = torch.randn(recipe.batch_size, channels, *canvas, dtype=torch.float64)
         target = functional.conv2d(x, kernel, padding=recipe.kernel // 2)
         weights = student.relative_weights()[:, row, column]  # (head, query, key); the keys beyond the canvas are 0
         # All images at once: (query, head) by key, times key by (image, channel).
@@ -172,7 +173,7 @@ def _train_student(recipe: TeacherRecipe, progress: bool) -> TeacherResult:
 
     recorded, losses = [(0, student.head_profile())], []
     start = time.perf_counter()
-    with progress_bar(1, recipe.steps, 0, recipe.batch, progress) as report_step:
+    with progress_bar(recipe.steps, 0, "images", progress) as report:
         for step in range(1, recipe.steps + 1):
             loss = relative_loss()
             optimizer.zero_grad()
@@ -180,8 +181,9 @@ def _train_student(recipe: TeacherRecipe, progress: bool) -> TeacherResult:
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            report_step(step, losses[-1], None)
-            if step % recipe.every == 0 and step < recipe.steps:
+            if report is not None:
+                report(StepReport(step, losses[-1]))
+            if step % recipe.record_every == 0 and step < recipe.steps:
                 recorded.append((step, student.head_profile()))
     recorded.append((recipe.steps, student.head_profile()))
     with torch.no_grad():

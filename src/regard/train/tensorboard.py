@@ -1,4 +1,4 @@
-"""TensorBoard logging of a run: loss, accuracy, learning rate, and the width of every head."""
+"""TensorBoard logging of a run: loss, metrics, learning rate, and the width of every head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.train.run import Epoch
+from regard.train.run import Evaluation
 
 FOLDER = "tensorboard"
 
@@ -18,7 +18,7 @@ FOLDER = "tensorboard"
 class TensorBoardLog:
     """Writes scalars for TensorBoard to a run's folder; without a folder, or without tensorboardX, it does nothing.
 
-    first: epochs after this one are written again; events that an interrupted run wrote for them are purged.
+    first: steps after this one are written again; events that an interrupted run wrote for them are purged.
     """
 
     def __init__(self, folder: Path | None, first: int) -> None:
@@ -46,26 +46,38 @@ class TensorBoardLog:
 
     def __exit__(self, *_: object) -> None:
         if self.writer is not None:
-            with contextlib.suppress(OSError):  # every epoch is flushed when it is written; nothing is lost here
+            with contextlib.suppress(OSError):  # every evaluation is flushed; nothing is lost here
                 self.writer.close()
 
     def _write_event(self, event: Any, step: int) -> None:
         event.wall_time, event.step = time.time(), step
         self.writer.write_event(event)
 
-    def write_epoch(self, epoch: Epoch) -> None:
-        """Write the scalars of an epoch."""
+    def write_steps(self, lines: list[dict[str, Any]]) -> None:
+        """Write the lines of `steps.jsonl`, as `train/...`."""
+        for line in lines:
+            self._write_scalars(
+                {f"train/{name}": value for name, value in line.items() if name != "step"}, line["step"]
+            )
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write the scalars of an evaluation, and flush."""
+        scalars = {"loss": evaluation.loss, "learning_rate": evaluation.learning_rate, "seconds": evaluation.seconds}
+        scalars |= {f"validation/{name}": value for name, value in evaluation.metrics.items()}
+        for layer, profile in evaluation.head_profiles.items():
+            scalars |= {f"width/{layer}/{head}": width for head, width in enumerate(profile.width.tolist())}
+            scalars[f"coverage/{layer}"] = profile.coverage()
+            scalars[f"degenerate/{layer}"] = int(profile.degenerate().sum())
+        self._write_scalars(scalars, evaluation.step)
+        if self.writer is not None:
+            self.writer.flush()
+
+    def _write_scalars(self, scalars: dict[str, float], step: int) -> None:
         if self.writer is None:
             return
         messages: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         from tensorboardX.summary import scalar
 
-        scalars = {"loss": epoch.loss, "accuracy": epoch.accuracy, "rate": epoch.rate, "seconds": epoch.seconds}
-        for layer, profile in epoch.head_profiles.items():
-            scalars |= {f"width/{layer}/{head}": width for head, width in enumerate(profile.width.tolist())}
-            scalars[f"coverage/{layer}"] = profile.coverage()
-            scalars[f"degenerate/{layer}"] = int(profile.degenerate().sum())
         for name, value in scalars.items():
             if not math.isnan(value):
-                self._write_event(messages.Event(summary=scalar(name, value)), epoch.number)
-        self.writer.flush()
+                self._write_event(messages.Event(summary=scalar(name, value)), step)

@@ -1,4 +1,4 @@
-"""Image data sets: digits of scikit-learn; MNIST and CIFAR-10 from registry packages or a user's files."""
+"""Data sets. Images: digits of scikit-learn; MNIST, Fashion-MNIST, CIFAR-10 of packages or files. Text: `text`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from regard import downloads
 from regard.errors import InputError
 from regard.train.data.cifar import cifar10
 from regard.train.data.digits import digits
+from regard.train.data.fashion import fashion_mnist
 from regard.train.data.idx import mnist
 from regard.train.data.images import Images, ImageSplit
 
-__all__ = ["ImageSplit", "Images", "cifar10", "digits", "load", "mnist"]
+__all__ = ["ImageSplit", "Images", "cifar10", "digits", "fashion_mnist", "load", "mnist"]
 
 # Data sets that are read from a folder of files.
-READERS = {"mnist": mnist, "cifar10": cifar10}
+READERS = {"mnist": mnist, "fashion-mnist": fashion_mnist, "cifar10": cifar10}
 NAMES = ("digits", *READERS)
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None, *, held: bool = False) -> Images:
     """The data set of this name; nothing is downloaded.
 
-    folder: your files of MNIST or CIFAR-10; without it, those that `python -m regard.downloads mnist` fetched.
+    folder: your files of MNIST or CIFAR-10; without it, those that `regard data mnist` fetched.
     held: evaluate on a fifth of the training set instead of the test set (`Images.held`).
     """
     images = _load_by_name(name, folder)
@@ -54,6 +55,6 @@ def _load_by_name(name: str, folder: str | os.PathLike[str] | None) -> Images:
             asked=f"data={name!r}",
             found=f"no {downloads.find_target(name)}",
             because=f"it is {package.megabytes} MB, and downloads only start on an explicit command",
-            instead=f"python -m regard.downloads {name}, or the folder of a copy of your own",
+            instead=f"regard data {name}, or the folder of a copy of your own",
         )
     return READERS[name](place)

@@ -1,0 +1,260 @@
+"""The loop's own mechanisms: accumulation, schedules, averages, early stop, checkpoints, and what it refuses."""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from agreement import refused
+from torch.nn import functional
+
+from regard.errors import ConfigError, InputError
+from regard.models import ViT
+from regard.models.spatial import SpatialTransformer
+from regard.train import SpatialRecipe, ViTRecipe, read_recipe, read_run, train
+from regard.train.checkpoint import find_checkpoints
+from regard.train.loop import Training
+from regard.train.schedule import learning_rate_at
+
+TINY = ViTRecipe(
+    epochs=2, batch_size=24, layers=1, dim=8, heads=2, dropout=0.1, eval_every=3, log_every=2, precision="float64"
+)
+
+
+def weights_of(run):
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def largest_difference(one, other):
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+# Steps
+
+
+@pytest.mark.parametrize("parts", [2, 5, 24, 100])
+def test_gradient_accumulation_gives_the_gradient_of_the_whole_batch(parts, few):
+    recipe = dataclasses.replace(TINY, dropout=0.0, optimizer="sgd", max_grad_norm=0.1)
+    whole = train(recipe, data=few)
+    split = train(dataclasses.replace(recipe, accumulation=parts), data=few)
+    assert largest_difference(weights_of(whole), weights_of(split)) < 1e-13
+    assert [one.loss for one in split.evaluations[1:]] == pytest.approx([one.loss for one in whole.evaluations[1:]])
+
+
+def test_a_step_is_that_of_a_plain_loop(few):
+    """Forty steps against torch's own cross-entropy, clipping, schedule and optimizer, in float64."""
+    recipe = dataclasses.replace(TINY, epochs=10, dropout=0.0, shift=0, turn=0, stretch=0, warmup_steps=5)
+    run = train(recipe, data=few)
+    torch.manual_seed(recipe.seed)
+    task = recipe.make_task(few)
+    model = task.build_model().double().train()
+    matrices = [p for n, p in model.named_parameters() if p.ndim > 1 and "position" not in n and n != "class_token"]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.99), foreach=False, fused=False)
+    steps = 10 * (97 // 24)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda s: (s + 1) / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / (steps - 5))),
+    )
+    for step in range(steps):
+        (batch,) = task.make_batches(step)
+        images = few.normalise(batch.pixels.double() / few.train.white)
+        loss = functional.cross_entropy(model(images), batch.labels, label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    # Pixels are float32 in the loop; everything else is the same.
+    assert largest_difference(weights_of(run), model.state_dict()) < 1e-5
+
+
+def test_the_moving_average_is_what_is_evaluated_and_saved(few, tmp_path):
+    recipe = dataclasses.replace(TINY, ema_decay=0.9)
+    averaged, plain = train(recipe, tmp_path / "run", data=few), dataclasses.replace(recipe, ema_decay=None)
+    task = plain.make_task(few)
+    training = Training(task, None)
+    expected = {name: value.clone() for name, value in training.model.named_parameters()}
+    for _ in range(task.steps):
+        training._run_counted_step(None)
+        for name, value in training.model.named_parameters():
+            expected[name] = 0.9 * expected[name] + 0.1 * value.detach()
+    found = dict(averaged.model.named_parameters())
+    assert max((found[name] - value).abs().max().item() for name, value in expected.items()) < 1e-12
+    for place in ("model", f"checkpoints/{find_checkpoints(tmp_path / 'run')[-1].name}"):
+        again = ViT.from_pretrained(tmp_path / "run" / place)
+        assert largest_difference(weights_of(averaged), again.state_dict()) == 0
+    assert read_run(tmp_path / "run", data=few).metrics == averaged.metrics
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it first compiles
+@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"precision": "float32", "compile": True}])
+def test_mixed_precision_and_compilation_stay_close_to_float64(change, few):
+    recipe = dataclasses.replace(TINY, dropout=0.0, epochs=1)
+    exact, other = train(recipe, data=few), train(dataclasses.replace(recipe, **change), data=few)
+    tolerance = 0.05 if "bfloat16" in change.values() else 1e-4
+    assert other.evaluations[-1].loss == pytest.approx(exact.evaluations[-1].loss, rel=tolerance)
+    assert {parameter.dtype for parameter in other.model.parameters()} == {torch.float32}
+
+
+# Schedules
+
+
+@dataclasses.dataclass(frozen=True)
+class Published(SpatialRecipe):
+    kind = "published"
+
+
+def test_noams_rates_are_the_published_ones():
+    base = Published(dim=512, heads=8, learning_rate=1.0, schedule="noam", warmup_steps=4000)
+    expected = {
+        1: 1.746928107421711e-07,
+        1000: 1.746928107421711e-04,
+        4000: 6.987712429686843e-04,
+        8000: 4.941058844013093e-04,
+        100_000: 1.3975424859373687e-04,
+    }
+    for step, rate in expected.items():
+        assert learning_rate_at(base, step - 1, 100_000) == pytest.approx(rate, rel=1e-14)
+    big = dataclasses.replace(base, dim=1024)
+    assert learning_rate_at(big, 3999, 300_000) == pytest.approx(4.941058844013092e-04, rel=1e-14)
+
+
+def test_linear_and_constant_schedules_and_their_floor():
+    recipe = ViTRecipe(learning_rate=1.0, schedule="linear", warmup_steps=2, min_learning_rate=0.1)
+    rates = [learning_rate_at(recipe, step, 12) for step in range(12)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert all(first - second == pytest.approx(0.09) for first, second in itertools.pairwise(rates[2:]))
+    assert rates[-1] == pytest.approx(0.19)
+    constant = dataclasses.replace(recipe, schedule="constant")
+    assert [learning_rate_at(constant, step, 12) for step in (0, 1, 11)] == [0.5, 1.0, 1.0]
+    cosine = dataclasses.replace(recipe, schedule="cosine")
+    assert learning_rate_at(cosine, 11, 12) > 0.1
+
+
+@pytest.mark.parametrize(("classes", "least"), [(37_000, 1.3769132225560563), (10, 0.5002880350577578)])
+def test_label_smoothing_has_the_known_least_loss(classes, least):
+    """The best logits are those of the smoothed distribution itself: its entropy is what is left."""
+    share = 0.1 / classes
+    logits = torch.full((1, classes), math.log(share), dtype=torch.float64)
+    logits[0, 3] = math.log(0.9 + share)
+    loss = functional.cross_entropy(logits, torch.tensor([3]), label_smoothing=0.1)
+    assert loss.item() == pytest.approx(least, rel=1e-12)
+
+
+# Stopping
+
+
+def test_a_run_stops_when_it_no_longer_improves(few, tmp_path):
+    recipe = dataclasses.replace(TINY, epochs=50, learning_rate=0.0, patience=2)
+    run = train(recipe, tmp_path, data=few)
+    assert run.done
+    assert [one.number for one in run.evaluations] == [0, 1, 2]
+    assert train(recipe, tmp_path, data=few).evaluations[-1].step == run.evaluations[-1].step
+    assert (tmp_path / "model" / "config.json").exists()
+
+
+def test_a_run_stops_after_its_time_and_goes_on_later(few, tmp_path):
+    whole = train(TINY, data=few)
+    steps = []
+    while not steps or steps[-1] < 8:
+        run = train(TINY, tmp_path, data=few, minutes=0.0)
+        steps.append(run.evaluations[-1].step)
+        assert run.done == (steps[-1] == 8)
+    assert steps == list(range(1, 9))
+    assert largest_difference(weights_of(whole), weights_of(run)) == 0
+
+
+def test_a_loss_that_is_not_finite_names_the_step_the_batch_and_the_checkpoint(few, tmp_path):
+    recipe = dataclasses.replace(TINY, learning_rate=1e200, warmup_steps=0.0, optimizer="sgd", max_grad_norm=None)
+    with refused(InputError, "at step", "training images", "checkpoints/step-00000000", "a learning rate below 1e+200"):
+        train(recipe, tmp_path, data=few)
+    assert [place.name for place in find_checkpoints(tmp_path)] == ["step-00000000"]
+
+
+# Files
+
+
+def test_checkpoints_are_bounded_and_read_by_from_pretrained(few, tmp_path):
+    recipe = SpatialRecipe(
+        epochs=3, batch_size=24, layers=1, heads=2, dim=4, hidden_dim=4, eval_every=2, keep_checkpoints=3
+    )
+    run = train(recipe, tmp_path, data=few)
+    places = find_checkpoints(tmp_path)
+    assert [place.name for place in places] == ["step-00000008", "step-00000010", "step-00000012"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [place.name for place in places]
+    for place in (*places, tmp_path / "best", tmp_path / "model"):
+        SpatialTransformer.from_pretrained(place)
+    last = SpatialTransformer.from_pretrained(places[-1])
+    assert largest_difference(weights_of(run), last.state_dict()) == 0
+    best = json.loads((tmp_path / "best" / "metrics.json").read_text())
+    assert best["metrics"] == run.best.metrics
+    assert best["step"] == run.best.step
+
+
+def test_the_steps_are_logged(few, tmp_path):
+    run = train(TINY, tmp_path, data=few)
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    assert all(line["gradient_norm"] > 0 and line["images_per_second"] > 0 for line in lines)
+    assert lines[-1]["learning_rate"] == run.evaluations[-1].learning_rate
+
+
+def test_recipes_are_read_from_json_and_toml(tmp_path):
+    TINY.save(tmp_path / "recipe.json")
+    assert read_recipe(tmp_path / "recipe.json") == TINY
+    (tmp_path / "mine.toml").write_text('kind = "vit"\nlayers = 2\nlearning_rate = 1e-3\n')
+    assert read_recipe(tmp_path / "mine.toml") == ViTRecipe(layers=2, learning_rate=1e-3)
+    (tmp_path / "bad.toml").write_text("kind = ")
+    with refused(ConfigError, "is not a TOML file"):
+        read_recipe(tmp_path / "bad.toml")
+    (tmp_path / "none.json").write_text("{}")
+    with refused(ConfigError, "There is no recipe of the kind None"):
+        read_recipe(tmp_path / "none.json")
+
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+from regard.train import ViTRecipe, read_recipe, train
+train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.parametrize("deaths", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, tmp_path):
+    """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
+    recipe = ViTRecipe(
+        epochs=1, steps=60 + 20 * deaths, batch_size=16, layers=1, dim=8, heads=2, dropout=0.1, eval_every=2,
+        keep_checkpoints=2, ema_decay=0.9,
+    )  # fmt: skip
+    recipe.save(tmp_path / "recipe.json")
+    expected = train(recipe)
+    folder, moments = tmp_path / "run", random.Random(deaths)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "recipe.json")]
+    for _ in range(deaths):
+        before = find_checkpoints(folder)
+        program = subprocess.Popen(command, env=environment)
+        try:
+            deadline = time.monotonic() + 120
+            while find_checkpoints(folder) == before and program.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.1))
+        finally:
+            program.kill()
+        assert program.wait() in (0, -signal.SIGKILL)
+    run = train(recipe, folder)
+    assert largest_difference(weights_of(run), weights_of(expected)) == 0
+    assert [repr(one.loss) for one in run.evaluations] == [repr(one.loss) for one in expected.evaluations]
+    assert len(find_checkpoints(folder)) == 2
+    assert not [path.name for path in folder.rglob(".*")]
