@@ -70,9 +70,10 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "pattern", "lengths", "scale"), CELLS, ids=str)
-def test_every_pattern_at_every_temperature_and_length_agrees(backend, pattern, lengths, scale):
-    number = CELLS.index((backend, pattern, lengths, scale))
+@pytest.mark.parametrize(
+    ("number", "backend", "pattern", "lengths", "scale"), [(n, *cell) for n, cell in enumerate(CELLS)], ids=str
+)
+def test_every_pattern_at_every_temperature_and_length_agrees(number, backend, pattern, lengths, scale):
     assert_cell_agrees(
         backend,
         pattern,
