@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.machine import Watch, describe
 from regard import Attention, Causal, Window
 from regard.cost_model.machine import this_machine
-from regard.cost_model.measuring import Beside, beside
+from regard.cost_model.measuring import Comparison, compare
 from regard.cost_model.roofline import duration
 from regard.models import GPT, GPTConfig, ViT, ViTConfig
 
@@ -60,7 +60,7 @@ def cases() -> Iterator[Case]:
     yield Case("dense, 16 tokens, one head", Attention(), tiny, "a call costs more than what it calls")
 
 
-def row(name: str, found: Beside) -> str:
+def row(name: str, found: Comparison) -> str:
     measured, predicted = found.measured, found.predicted
     cells = (
         f"{duration(predicted.seconds):>9} {predicted.bound:>8} {duration(measured.median):>9} {measured.spread:>7.0%}"
@@ -83,7 +83,7 @@ def main() -> None:
     with Watch() as whole:
         for case in cases():
             with Watch() as watch:
-                found = beside(case.target, machine=machine, seconds=options.seconds, **case.words)
+                found = compare(case.target, machine=machine, seconds=options.seconds, **case.words)
             mark = "  ~" if watch.load.disturbed else ""
             print(row(case.name, found) + mark, flush=True)
             if not NEAR <= found.ratio <= FAR:

@@ -21,10 +21,10 @@ class RegardError(Exception):
         self.found = found
         self.because = because
         self.instead = instead
-        super().__init__(_lines(headline, asked=asked, found=found, because=because, instead=instead))
+        super().__init__(_format_parts(headline, asked=asked, found=found, because=because, instead=instead))
 
 
-def _lines(headline: str, **parts: str) -> str:
+def _format_parts(headline: str, **parts: str) -> str:
     """A headline and its labelled parts, those without words left out."""
     lines = [headline]
     for label, text in parts.items():
@@ -101,7 +101,7 @@ class LawViolation(RegardError, AssertionError):
         self.headline = headline
         self.parts = parts
         self.others = others
-        alone = _lines(f"{law} - {headline}", **parts)
+        alone = _format_parts(f"{law} - {headline}", **parts)
         Exception.__init__(self, "\n\n".join([alone, *(f"{type(other).__name__}: {other}" for other in others)]))
 
     def __reduce__(self) -> tuple[type[LawViolation], tuple[object, ...]]:

@@ -171,7 +171,7 @@ class FavorPlus(FeatureMap):
 
     def projection(self, dim: int, dtype: torch.dtype, device: torch.device | str) -> Float[Tensor, "feature dim"]:
         """The directions w, one per row; made once for each dim, dtype and device."""
-        return _projection(self.features, self.seed, dim, dtype, torch.device(device))
+        return _make_projection(self.features, self.seed, dim, dtype, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def scaled_features(features: FeatureMap, scale: float, query: Tensor, key: Tens
 
 @constant_under_compile
 @lru_cache_bytes(lambda directions: directions.nbytes)
-def _projection(features: int, seed: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make_projection(features: int, seed: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         return _orthogonal_gaussian(features, seed, dim).to(device, dtype)
 

@@ -32,7 +32,7 @@ from regard import (
     cost,
 )
 from regard.backends import linear_attention as linear_backend
-from regard.cost_model.attention.attention import counted
+from regard.cost_model.attention.attention import count_attention
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.symbols import size_symbols
@@ -495,6 +495,6 @@ def test_the_reference_keeps_its_squares_of_features(name):
 def test_inside_a_layer_only_what_is_new_is_kept():
     B, N, H, D = size_symbols("B N H D")
     shape = Shape(B, N, N, H, H, D / H, D / H, values={B: 2, N: 11, H: 4, D: 24}, keeps=False)
-    found = sum(part.kept for part in counted(Attention(), shape, RunMode()).parts).subs(shape.values)
+    found = sum(part.saved for part in count_attention(Attention(), shape, RunMode()).parts).subs(shape.values)
     sizes = {**SIZES, "keys": 11, "kv_heads": 4, "value_dim": 6}
     assert found == kept(Attention(), torch.float32, inputs_too=False, **sizes)

@@ -10,7 +10,7 @@ import sympy
 
 from regard.cost_model.chart import CostChart, draw_curves
 from regard.cost_model.cost import Cost
-from regard.cost_model.part import Part, Work
+from regard.cost_model.cost_part import CostPart, PassCost
 from regard.cost_model.symbols import size_symbols
 from regard.errors import CostError, InputError
 from regard.render.chart import LEFT, TOP, WIDTH, x_ticks
@@ -21,7 +21,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def a_cost(macs, **more) -> Cost:
-    return Cost("a", [Part("a", forward=Work(macs=sympy.sympify(macs)))], {B: 1, d: 64}, **more)
+    return Cost("a", [CostPart("a", forward=PassCost(macs=sympy.sympify(macs)))], {B: 1, d: 64}, **more)
 
 
 SOFTMAX, LINEAR, WINDOW = a_cost(2 * N**2 * d), a_cost(2 * N * d**2 + 2 * N * d), a_cost(2 * d * 129 * N)
@@ -75,7 +75,7 @@ def test_every_length_is_asked_for_anew_where_a_cost_can_be_asked_again():
         asked.append(sizes["tokens"])
         return a_cost(sizes["tokens"] * min(sizes["tokens"], 128))
 
-    cost = a_cost(1, again=again)
+    cost = a_cost(1, recompute=again)
     picture = draw_curves({"window": cost, "half": a_cost(N**2 / 2)}, low=16, high=1024)
     assert [(crossing.length, crossing.after) for crossing in picture.crossings] == [(256, "window")]
     assert len(asked) == len(set(asked))
@@ -87,7 +87,7 @@ def test_a_curve_ends_where_the_thing_does():
             raise InputError("1,001 tokens are too many.", because="there are 1,000 positions", instead="fewer")
         return a_cost(sizes["tokens"])
 
-    picture = draw_curves({"short": a_cost(1, again=again), "other": a_cost(3 * N)})
+    picture = draw_curves({"short": a_cost(1, recompute=again), "other": a_cost(3 * N)})
     assert max(length for length, _ in picture.to_dict()["curves"]["short"]) <= 1000
     assert "short ends at 861: 1,001 tokens are too many." in picture.svg
     assert picture.table().splitlines()[4].split()[-1] == "-"

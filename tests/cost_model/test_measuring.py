@@ -9,7 +9,7 @@ from torch import nn
 from regard import Attention, Causal, Window, attend
 from regard.cost_model import measuring
 from regard.cost_model.machine import Machine
-from regard.cost_model.measuring import beside, measure
+from regard.cost_model.measuring import compare, measure
 from regard.errors import CostError
 from regard.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TransformerBlock
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Transformer, TransformerConfig, ViT, ViTConfig
@@ -208,7 +208,7 @@ def test_what_cannot_be_run_is_refused_in_words(name):
 @pytest.mark.parametrize("step", [*STEPS, "decode"])
 def test_predicted_stands_beside_measured(step):
     machine = Machine("made up", threads=1, peak=1e9, bandwidth=1e9)
-    both = beside(Attention(pattern=Causal()), machine=machine, step=step, tokens=20, dim=8, heads=2, **QUICK)
+    both = compare(Attention(pattern=Causal()), machine=machine, step=step, tokens=20, dim=8, heads=2, **QUICK)
     assert both.ratio == both.measured.median / both.predicted.seconds > 0
     assert both.flops_per_second == pytest.approx(both.predicted.total.flops / both.measured.median)
     lines = str(both).splitlines()

@@ -26,7 +26,7 @@ from regard import (
     Window,
     cost,
 )
-from regard.cost_model.attention.pairs import longest_row, pairs_of
+from regard.cost_model.attention.pairs import count_pairs, find_longest_row
 from regard.cost_model.symbols import size_symbols
 
 B, N, M, P, R, W = size_symbols("B N M P R W")
@@ -89,14 +89,14 @@ def number(pairs, values) -> int:
 def test_pairs_are_those_of_the_mask(pattern, queries, more):
     keys = queries + more
     values = {N: queries, M: keys}
-    counted = pairs_of(pattern, B, N, M if more else N, (queries, keys), values)
+    counted = count_pairs(pattern, B, N, M if more else N, (queries, keys), values)
     assert number(counted, values) == brute(pattern, queries, keys)
 
 
 @given(pattern=patterns, past=st.integers(1, 60))
 @settings(max_examples=30, deadline=None)
 def test_a_decoding_step_sees_the_last_row(pattern, past):
-    counted = pairs_of(pattern, B, ONE, N + 1, (1, past + 1), {N: past})
+    counted = count_pairs(pattern, B, ONE, N + 1, (1, past + 1), {N: past})
     assert number(counted, {N: past}) == brute(pattern, 1, past + 1)
 
 
@@ -113,7 +113,7 @@ def test_every_form_holds_where_its_conditions_do(pattern, queries, keys):
 @settings(max_examples=40, deadline=None)
 def test_pairs_on_a_grid_are_those_of_the_mask(pattern):
     tokens = pattern.fixed_length
-    counted = pairs_of(pattern, B, N, N, (tokens, tokens), {N: tokens})
+    counted = count_pairs(pattern, B, N, N, (tokens, tokens), {N: tokens})
     assert number(counted, {N: tokens}) == brute(pattern, tokens, tokens)
 
 
@@ -122,7 +122,7 @@ def test_pairs_on_a_grid_are_those_of_the_mask(pattern):
 def test_no_query_sees_more_than_the_longest_row(pattern, tokens):
     tokens = pattern.fixed_length or tokens
     most = int(pattern.matrix(tokens).sum(-1).max())
-    assert most <= longest_row(pattern, N, {N: tokens}).subs({N: tokens}) <= tokens
+    assert most <= find_longest_row(pattern, N, {N: tokens}).subs({N: tokens}) <= tokens
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_no_query_sees_more_than_the_longest_row(pattern, tokens):
     ids=repr,
 )
 def test_forms_need_no_number_of_tokens(pattern, formula):
-    open_, known = (pairs_of(pattern, ONE, N, N, lengths, {N: 256}) for lengths in (None, (256, 256)))
+    open_, known = (count_pairs(pattern, ONE, N, N, lengths, {N: 256}) for lengths in (None, (256, 256)))
     assert sympy.expand(open_.formula - formula) == 0
     assert sympy.expand(known.formula - formula) == 0
 
@@ -160,34 +160,34 @@ def test_forms_need_no_number_of_tokens(pattern, formula):
     ids=repr,
 )
 def test_forms_on_grids_are_products_of_their_sides(pattern, formula):
-    counted = pairs_of(pattern, ONE, N, N, (192, 192), {N: 192})
+    counted = count_pairs(pattern, ONE, N, N, (192, 192), {N: 192})
     assert sympy.expand(counted.formula - formula) == 0
     assert counted.values == {R: 16, W: 12}
 
 
 def test_what_a_form_needs_is_said():
-    assert pairs_of(Window(128, 128), ONE, N, N, None, {}).notes == ("pairs: 257*N - 16512 holds for N >= 128",)
-    assert "N mod 4 = 2" in pairs_of(Blocks(4), ONE, N, N, (10, 10), {N: 10}).notes[0]
+    assert count_pairs(Window(128, 128), ONE, N, N, None, {}).notes == ("pairs: 257*N - 16512 holds for N >= 128",)
+    assert "N mod 4 = 2" in count_pairs(Blocks(4), ONE, N, N, (10, 10), {N: 10}).notes[0]
     # Windows as wide as the text are the text.
-    assert pairs_of(Window(128, 128), ONE, N, N, (100, 100), {N: 100}).formula == N**2
+    assert count_pairs(Window(128, 128), ONE, N, N, (100, 100), {N: 100}).formula == N**2
 
 
 def test_patterns_without_a_form_have_a_letter():
     pattern = Causal() & Random(2, 5)
-    counted = pairs_of(pattern, B, N, N, (64, 64), {N: 64})
+    counted = count_pairs(pattern, B, N, N, (64, 64), {N: 64})
     assert counted.formula == B * P
     assert counted.values == {P: brute(pattern, 64, 64)}
-    assert pairs_of(pattern, B, N, N, None, {}).values == {}
+    assert count_pairs(pattern, B, N, N, None, {}).values == {}
 
 
 def test_rows_are_added_up():
     padding = Padding([3, 5, 7])
-    assert pairs_of(padding, B, N, N, (11, 11), {N: 11}).formula == 15 * N
+    assert count_pairs(padding, B, N, N, (11, 11), {N: 11}).formula == 15 * N
     both = padding & Causal()
-    assert pairs_of(both, B, N, N, (11, 11), {N: 11}).formula == brute(both, 11, 11)
+    assert count_pairs(both, B, N, N, (11, 11), {N: 11}).formula == brute(both, 11, 11)
     segments = Segments([[0, 0, 1], [2, 2, 2]])
-    assert pairs_of(segments, B, N, N, (3, 3), {N: 3}).formula == 4 + 1 + 9
-    assert pairs_of(segments, B, N, N, None, {}).formula == B * P
+    assert count_pairs(segments, B, N, N, (3, 3), {N: 3}).formula == 4 + 1 + 9
+    assert count_pairs(segments, B, N, N, None, {}).formula == B * P
 
 
 def test_simple_patterns_stay_and_obvious_ones_become_simple():

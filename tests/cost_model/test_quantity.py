@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from regard import Attention, Causal, Window, cost
 from regard.cost_model import depth
-from regard.cost_model.part import Part, Work, grouped
+from regard.cost_model.cost_part import CostPart, PassCost, group_parts
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.symbols import MEANINGS, agreed, legend, meaning, read_symbol, settled, size_symbol, size_symbols
+from regard.cost_model.symbols import (
+    MEANINGS,
+    find_common_values,
+    fix_differing,
+    legend,
+    meaning,
+    read_symbol,
+    size_symbol,
+    size_symbols,
+)
 from regard.errors import CostError
 
 N, D, H = size_symbols("N D H")
@@ -69,8 +78,8 @@ def test_letters_that_mean_other_numbers_become_numbers():
     together = short + long
     assert together == 49
     assert together.formula == 7 * D
-    assert agreed({N: 3, D: 7}, {N: 4, D: 7}) == {D: 7}
-    assert settled(N * D, {N: 3, D: 7}, {D: 7}) == 3 * D
+    assert find_common_values({N: 3, D: 7}, {N: 4, D: 7}) == {D: 7}
+    assert fix_differing(N * D, {N: 3, D: 7}, {D: 7}) == 3 * D
 
 
 def test_a_letter_has_one_meaning():
@@ -112,13 +121,17 @@ def test_a_logarithm_stays_until_there_is_a_number():
 
 
 def test_parts_of_one_name_are_added():
-    parts = [Part("a.x", parameters=N, forward=Work(macs=N)), Part("a.y", forward=Work(macs=D)), Part("a.x", kept=H)]
-    fine, coarse = grouped(parts), grouped(parts, 1)
+    parts = [
+        CostPart("a.x", parameters=N, forward=PassCost(macs=N)),
+        CostPart("a.y", forward=PassCost(macs=D)),
+        CostPart("a.x", saved=H),
+    ]
+    fine, coarse = group_parts(parts), group_parts(parts, 1)
     assert list(fine) == ["a.x", "a.y"]
-    assert (fine["a.x"].parameters, fine["a.x"].kept) == (N, H)
+    assert (fine["a.x"].parameters, fine["a.x"].saved) == (N, H)
     assert coarse["a"].forward.macs == N + D
     assert (parts[0] * 3).forward.macs == 3 * N
-    assert parts[0].named("block").name == "block.a.x"
+    assert parts[0].with_prefix("block").name == "block.a.x"
 
 
 def test_parts_add_up_to_the_whole():

@@ -8,8 +8,8 @@ import sympy
 import torch
 
 from regard.cost_model import Cost
+from regard.cost_model.cost_part import CostPart, PassCost
 from regard.cost_model.machine import Machine
-from regard.cost_model.part import Part, Work
 from regard.cost_model.roofline import duration, predict
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.symbols import size_symbols
@@ -20,13 +20,13 @@ MACHINE = Machine("made up", threads=1, peak=1e9, bandwidth=1e8, peak_double=5e8
 
 
 def work(macs, moved):
-    return Work(macs=sympy.sympify(macs), bytes=sympy.sympify(moved))
+    return PassCost(macs=sympy.sympify(macs), bytes=sympy.sympify(moved))
 
 
 PARTS = [
-    Part("block.product", forward=work(N * D * 50, N * D), backward=work(N * D * 100, 2 * N * D)),
-    Part("block.norm", forward=work(0, 3 * N * D)),
-    Part("head", forward=work(N * D, 40 * N * D)),
+    CostPart("block.product", forward=work(N * D * 50, N * D), backward=work(N * D * 100, 2 * N * D)),
+    CostPart("block.norm", forward=work(0, 3 * N * D)),
+    CostPart("head", forward=work(N * D, 40 * N * D)),
 ]
 
 
@@ -49,7 +49,7 @@ def test_each_part_takes_the_larger_of_its_two_times():
 
 
 def test_what_is_bound_by_what_changes_at_the_balance_of_the_machine():
-    part = Part("product", forward=work(5 * N * D, N * D))  # ten operations a byte
+    part = CostPart("product", forward=work(5 * N * D, N * D))  # ten operations a byte
     for bandwidth, bound in ((0.99e8, "memory"), (1.01e8, "compute")):
         machine = dataclasses.replace(MACHINE, bandwidth=bandwidth)
         assert predict(made(parts=[part]), machine).bound == bound
@@ -85,8 +85,8 @@ def test_parts_are_grouped_without_losing_time():
 
 def test_several_parts_wait_for_what_takes_most_of_their_time():
     """Bytes that move while something is computed are not waited for."""
-    product = Part("block.product", forward=work(25 * N * D, 4.9 * N * D))
-    norm = Part("block.norm", forward=work(0, 4 * N * D))
+    product = CostPart("block.product", forward=work(25 * N * D, 4.9 * N * D))
+    norm = CostPart("block.norm", forward=work(0, 4 * N * D))
     block = predict(made(parts=[product, norm]), MACHINE).grouped(1)["block"]
     assert (block.compute, block.memory) == pytest.approx((5e-3, 8.9e-3))
     assert block.bound == "compute"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from regard import Attention, Blocks, Causal, First, Random, Window, cost
 from regard.cost_model.cost import Cost
+from regard.cost_model.cost_part import CostPart, PassCost
 from regard.cost_model.depth import Log2Up
-from regard.cost_model.part import Part, Work
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.solving import _changes
+from regard.cost_model.solving import _find_sign_changes
 from regard.cost_model.symbols import size_symbol, size_symbols
 from regard.errors import CostError
 
@@ -22,7 +22,9 @@ N, D, C, P = size_symbols("N D C P")
 def of(macs, **values) -> Cost:
     """A cost that is one formula."""
     return Cost(
-        "made up", [Part("all", forward=Work(macs=sympy.sympify(macs)))], {size_symbol(k): v for k, v in values.items()}
+        "made up",
+        [CostPart("all", forward=PassCost(macs=sympy.sympify(macs)))],
+        {size_symbol(k): v for k, v in values.items()},
     )
 
 
@@ -163,4 +165,4 @@ def test_what_cannot_be_solved_is_said():
 @pytest.mark.parametrize("alone", [1, 2, 7, 63, 64])
 def test_a_search_sees_every_short_length(alone: int) -> None:
     """Both cost the same for one number only."""
-    assert list(_changes(lambda number: int(number != alone), 1 << 10)) == [alone]
+    assert list(_find_sign_changes(lambda number: int(number != alone), 1 << 10)) == [alone]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from regard.cost_model.cost import Cost
+from regard.cost_model.cost_part import CostPart, PassCost
 from regard.cost_model.depth import norm, total
-from regard.cost_model.part import Part, Work
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.symbols import size_symbols
 from regard.cost_model.table import show, text
@@ -21,20 +21,22 @@ SIZES = {B: 3, N: 257, D: 509, H: 7}
 def a_cost(values=None, name="Layer[big](509)", **setting) -> Cost:
     how = RunMode(**setting)
     parts = [
-        Part(
+        CostPart(
             "attention.query",
             parameters=D * D + D,
-            forward=Work(macs=B * N * D * D, bytes=4 * (2 * B * N * D + D * D + D), depth=total(D) + 2),
-            backward=Work(macs=2 * B * N * D * D),
-            kept=4 * B * N * D,
+            forward=PassCost(macs=B * N * D * D, bytes=4 * (2 * B * N * D + D * D + D), depth=total(D) + 2),
+            backward=PassCost(macs=2 * B * N * D * D),
+            saved=4 * B * N * D,
         ),
-        Part(
+        CostPart(
             "attention.scores",
-            forward=Work(macs=B * D * N**2, exponentials=B * H * N**2, bytes=4 * B * H * N**2),
-            backward=Work(macs=2 * B * D * N**2),
+            forward=PassCost(macs=B * D * N**2, exponentials=B * H * N**2, bytes=4 * B * H * N**2),
+            backward=PassCost(macs=2 * B * D * N**2),
             pairs=B * H * N**2,
         ),
-        Part("norm", parameters=2 * D, forward=Work(depth=norm(D)), kept=4 * B * N * (D + 2), normalised=B * N * D),
+        CostPart(
+            "norm", parameters=2 * D, forward=PassCost(depth=norm(D)), saved=4 * B * N * (D + 2), normalised=B * N * D
+        ),
     ]
     return Cost(name, parts, SIZES if values is None else values, how, notes=("A remark [with brackets].",))
 
@@ -83,7 +85,7 @@ def test_the_backward_way_is_told_as_such():
 def test_no_line_is_wider_than_the_room(width, scale):
     values = {letter: number * scale for letter, number in SIZES.items()}
     cost = a_cost(values)
-    cost.parts = [part.named("a_model_with_a_long_name.layers") for part in cost.parts]
+    cost.parts = [part.with_prefix("a_model_with_a_long_name.layers") for part in cost.parts]
     lines = text(cost, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() for line in lines)
@@ -108,7 +110,7 @@ def test_letters_without_numbers_have_a_dash_and_the_formulas_stay():
 
 def test_a_long_formula_is_cut_and_says_so():
     cost = a_cost()
-    cost.parts.append(Part("other", forward=Work(bytes=sum(B**i * D + N**i for i in range(1, 12)))))
+    cost.parts.append(CostPart("other", forward=PassCost(bytes=sum(B**i * D + N**i for i in range(1, 12)))))
     told = text(cost, width=80)
     assert "..." in row(told, "bytes")[-1]
     assert "ends in ... is longer; .formula and to_json() have the whole." in told.replace("\n", " ")
@@ -116,7 +118,7 @@ def test_a_long_formula_is_cut_and_says_so():
 
 
 def test_parts_that_are_too_many_are_grouped_until_there_is_room():
-    parts = [Part(f"layer_{i}.part_{j}", forward=Work(macs=D)) for i in range(5) for j in range(11)]
+    parts = [CostPart(f"layer_{i}.part_{j}", forward=PassCost(macs=D)) for i in range(5) for j in range(11)]
     cost = Cost("Deep", parts, {D: 2})
     assert "part_3" not in text(cost)
     assert "1 of 2 levels of parts; levels=2 shows all" in text(cost)
@@ -124,7 +126,7 @@ def test_parts_that_are_too_many_are_grouped_until_there_is_room():
 
 
 def test_a_thing_of_one_part_has_no_table_of_parts():
-    cost = Cost("One", [Part("only", forward=Work(macs=D))], {D: 5})
+    cost = Cost("One", [CostPart("only", forward=PassCost(macs=D))], {D: 5})
     assert "share" not in text(cost)
     assert row(text(cost), "MACs")[0] == "MACs"
     assert "5" in text(cost)

@@ -253,6 +253,10 @@ def test_the_command_trains_and_continues_a_text(book, tmp_path, monkeypatch, ca
     out, err = capsys.readouterr()
     assert "step 20: loss" in err
     assert "gpt on book.txt: validation loss" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(
+        word in page for word in ("training loss", "bits per byte", "After step 20:", "parameters", "context_length")
+    )
     assert main(["generate", "run", "the ", "--max-new-tokens", "9", "--seed", "3"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("the ")

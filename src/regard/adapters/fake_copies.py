@@ -66,7 +66,7 @@ class TracedTarget:
 
         Integers on the CPU stay real: tables of indices are small, and control flow may depend on their values.
         """
-        for tensor in self._tensors():
+        for tensor in self._list_tensors():
             if id(tensor) not in self._fakes and (tensor.is_floating_point() or tensor.device.type != "cpu"):
                 self._fakes[id(tensor)] = self._fake_tensor(tensor)
         for fake in self._fakes.values():
@@ -85,7 +85,7 @@ class TracedTarget:
     def _real_tensors(self) -> dict[int, Any]:
         """For every parameter a real copy; zeros for those on the meta device."""
         made: dict[int, Any] = {}
-        for tensor in self._tensors():
+        for tensor in self._list_tensors():
             if isinstance(tensor, nn.Parameter) or tensor.device.type != "cpu":
                 wanted = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
                 real = torch.zeros(tensor.shape, dtype=wanted, device="cpu") if tensor.is_meta else tensor.detach()
@@ -94,7 +94,7 @@ class TracedTarget:
                 made[id(tensor)] = nn.Parameter(double, tensor.requires_grad) if is_learned else double
         return made
 
-    def _tensors(self) -> list[Tensor]:
+    def _list_tensors(self) -> list[Tensor]:
         """Parameters, buffers, and what modules hold beside them."""
         assert self.module is not None
         found: list[Tensor] = []

@@ -96,14 +96,14 @@ class RelativeTable(Bias):
         self.table = nn.Parameter(to_default_dtype(table, dtype, device))
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        entry, inside = self._entry(query_position, key_position)
+        entry, inside = self._find_entries(query_position, key_position)
         return zero_off_grid(look_up_entries(self.table.flatten(1), entry), inside)
 
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        entry, inside = self._entry(query_position, key_position)
+        entry, inside = self._find_entries(query_position, key_position)
         return zero_off_grid(self.table.flatten(1)[select_head(self.heads, head), entry], inside)
 
-    def _entry(self, query_position: Tensor, key_position: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _find_entries(self, query_position: Tensor, key_position: Tensor) -> tuple[Tensor, Tensor | None]:
         """Each pair's index into the flattened table, and which pairs lie on the grid."""
         along, inside = find_deltas(query_position, key_position, self.grid, self.start)
         if self.distance is not None:

@@ -103,12 +103,12 @@ class TransformerXL(Bias):
         self.v = drawn(self.heads, self.dim)
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        raise self._contentless("scores(query_position, key_position)")
+        raise self._make_content_error("scores(query_position, key_position)")
 
     def score(self, head: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        raise self._contentless("score(head, query_position, key_position)")
+        raise self._make_content_error("score(head, query_position, key_position)")
 
-    def _contentless(self, asked: str) -> BiasError:
+    def _make_content_error(self, asked: str) -> BiasError:
         return BiasError(
             "TransformerXL has no scores without content.",
             asked=asked,
@@ -133,13 +133,13 @@ class TransformerXL(Bias):
         if 0 in pairs:
             return self.scale * from_content.expand(*query.shape[:-1], key.shape[-2])
         values, which = find_distinct(self._encode(along).flatten(-2))
-        r = self._relative(values, query.dtype)
+        r = self._project_encoding(values, query.dtype)
         toward = query + v.reshape(-1, *(1 for _ in pairs[:-1]), self.dim)
         by_delta = torch.einsum("bh...qd,h...nd->bh...qn", toward, r)
         index = which.reshape(pairs).expand(*by_delta.shape[:2], *pairs)
         return self.scale * (zero_off_grid(by_delta.gather(-1, index), inside) + from_content)
 
-    def _relative(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+    def _project_encoding(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """`r` for the encoded deltas `values` `(*tile, distinct)`: `(head, *tile, distinct, dim)`."""
         once, which = values.unique(return_inverse=True)  # tiles share most of their deltas
         encoded = self.encoding(*self._decode(once)).to(dtype)

@@ -149,18 +149,20 @@ def check_axes(function: str, **arguments: tuple[Tensor, str]) -> None:
     for name, (tensor, axes) in arguments.items():
         names = axes.split()
         if tensor.ndim < len(names):
-            raise _unfit(function, arguments, f"{name} has {len(names)} axes at least: {', '.join(names)}")
+            raise _make_shape_error(function, arguments, f"{name} has {len(names)} axes at least: {', '.join(names)}")
         for axis, size in zip(names, tensor.shape[tensor.ndim - len(names) :], strict=True):
             known = sizes.setdefault(axis, size)
             if known == size:
                 continue
             if axis in SUMMED or 1 not in (known, size):
-                raise _unfit(function, arguments, f"the axis {axis} has {known} entries in one and {size} in another")
+                raise _make_shape_error(
+                    function, arguments, f"the axis {axis} has {known} entries in one and {size} in another"
+                )
             sizes[axis] = max(known, size) if 0 not in (known, size) else 0
     try:
         torch.broadcast_shapes(*(t.shape[: t.ndim - len(axes.split())] for t, axes in arguments.values()))
     except RuntimeError:
-        raise _unfit(function, arguments, "the axes of the batch do not broadcast") from None
+        raise _make_shape_error(function, arguments, "the axes of the batch do not broadcast") from None
 
 
 def check_dtypes(function: str, **tensors: Tensor) -> None:
@@ -174,7 +176,7 @@ def check_dtypes(function: str, **tensors: Tensor) -> None:
         )
 
 
-def _unfit(function: str, arguments: dict[str, tuple[Tensor, str]], because: str) -> CalculusError:
+def _make_shape_error(function: str, arguments: dict[str, tuple[Tensor, str]], because: str) -> CalculusError:
     shapes = [
         f"{name} {tuple(tensor.shape)}" + (f"  # ... {axes}" if axes else "")
         for name, (tensor, axes) in arguments.items()

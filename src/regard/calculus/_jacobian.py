@@ -61,10 +61,10 @@ def jvp(
     >>> jvp(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
     tensor([ 0.2500, -0.2500])
     """
-    return _push("jvp", scores, "tangent", tangent, beta)
+    return _multiply_by_jacobian("jvp", scores, "tangent", tangent, beta)
 
 
-def _push(function: str, scores: Any, name: str, tangent: Any, beta: Any) -> Tensor:
+def _multiply_by_jacobian(function: str, scores: Any, name: str, tangent: Any, beta: Any) -> Tensor:
     check_finite_beta(beta, function)
     scores, temperature, *_ = read_arguments(function, scores, beta)
     tangent = read_tensor(function, name, tangent, scores)
@@ -93,4 +93,4 @@ def vjp(
     >>> vjp(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), beta=2.0)
     tensor([ 0.5000, -0.5000])
     """
-    return _push("vjp", scores, "cotangent", cotangent, beta)
+    return _multiply_by_jacobian("vjp", scores, "cotangent", cotangent, beta)

@@ -60,7 +60,7 @@ def _merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> 
     total = mass_a + mass_b
     empty = total == 0
     total = torch.where(empty, 1.0, total)
-    output = _weight(mass_a / total, output_a) + _weight(mass_b / total, output_b)
+    output = _weight_output(mass_a / total, output_a) + _weight_output(mass_b / total, output_b)
     return Merged(output, torch.where(empty, -math.inf, top + total.log()))
 
 
@@ -116,7 +116,7 @@ def remove_key(
     only = ~(left > torch.finfo(left.dtype).eps * lse.abs().clamp(min=1.0))
     left = torch.where(only, 1.0, left)
     ratio = torch.where(only, 0.0, drop.clamp(max=0.0).exp() / left)
-    rest = output + _weight(ratio, output - value[..., None, :])
+    rest = output + _weight_output(ratio, output - value[..., None, :])
     rest = torch.where(only[..., None], 0.0, rest)
     return Merged(rest, torch.where(only, -math.inf, lse + left.log()))
 
@@ -126,7 +126,7 @@ def _read_key(function: str, output: Tensor, lse: Tensor, score: Tensor, value: 
     return read_shaped(function, **axes, value=(value, "value_dim"))
 
 
-def _weight(mass: Tensor, output: Tensor) -> Tensor:
+def _weight_output(mass: Tensor, output: Tensor) -> Tensor:
     """`mass * output`, and 0 where the mass is zero, even if the output is NaN or infinite."""
     mass = mass[..., None]
     return mass * torch.where(mass == 0, 0.0, output)

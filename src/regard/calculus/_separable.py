@@ -41,7 +41,7 @@ def separable_attention(
         >>> separable_attention(rows, columns, torch.randn(11, 5, 7, 4)).shape
         torch.Size([11, 2, 3, 9, 4])
     """
-    rows, columns, x = _read("separable_attention", rows=rows, columns=columns, x=x)
+    rows, columns, x = _read_factors("separable_attention", rows=rows, columns=columns, x=x)
     batch, key_rows, key_columns, channels = x.shape
     heads, query_rows, _ = rows.shape
     query_columns = columns.shape[1]
@@ -68,7 +68,7 @@ def separable_weights(
         >>> separable_weights(torch.full((1, 2, 2), 0.5), torch.eye(3)[None])[0, 0].tolist()
         [0.5, 0.0, 0.0, 0.5, 0.0, 0.0]
     """
-    rows, columns = _read("separable_weights", rows=rows, columns=columns)
+    rows, columns = _read_factors("separable_weights", rows=rows, columns=columns)
     product = rows[:, :, None, :, None] * columns[:, None, :, None, :]
     return product.flatten(3, 4).flatten(1, 2)
 
@@ -94,7 +94,7 @@ def axis_weights(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     return _softmax(rows), _softmax(columns)
 
 
-def _read(function: str, **given: Any) -> list[Tensor]:
+def _read_factors(function: str, **given: Any) -> list[Tensor]:
     """Validate the factors and, if given, the grid: exactly these axes."""
     axes = {
         "rows": "head query_row key_row",

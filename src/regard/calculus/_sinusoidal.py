@@ -37,7 +37,7 @@ def sinusoidal(
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
-    angle = _angles("sinusoidal", "positions", positions, dim, base)
+    angle = _compute_angles("sinusoidal", "positions", positions, dim, base)
     table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
     return table.to(torch.get_default_dtype() if dtype is None else dtype)
 
@@ -60,7 +60,7 @@ def sinusoidal_rotation(
     tensor([[1., 0.],
             [-0., 1.]])
     """
-    angle = _angles("sinusoidal_rotation", "shift", shift, dim, base)
+    angle = _compute_angles("sinusoidal_rotation", "shift", shift, dim, base)
     cosine, sine = angle.cos(), angle.sin()
     matrix = angle.new_zeros(*angle.shape[:-1], dim, dim)
     even = torch.arange(0, dim, 2, device=angle.device)
@@ -71,7 +71,7 @@ def sinusoidal_rotation(
     return matrix.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
-def _angles(function: str, name: str, positions: Positions, dim: int, base: float) -> Tensor:
+def _compute_angles(function: str, name: str, positions: Positions, dim: int, base: float) -> Tensor:
     dim = read_whole_number(function, "dim", dim)
     if dim < 2 or dim % 2:
         raise CalculusError(

@@ -259,17 +259,17 @@ def compute_cost(target: Any, args: argparse.Namespace) -> Cost:
 
 def measure_time(target: Any, found: Cost, args: argparse.Namespace) -> Any:
     """Run the target: its roofline bound and its measured time."""
-    from regard.cost_model.measuring import Beside, measure
+    from regard.cost_model.measuring import Comparison, measure
 
     took = measure(target, step=args.step, backend=args.backend or "auto", dtype=_read_dtype(args), **_read_sizes(args))
-    return Beside(found.roofline(), took)
+    return Comparison(found.roofline(), took)
 
 
-def _times_to_dict(beside: Any) -> dict[str, Any]:
+def _times_to_dict(comparison: Any) -> dict[str, Any]:
     return {
-        "predicted": beside.predicted.to_dict(),
-        "measured": dataclasses.asdict(beside.measured),
-        "ratio": beside.ratio,
+        "predicted": comparison.predicted.to_dict(),
+        "measured": dataclasses.asdict(comparison.measured),
+        "ratio": comparison.ratio,
     }
 
 

@@ -191,12 +191,13 @@ def _print_evaluation(evaluation: Evaluation) -> None:
 
 def _print_result(args: argparse.Namespace, done: Run, pruned: Any, folder: Path) -> None:
     from regard.cli.train_output import print_heads, print_summary, summarize_run
+    from regard.cli.train_report import write_report
 
     last = done if pruned is None else pruned.tuned
     print_heads(last)
     print_summary(done, pruned)
     pictures = _save_head_pictures(folder, last)
-    report_written(*pictures)
+    report_written(*pictures, write_report(done))
     if args.json:
         write_json(summarize_run(done, pruned, pictures), args.json)
 

@@ -1,4 +1,4 @@
-"""The operations of a training step and the peak of the machine, for the progress bar of `regard train`."""
+"""The operations of a training step and the peak of the machine, for `regard train`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from regard.cost_model.machine import this_machine
 from regard.train.task import Task
 
 
-def measure_peak(task: Task, model: nn.Module, batch: Any) -> tuple[float, float]:
-    """Floating-point operations of one token or image, forward and backward, and those of the machine in a second.
+def count_flops(task: Task, model: nn.Module, batch: Any) -> float:
+    """Floating-point operations of one token or image, forward and backward, counted on a micro-batch.
 
-    They are counted on a micro-batch, whose gradients are dropped.
+    The gradients are dropped.
     """
     with torch.random.fork_rng(devices=[]), flop_counter(causal="triangle") as counter:
         sum(task.compute_terms(model, batch).values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
     model.zero_grad(set_to_none=True)
-    peak = this_machine().peak_of(next(model.parameters()).dtype)
-    return counter.get_total_flops() / max(task.count_units(batch), 1), peak
+    return counter.get_total_flops() / max(task.count_units(batch), 1)
+
+
+def measure_peak(task: Task, model: nn.Module, batch: Any) -> tuple[float, float]:
+    """The operations of one token or image, and those of the machine in a second."""
+    return count_flops(task, model, batch), this_machine().peak_of(next(model.parameters()).dtype)

@@ -55,9 +55,9 @@ def cost(
             because=f"sizes are {', '.join(f.name for f in dataclasses.fields(Sizes))}",
             instead="cost(layer, batch=8, tokens=512)",
         )
-    asked = Sizes(**sizes)
+    given_sizes = Sizes(**sizes)
     mode = RunMode(step, backend, dtype or _find_dtype(target), stable, serial)
-    counted = _count(target, asked, mode)
+    breakdown = _count(target, given_sizes, mode)
 
     def recompute(**other: Any) -> Cost:
         same = {"step": step, "backend": backend, "dtype": dtype, "stable": stable, "serial": serial}
@@ -66,18 +66,18 @@ def cost(
     def memory(made: Cost) -> Memory:
         from regard.cost_model.memory import memory_of
 
-        return memory_of(made, target, asked)
+        return memory_of(made, target, given_sizes)
 
-    known = {"notes": counted.notes, "again": recompute, "memory": memory}
-    return Cost(counted.name, counted.parts, counted.values, mode, **known)
+    known = {"notes": breakdown.notes, "recompute": recompute, "memory": memory}
+    return Cost(breakdown.name, breakdown.parts, breakdown.values, mode, **known)
 
 
-def _count(target: Any, asked: Sizes, mode: RunMode) -> Breakdown:
-    from regard.cost_model.attention.attention import rule
+def _count(target: Any, given_sizes: Sizes, mode: RunMode) -> Breakdown:
+    from regard.cost_model.attention.attention import count_description
     from regard.cost_model.trace import trace_cost
 
     if isinstance(target, Attention):
-        return rule(target, asked, mode)
+        return count_description(target, given_sizes, mode)
     if not callable(target):
         raise CostError(
             f"{type(target).__name__} is neither an Attention nor a module.",
@@ -85,18 +85,18 @@ def _count(target: Any, asked: Sizes, mode: RunMode) -> Breakdown:
             because="only a description, a module or a function has a cost",
             instead="cost(Attention(pattern=...), tokens=..., dim=...), cost(layer), cost(model)",
         )
-    _check_sizes(target, asked)
-    return trace_cost(target, asked, mode)
+    _check_sizes(target, given_sizes)
+    return trace_cost(target, given_sizes, mode)
 
 
-def _check_sizes(target: Any, asked: Sizes) -> None:
+def _check_sizes(target: Any, given_sizes: Sizes) -> None:
     """Refuse a size that a module has itself."""
     name = type(target).__name__
     for size in ("heads", "kv_heads", "dim", "value_dim"):
-        if isinstance(target, nn.Module) and getattr(asked, size) is not None:
+        if isinstance(target, nn.Module) and getattr(given_sizes, size) is not None:
             raise CostError(
                 f"{name} has sizes of its own.",
-                asked=f"{size}={getattr(asked, size)}",
+                asked=f"{size}={getattr(given_sizes, size)}",
                 because=f"{size} is for a description, such as Attention(...), which has none",
                 instead=f"a {name} of that size, asked about without {size}",
             )

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from regard.cost_model.part import Part, Work, grouped
+from regard.cost_model.cost_part import CostPart, PassCost, group_parts
 from regard.cost_model.quantity import Quantity
 from regard.cost_model.run_mode import RunMode
-from regard.cost_model.symbols import Values, agreed, legend
+from regard.cost_model.symbols import Values, find_common_values, legend
 
 if TYPE_CHECKING:
     from regard.cost_model.machine import Machine
     from regard.cost_model.memory import Memory
     from regard.cost_model.roofline import Prediction
 
-# Every quantity, its unit, and what it is of a part when it is run so or so: see `_of`.
+# Every quantity, its unit, and what it is of a part when it is run so or so: see `_find_formula`.
 QUANTITIES = {
     "parameters": "",
     "macs": "",
@@ -44,12 +44,12 @@ class Cost:
     def __init__(
         self,
         name: str,
-        parts: list[Part],
+        parts: list[CostPart],
         values: Values,
         mode: RunMode | None = None,
         *,
         notes: tuple[str, ...] = (),
-        again: Callable[..., Cost] | None = None,
+        recompute: Callable[..., Cost] | None = None,
         memory: Callable[[Cost], Memory] | None = None,
     ) -> None:
         self.name = name
@@ -57,15 +57,15 @@ class Cost:
         self.values = dict(values)
         self.mode = RunMode() if mode is None else mode
         self.notes = notes
-        self._again = again
+        self._recompute = recompute
         self._memory = memory
 
     # Quantities
 
     def quantity(self, name: str) -> Quantity:
         """A quantity by its name."""
-        formula = sum((_of(part, name, self.mode) for part in self.parts), sympy.Integer(0))
-        return Quantity(_tidy(formula), self.values, QUANTITIES[name])
+        formula = sum((_find_formula(part, name, self.mode) for part in self.parts), sympy.Integer(0))
+        return Quantity(_simplify_formula(formula), self.values, QUANTITIES[name])
 
     @property
     def parameters(self) -> Quantity:
@@ -110,7 +110,7 @@ class Cost:
     @property
     def normalised(self) -> Quantity:
         """Numbers that norms read; some counters add 5 operations for each."""
-        return Quantity(_tidy(sum((part.normalised for part in self.parts), sympy.Integer(0))), self.values)
+        return Quantity(_simplify_formula(sum((part.normalised for part in self.parts), sympy.Integer(0))), self.values)
 
     @property
     def memory(self) -> Memory:
@@ -129,16 +129,16 @@ class Cost:
         """The cost of every part; with `levels=1` of the coarsest ones."""
         return {
             name: Cost(name, [part], self.values, self.mode, notes=self.notes)
-            for name, part in grouped(self.parts, levels).items()
+            for name, part in group_parts(self.parts, levels).items()
         }
 
     def at(self, **sizes: Any) -> Cost:
         """The same question with other sizes: `cost.at(tokens=8192)`."""
-        if self._again is None:
+        if self._recompute is None:
             from regard.cost_model.symbols import read_symbol
 
             return self._with({read_symbol(name): value for name, value in sizes.items()})
-        return self._again(**sizes)
+        return self._recompute(**sizes)
 
     def _with(self, values: Values) -> Cost:
         return Cost(self.name, self.parts, {**self.values, **values}, self.mode, notes=self.notes)
@@ -147,18 +147,18 @@ class Cost:
 
     def __sub__(self, other: Cost) -> Cost:
         """What this one costs more, part by part; parts of the same name are subtracted."""
-        return self._beside(other, -1, f"{self.name} - {other.name}")
+        return self._combine(other, -1, f"{self.name} - {other.name}")
 
     def __add__(self, other: Cost) -> Cost:
-        return self._beside(other, 1, f"{self.name} + {other.name}")
+        return self._combine(other, 1, f"{self.name} + {other.name}")
 
-    def _beside(self, other: Cost, sign: int, name: str) -> Cost:
-        common = agreed(self.values, other.values)
-        mine = grouped([part.settled(self.values, common) for part in self.parts])
-        theirs = grouped([part.settled(other.values, common) for part in other.parts])
+    def _combine(self, other: Cost, sign: int, name: str) -> Cost:
+        common = find_common_values(self.values, other.values)
+        mine = group_parts([part.fix_differing(self.values, common) for part in self.parts])
+        theirs = group_parts([part.fix_differing(other.values, common) for part in other.parts])
         parts = []
         for key in dict.fromkeys([*mine, *theirs]):
-            part = mine.get(key, Part(key))
+            part = mine.get(key, CostPart(key))
             parts.append(part + theirs[key] * sign if key in theirs else part)
         return Cost(name, parts, common, self.mode, notes=(*self.notes, *other.notes))
 
@@ -179,9 +179,9 @@ class Cost:
         >>> softmax.solve("tokens", cost(Attention(feature_map="elu1"), tokens=256, dim=64))
         [65 = d + 1]
         """
-        from regard.cost_model.solving import crossings
+        from regard.cost_model.solving import find_crossings
 
-        return crossings(self, letter, equals, of)
+        return find_crossings(self, letter, equals, of)
 
     # Showing
 
@@ -191,8 +191,8 @@ class Cost:
             "name": self.name,
             "setting": self.mode.to_dict(),
             "letters": {letter: {"meaning": words, "value": number} for letter, words, number in self.legend()},
-            "quantities": _plain(self),
-            "parts": {name: _plain(part) for name, part in self.by_part().items()},
+            "quantities": _list_quantities(self),
+            "parts": {name: _list_quantities(part) for name, part in self.by_part().items()},
             "notes": list(self.notes),
         }
 
@@ -222,20 +222,20 @@ class Cost:
         return f"Cost({self.name}: " + ", ".join(f"{name} {value!r}" for name, value in shown.items()) + ")"
 
 
-def _of(part: Part, name: str, mode: RunMode) -> sympy.Expr:
+def _find_formula(part: CostPart, name: str, mode: RunMode) -> sympy.Expr:
     """A quantity of a part, in the direction that is asked for."""
     if name == "parameters":
         return part.parameters
     if name == "pairs":
         return part.pairs
     if name == "activation_bytes":
-        return part.kept
+        return part.saved
     ways = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
-    work = sum(ways.get(mode.step, [part.forward, part.backward]), Work())
+    work = sum(ways.get(mode.step, [part.forward, part.backward]), PassCost())
     return 2 * work.macs if name == "flops" else getattr(work, name)
 
 
-def _tidy(formula: Any) -> sympy.Expr:
+def _simplify_formula(formula: Any) -> sympy.Expr:
     """One shape for one formula: products multiplied out, or their common factors in front where that is shorter."""
     spread = sympy.expand(formula)
     if spread.is_Add and len(spread.args) <= 12 and spread.free_symbols and spread.is_polynomial():
@@ -244,7 +244,7 @@ def _tidy(formula: Any) -> sympy.Expr:
     return spread
 
 
-def _plain(cost: Cost) -> dict[str, Any]:
+def _list_quantities(cost: Cost) -> dict[str, Any]:
     found: Mapping[str, Quantity] = {name: cost.quantity(name) for name in QUANTITIES}
     values = {name: each.value if each.known else None for name, each in found.items()}
     return {name: {"formula": str(each.formula), "value": values[name]} for name, each in found.items()}

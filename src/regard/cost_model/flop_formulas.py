@@ -72,7 +72,7 @@ def formulas(causal: str = "square") -> dict[Any, Formula]:
             because=f"the ways are {' and '.join(CAUSAL)}",
             instead='causal="square", as torch counts on GPUs, or causal="triangle" for the pairs that are left',
         )
-    mode = _KernelMode(backend="native", counts_hidden_pairs=causal == "square")
+    mode = _KernelMode(backend="native", counts_square=causal == "square")
     # torch's own formulas for the other kernels count the square
     kernels = ("flash_attention_for_cpu",) if causal == "square" else SDPA
     attentions = [f"_scaled_dot_product_{kernel}{way}" for kernel in kernels for way in ("", "_backward")]
@@ -91,7 +91,11 @@ SDPA = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cu
 class _KernelMode(RunMode):
     """The work of a kernel, which computes the scores once more in backward; with or without pairs that it hides."""
 
-    counts_hidden_pairs: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
+    counts_square: bool = True
+
+    @property
+    def counts_hidden_pairs(self) -> bool:
+        return self.counts_square
 
 
 def _make_formula(packet: Any, mode: RunMode) -> Formula:

@@ -61,7 +61,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Comparison:
     """Predicted beside measured."""
 
     predicted: Prediction
@@ -115,24 +115,24 @@ def measure(
         seconds: for the runs; preparing and warming up come on top. There are three runs at least.
         sizes: as in `cost`.
     """
-    with _as_it_was(target):
-        prepare, run = _trial(target, step, backend, dtype, Sizes(**sizes))
+    with _isolated(target):
+        prepare, run = _prepare_trial(target, step, backend, dtype, Sizes(**sizes))
         for _ in range(WARM_UP):
             run(prepare())
         times: list[float] = []
         begin = time.perf_counter()
         while len(times) < FEWEST or (time.perf_counter() - begin < seconds and len(times) < MOST):
             prepared = prepare()
-            _finish(target)
+            _synchronize(target)
             start = time.perf_counter()
             run(prepared)
-            _finish(target)
+            _synchronize(target)
             times.append(time.perf_counter() - start)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return Measured(median, low, high, len(times))
 
 
-def beside(
+def compare(
     target: Attention | nn.Module | Callable[..., Any],
     *,
     machine: Machine | None = None,
@@ -141,7 +141,7 @@ def beside(
     dtype: torch.dtype | None = None,
     seconds: float = 2.0,
     **sizes: Any,
-) -> Beside:
+) -> Comparison:
     """The lower bound of a target's cost, and what it takes here.
 
     `backend` is whose work is counted, as in `cost`, and what a description runs on. `None` counts what the mathematics
@@ -150,14 +150,14 @@ def beside(
     """
     predicted = predict(cost(target, step=step, backend=backend, dtype=dtype, **sizes), machine)
     measured = measure(target, step=step, backend=backend or "auto", dtype=dtype, seconds=seconds, **sizes)
-    return Beside(predicted, measured)
+    return Comparison(predicted, measured)
 
 
 # The target stays what it was
 
 
 @contextlib.contextmanager
-def _as_it_was(target: Any) -> Iterator[None]:
+def _isolated(target: Any) -> Iterator[None]:
     """Evaluation mode and random numbers of our own, until the end of the block."""
     module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
     mode = eval_mode(module) if isinstance(module, nn.Module) else contextlib.nullcontext()
@@ -166,13 +166,13 @@ def _as_it_was(target: Any) -> Iterator[None]:
         yield
 
 
-def _finish(target: Any) -> None:
+def _synchronize(target: Any) -> None:
     """Wait for a device that works on while Python goes ahead."""
-    if isinstance(target, nn.Module) and _device(target).type != "cpu":
+    if isinstance(target, nn.Module) and _find_device(target).type != "cpu":
         torch.accelerator.synchronize()
 
 
-def _device(target: Any) -> torch.device:
+def _find_device(target: Any) -> torch.device:
     first = next(target.parameters(), None) if isinstance(target, nn.Module) else None
     return torch.device("cpu") if first is None else first.device
 
@@ -180,7 +180,7 @@ def _device(target: Any) -> torch.device:
 # What is run
 
 
-def _trial(target: Any, step: str, backend: str, dtype: torch.dtype | None, asked: Sizes) -> Trial:
+def _prepare_trial(target: Any, step: str, backend: str, dtype: torch.dtype | None, sizes: Sizes) -> Trial:
     if step not in STEPS:
         raise CostError(
             f"There is no step {step!r}.",
@@ -189,16 +189,18 @@ def _trial(target: Any, step: str, backend: str, dtype: torch.dtype | None, aske
             instead='step="forward"',
         )
     if isinstance(target, Attention):
-        call, inputs = _described(target, step, backend, dtype or torch.float32, asked)
-        return _in_steps(call, inputs, [], step)
+        call, inputs = _prepare_description(target, step, backend, dtype or torch.float32, sizes)
+        return _make_trial(call, inputs, [], step)
     if step == "decode":
-        return _decoding(target, asked)
-    args, kwargs = _arguments(target, dtype, asked)
+        return _prepare_decode(target, sizes)
+    args, kwargs = _make_arguments(target, dtype, sizes)
     learned = [each for each in target.parameters() if each.requires_grad] if isinstance(target, nn.Module) else []
-    return _in_steps(lambda *inputs: target(*inputs, **kwargs), args, learned, step, kwargs)
+    return _make_trial(lambda *inputs: target(*inputs, **kwargs), args, learned, step, kwargs)
 
 
-def _in_steps(call: Callable, args: tuple, learned: list, step: str, kwargs: Mapping[str, Any] | None = None) -> Trial:
+def _make_trial(
+    call: Callable, args: tuple, learned: list, step: str, kwargs: Mapping[str, Any] | None = None
+) -> Trial:
     if step in ("forward", "decode"):
 
         def forward(_: None) -> Any:
@@ -206,11 +208,11 @@ def _in_steps(call: Callable, args: tuple, learned: list, step: str, kwargs: Map
                 return call(*args)
 
         return lambda: None, forward
-    learned = [*learned, *(each for each in _tensors((args, dict(kwargs or {}))) if each.requires_grad)]
+    learned = [*learned, *(each for each in _list_tensors((args, dict(kwargs or {}))) if each.requires_grad)]
 
     def outputs() -> list[Tensor]:
         with torch.enable_grad():
-            return [each for each in _tensors(call(*args)) if each.requires_grad]
+            return [each for each in _list_tensors(call(*args)) if each.requires_grad]
 
     def back(made: list[Tensor]) -> Any:
         return torch.autograd.grad(made, learned, [torch.ones_like(each) for each in made], allow_unused=True)
@@ -225,21 +227,23 @@ def _in_steps(call: Callable, args: tuple, learned: list, step: str, kwargs: Map
     return (outputs, back) if step == "backward" else (lambda: None, lambda _: back(outputs()))
 
 
-def _described(target: Attention, step: str, backend: str, dtype: torch.dtype, asked: Sizes) -> tuple[Callable, tuple]:
+def _prepare_description(
+    target: Attention, step: str, backend: str, dtype: torch.dtype, sizes: Sizes
+) -> tuple[Callable, tuple]:
     """Queries, keys and values for a description, which has no sizes of its own."""
-    if asked.tokens is None or asked.dim is None:
-        raise _missing("tokens" if asked.tokens is None else "dim", "measure(Attention(...), tokens=512, dim=64)")
-    heads, keys = asked.heads or 1, asked.keys or asked.tokens
-    queries, keys = (1, keys + 1) if step == "decode" else (asked.tokens, keys)
-    kv_heads, learns = asked.kv_heads or heads, step in ("backward", "training")
+    if sizes.tokens is None or sizes.dim is None:
+        raise _missing_size("tokens" if sizes.tokens is None else "dim", "measure(Attention(...), tokens=512, dim=64)")
+    heads, keys = sizes.heads or 1, sizes.keys or sizes.tokens
+    queries, keys = (1, keys + 1) if step == "decode" else (sizes.tokens, keys)
+    kv_heads, learns = sizes.kv_heads or heads, step in ("backward", "training")
 
     def tensor(count: int, tokens: int, dim: int) -> Tensor:
-        return torch.randn(asked.batch, count, tokens, dim, dtype=dtype, device="cpu").requires_grad_(learns)
+        return torch.randn(sizes.batch, count, tokens, dim, dtype=dtype, device="cpu").requires_grad_(learns)
 
-    value_dim = asked.value_dim or asked.dim
+    value_dim = sizes.value_dim or sizes.dim
     query, key, value = (
-        tensor(heads, queries, asked.dim),
-        tensor(kv_heads, keys, asked.dim),
+        tensor(heads, queries, sizes.dim),
+        tensor(kv_heads, keys, sizes.dim),
         tensor(kv_heads, keys, value_dim),
     )
     if step == "decode" and target.feature_map is not None:  # a sum of the past instead of the past
@@ -250,9 +254,9 @@ def _described(target: Attention, step: str, backend: str, dtype: torch.dtype, a
     return lambda q, k, v: attend(q, k, v, target, backend=backend), (query, key, value)
 
 
-def _arguments(target: Any, dtype: torch.dtype | None, asked: Sizes) -> tuple[tuple, dict[str, Any]]:
+def _make_arguments(target: Any, dtype: torch.dtype | None, sizes: Sizes) -> tuple[tuple, dict[str, Any]]:
     """Inputs of a module: random numbers, and random tokens where the module says how many there are."""
-    own = next((each.dtype for each in _floats(target)), dtype or torch.float32)
+    own = next((each.dtype for each in _list_float_parameters(target)), dtype or torch.float32)
     if dtype not in (None, own):
         raise CostError(
             "A module is measured as it is.",
@@ -261,22 +265,22 @@ def _arguments(target: Any, dtype: torch.dtype | None, asked: Sizes) -> tuple[tu
             because="other numbers would need a copy of it",
             instead=f"measure(module.to({dtype}), ...), or no dtype",
         )
-    given = asked.inputs
-    if given is not None and all(isinstance(each, Tensor) for each in _leaves(given)):
+    given = sizes.inputs
+    if given is not None and all(isinstance(each, Tensor) for each in _list_leaves(given)):
         if isinstance(given, Mapping):
             return (), dict(given)
         return (given,) if isinstance(given, Tensor) else tuple(given), {}
     if given is None and isinstance(target, PatchEmbedding):
-        if asked.image is None:
-            raise _missing("image", "measure(layer, image=(224, 224))")
-        asked = dataclasses.replace(asked, inputs=(asked.batch, target.channels, *asked.image))
-    inputs = make_example_inputs(TracedTarget(target, own), asked)
+        if sizes.image is None:
+            raise _missing_size("image", "measure(layer, image=(224, 224))")
+        sizes = dataclasses.replace(sizes, inputs=(sizes.batch, target.channels, *sizes.image))
+    inputs = make_example_inputs(TracedTarget(target, own), sizes)
     unknown = [letter for letter in inputs.symbols if letter not in inputs.known]
     if unknown:
         words = {"N": "tokens", "M": "keys", "T": "context_tokens", "R": "image", "W": "image"}
-        raise _missing(words.get(unknown[0], unknown[0]), "the size as a keyword, as in cost(...)")
+        raise _missing_size(words.get(unknown[0], unknown[0]), "the size as a keyword, as in cost(...)")
     args, kwargs = inputs.make(inputs.sizes, own)
-    device, vocab_size = _device(target), getattr(target, "vocab_size", None)
+    device, vocab_size = _find_device(target), getattr(target, "vocab_size", None)
     made: dict[int, Tensor] = {}
 
     def filled(value: Any) -> Any:
@@ -298,7 +302,7 @@ def _arguments(target: Any, dtype: torch.dtype | None, asked: Sizes) -> tuple[tu
     return filled(args), filled(kwargs)
 
 
-def _floats(target: Any) -> Iterator[Tensor]:
+def _list_float_parameters(target: Any) -> Iterator[Tensor]:
     return (
         (each for each in target.parameters() if each.is_floating_point())
         if isinstance(target, nn.Module)
@@ -306,7 +310,7 @@ def _floats(target: Any) -> Iterator[Tensor]:
     )
 
 
-def _missing(name: str, instead: str) -> CostError:
+def _missing_size(name: str, instead: str) -> CostError:
     return CostError(
         f"Nothing says how large {name} is.",
         asked="to run it",
@@ -319,28 +323,28 @@ def _missing(name: str, instead: str) -> CostError:
 
 
 @torch.no_grad()
-def _decoding(target: Any, asked: Sizes) -> Trial:
+def _prepare_decode(target: Any, sizes: Sizes) -> Trial:
     """A step after `tokens` others. Each run gets caches of its own; they share storage, of which it writes the end."""
-    if asked.tokens is None:
-        raise _missing("tokens", 'measure(model, step="decode", tokens=512), with as many tokens in the cache')
-    rows, past = asked.batch, asked.tokens
+    if sizes.tokens is None:
+        raise _missing_size("tokens", 'measure(model, step="decode", tokens=512), with as many tokens in the cache')
+    rows, past = sizes.batch, sizes.tokens
     if isinstance(target, GPT):
         caches = target.new_cache(past + 1)
         for block, cache in zip(target.blocks, caches.layers, strict=True):
-            _fill(cache, block.attention, rows, past)
-        return _forking(caches, lambda mine: target.decode_step(_tokens(target, rows, 1), mine))
+            _fill_cache(cache, block.attention, rows, past)
+        return _fork_caches(caches, lambda mine: target.decode_step(_make_tokens(target, rows, 1), mine))
     if isinstance(target, Transformer):
-        if asked.context_tokens is None:
-            raise _missing("context_tokens", 'measure(model, step="decode", tokens=64, context_tokens=64)')
-        _, caches = target.prefill(_tokens(target, rows, asked.context_tokens), capacity=past)
+        if sizes.context_tokens is None:
+            raise _missing_size("context_tokens", 'measure(model, step="decode", tokens=64, context_tokens=64)')
+        _, caches = target.prefill(_make_tokens(target, rows, sizes.context_tokens), capacity=past)
         if past > 1:  # the first token has been read already
-            target.decode(_tokens(target, rows, past - 1), None, cache=caches)
-        return _forking(caches, lambda mine: target.decode_step(_tokens(target, rows, 1), mine))
+            target.decode(_make_tokens(target, rows, past - 1), None, cache=caches)
+        return _fork_caches(caches, lambda mine: target.decode_step(_make_tokens(target, rows, 1), mine))
     layer = target.attention if isinstance(target, TransformerBlock) else target
     if isinstance(layer, MultiHeadAttention) and getattr(target, "cross", None) is None:
         cache = layer.new_cache(past + 1)
-        _fill(cache, layer, rows, past)
-        x = torch.randn(rows, 1, layer.sizes.input, dtype=layer.output.weight.dtype, device=_device(layer))
+        _fill_cache(cache, layer, rows, past)
+        x = torch.randn(rows, 1, layer.sizes.input, dtype=layer.output.weight.dtype, device=_find_device(layer))
         return lambda: copy.copy(cache), torch.no_grad()(lambda mine: target(x, cache=mine))
     raise CostError(
         f"Nobody knows how a {type(target).__name__} decodes.",
@@ -350,13 +354,13 @@ def _decoding(target: Any, asked: Sizes) -> Trial:
     )
 
 
-def _tokens(model: Any, rows: int, count: int) -> Tensor:
-    return torch.randint(model.vocab_size, (rows, count), device=_device(model))
+def _make_tokens(model: Any, rows: int, count: int) -> Tensor:
+    return torch.randint(model.vocab_size, (rows, count), device=_find_device(model))
 
 
-def _fill(cache: KVCache | StateCache, layer: MultiHeadAttention, rows: int, past: int) -> None:
+def _fill_cache(cache: KVCache | StateCache, layer: MultiHeadAttention, rows: int, past: int) -> None:
     """Random keys and values: as long as real ones, and there at once."""
-    sizes, dtype, device = layer.sizes, layer.output.weight.dtype, _device(layer)
+    sizes, dtype, device = layer.sizes, layer.output.weight.dtype, _find_device(layer)
 
     def tensor(heads: int, tokens: int, dim: int) -> Tensor:
         return torch.randn(rows, heads, tokens, dim, dtype=dtype, device=device)
@@ -367,7 +371,7 @@ def _fill(cache: KVCache | StateCache, layer: MultiHeadAttention, rows: int, pas
         layer(torch.randn(rows, past, sizes.input, dtype=dtype, device=device), cache=cache)
 
 
-def _forking(caches: Any, run: Callable[[Any], Any]) -> Trial:
+def _fork_caches(caches: Any, run: Callable[[Any], Any]) -> Trial:
     def fork() -> Any:
         mine = copy.copy(caches)
         mine.layers = [copy.copy(cache) for cache in caches.layers]
@@ -379,16 +383,16 @@ def _forking(caches: Any, run: Callable[[Any], Any]) -> Trial:
 # What is in arguments and results
 
 
-def _leaves(value: Any) -> list[Any]:
+def _list_leaves(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        return [leaf for each in value.values() for leaf in _leaves(each)]
+        return [leaf for each in value.values() for leaf in _list_leaves(each)]
     if isinstance(value, list | tuple):
-        return [leaf for each in value for leaf in _leaves(each)]
+        return [leaf for each in value for leaf in _list_leaves(each)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [leaf for each in dataclasses.fields(value) for leaf in _leaves(getattr(value, each.name))]
+        return [leaf for each in dataclasses.fields(value) for leaf in _list_leaves(getattr(value, each.name))]
     return [value]
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _list_tensors(value: Any) -> list[Tensor]:
     """Each tensor once."""
-    return list({id(each): each for each in _leaves(value) if isinstance(each, Tensor)}.values())
+    return list({id(each): each for each in _list_leaves(value) if isinstance(each, Tensor)}.values())

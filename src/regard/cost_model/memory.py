@@ -12,9 +12,9 @@ import sympy
 from torch import Tensor, nn
 
 from regard.caching import lazy_property
-from regard.cost_model.memory_cache import Cached, cached
+from regard.cost_model.memory_cache import CacheFormulas, find_cache_formulas
 from regard.cost_model.memory_fit import largest
-from regard.cost_model.optimizers import COUNTER, MOMENTS, Optimizer, check, state_bytes
+from regard.cost_model.optimizers import COUNTER, MOMENTS, Optimizer, check_optimizer, state_bytes
 from regard.cost_model.peak_memory import (
     Loss,
     OptimizerMemory,
@@ -67,7 +67,7 @@ class Memory:
         True
 
     Peaks are found by tracing a run on the CPU with fake tensors (see `peak_memory`), as `backend="auto"` runs
-    where nobody looks on; they include parameters, buffers and inputs. What is asked for first is computed first.
+    in plain eager mode; they include parameters, buffers and inputs. What is asked for first is computed first.
 
     Attributes:
         optimizer: `"adamw"`, `"adam"` (two numbers kept for each learned one), `"momentum"` (one), `"sgd"` (none),
@@ -77,12 +77,12 @@ class Memory:
 
     cost: Cost = field(repr=False)
     target: Any = field(repr=False, default=None)
-    asked: Sizes = field(repr=False, default_factory=Sizes)
+    sizes: Sizes = field(repr=False, default_factory=Sizes)
     optimizer: Optimizer = "adamw"
     loss: Loss = "mean"
 
     def __post_init__(self) -> None:
-        check(self.optimizer)
+        check_optimizer(self.optimizer)
 
     def using(self, optimizer: Optimizer | None = None, loss: Loss | None = None) -> Memory:
         """The same with another optimizer, or another loss."""
@@ -94,29 +94,28 @@ class Memory:
 
     def at(self, **sizes: Any) -> Memory:
         """The same with other sizes: `memory.at(tokens=8192)`."""
-        asked = dataclasses.replace(self.asked, **sizes)
-        return dataclasses.replace(self, cost=self.cost.at(**sizes), asked=asked)
+        return dataclasses.replace(self, cost=self.cost.at(**sizes), sizes=dataclasses.replace(self.sizes, **sizes))
 
     # What is there all the time
 
     @lazy_property
     def parameters(self) -> Quantity:
         """Weights; tied ones once."""
-        return self._bytes_of(self._weights(learned=False))
+        return self._count_bytes(self._list_weights(learned=False))
 
     @lazy_property
     def gradients(self) -> Quantity:
         """One number for each learned one, in its dtype."""
-        return self._bytes_of(self._weights(learned=True))
+        return self._count_bytes(self._list_weights(learned=True))
 
     @lazy_property
     def optimizer_state(self) -> Quantity:
         """What the optimizer keeps from step to step, its counters included."""
-        learned = self._weights(learned=True)
+        learned = self._list_weights(learned=True)
         if callable(self.optimizer):
-            return _plain(self._stepped().state)
+            return _make_bytes(self._trace_optimizer().state)
         if self.optimizer == "adafactor":
-            return _plain(state_bytes("adafactor", learned, self._item(learned)))
+            return _make_bytes(state_bytes("adafactor", learned, self._find_item_size(learned)))
         counters = COUNTER[self.optimizer] * len(learned)
         return self.gradients * MOMENTS[self.optimizer] + counters
 
@@ -129,31 +128,31 @@ class Memory:
         Beside parameters and inputs, which are there anyway.
         """
         formula = self.cost.activation_bytes
-        if self.target is None or self._sizeless():
+        if self.target is None or self._is_missing_sizes():
             return formula
-        kept = self._kept().saved
+        kept = self._trace_without_loss().saved
         try:
             agrees = abs(formula.value - kept) <= AGREES * kept
         except CostError:
             agrees = False
-        return formula if agrees else _plain(kept)
+        return formula if agrees else _make_bytes(kept)
 
     @lazy_property
     def activations_recomputed(self) -> Quantity:
         """The same if every block keeps its inputs only: these, what is outside of blocks, and one block's own."""
-        again = self._recomputed()
-        return _plain(again.saved + self._kept().saved_by_block)
+        again = self._find_recomputed()
+        return _make_bytes(again.saved + self._trace_without_loss().saved_by_block)
 
     @lazy_property
     def cache_per_token(self) -> Quantity:
         """Bytes that one more token takes in the cache of a decoder: none for a full window or for linear attention."""
-        made = self._cached
+        made = self._cache_formulas
         return Quantity(made.per_token, self.cost.values | made.values, "B")
 
     @lazy_property
     def cache(self) -> Quantity:
         """Bytes of the cache after `tokens` tokens, which is made for so many."""
-        made = self._cached
+        made = self._cache_formulas
         return Quantity(made.total, self.cost.values | made.values, "B")
 
     # Peaks
@@ -161,34 +160,36 @@ class Memory:
     @lazy_property
     def peak_forward(self) -> Quantity:
         """Of a forward pass without gradients."""
-        return _plain(self._forward().peak)
+        return _make_bytes(self._trace_forward().peak)
 
     @lazy_property
     def peak_training(self) -> Quantity:
         """Of a step of training: forward, backward, optimizer; gradients are set to `None` between steps."""
-        return _plain(self._training().peak)
+        return _make_bytes(self._find_training().peak)
 
     @lazy_property
     def peak_recomputed(self) -> Quantity:
         """Of a step of training in which every block runs a second time on the way back."""
-        return _plain(self._recomputed().peak)
+        return _make_bytes(self._find_recomputed().peak)
 
     @lazy_property
     def peak_decode(self) -> Quantity:
         """Of reading one more token after `tokens` cached ones: weights, cache, and the little that one row takes."""
-        if self._cached.total == 0:
+        if self._cache_formulas.total == 0:
             raise CostError(
                 "Nothing here decodes.",
                 asked=f"peak_decode of {self.cost.name}",
                 because="it keeps no past that a next token could look at",
                 instead="peak_forward",
             )
-        one = trace_forward_memory(self._prepare_runner(dataclasses.replace(self.asked, tokens=1)))
+        one = trace_forward_memory(self._prepare_runner(dataclasses.replace(self.sizes, tokens=1)))
         tokens = sympy.Symbol("N", positive=True, integer=True)
-        if tokens in self._cached.values:
-            after = self._cached.values[tokens] + 1
-            return _plain(one.peak + int(self.cache.at({tokens: after})))
-        return Quantity(one.peak + self._cached.total.subs(tokens, tokens + 1), self._cached.values, "B")
+        if tokens in self._cache_formulas.values:
+            after = self._cache_formulas.values[tokens] + 1
+            return _make_bytes(one.peak + int(self.cache.at({tokens: after})))
+        return Quantity(
+            one.peak + self._cache_formulas.total.subs(tokens, tokens + 1), self._cache_formulas.values, "B"
+        )
 
     def peak(self, step: str = "forward") -> Quantity:
         """The peak of `"forward"`, `"training"`, `"recomputed"` (training with recomputation) or `"decode"`."""
@@ -203,10 +204,10 @@ class Memory:
 
     def transient(self, step: str = "forward") -> Quantity:
         """The part of a peak that is not there before the run: all but parameters, buffers and inputs."""
-        runs = {"forward": self._forward, "training": self._training, "recomputed": self._recomputed}
+        runs = {"forward": self._trace_forward, "training": self._find_training, "recomputed": self._find_recomputed}
         if step in runs:
-            return _plain(runs[step]().transient)
-        return self.peak(step) - self._forward().resident
+            return _make_bytes(runs[step]().transient)
+        return self.peak(step) - self._trace_forward().resident
 
     # What fits
 
@@ -227,7 +228,7 @@ class Memory:
 
     def largest(self, limit: int, size: str = "batch", step: str = "forward") -> int | float:
         """The largest number of a size, `"batch"` or `"tokens"`, with which a step fits into so many bytes."""
-        if self.asked.inputs is not None or self.target is None:
+        if self.sizes.inputs is not None or self.target is None:
             raise CostError(
                 "The sizes of this run cannot be changed.",
                 asked=f"the largest {size} that fits",
@@ -238,12 +239,12 @@ class Memory:
             )
 
         def needed(number: int) -> int:
-            there = dataclasses.replace(self, asked=dataclasses.replace(self.asked, **{size: number}))
+            there = dataclasses.replace(self, sizes=dataclasses.replace(self.sizes, **{size: number}))
             if step in ("training", "recomputed"):  # the optimizer does not depend on sizes
-                there.__dict__["_made"] = {"stepped": self._stepped()}
+                there.__dict__["_made"] = {"optimizer": self._trace_optimizer()}
             return int(there.peak(step))
 
-        return largest(needed, limit, self._most() if size == "tokens" else None)
+        return largest(needed, limit, self._find_max_tokens() if size == "tokens" else None)
 
     # Showing
 
@@ -251,10 +252,10 @@ class Memory:
         """Formulas as text and numbers; without a number where a size is missing or nothing can be followed."""
         found = {}
         for name in QUANTITIES:
-            quantity = self._asked_for(name)
+            quantity = self._find_quantity(name)
             if quantity is not None:
                 formula = str(quantity.formula) if quantity.formula.free_symbols else None
-                found[name] = {"formula": formula, "value": _number(quantity)}
+                found[name] = {"formula": formula, "value": _find_number(quantity)}
         chosen = self.optimizer if isinstance(self.optimizer, str) else getattr(self.optimizer, "__name__", "own")
         return {"name": self.cost.name, "optimizer": chosen, "quantities": found}
 
@@ -279,7 +280,7 @@ class Memory:
             lines.append(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {close:>{widths[2]}}  {formula}".rstrip())
         return "\n".join(lines)
 
-    def _asked_for(self, name: str) -> Quantity | None:
+    def _find_quantity(self, name: str) -> Quantity | None:
         try:
             return getattr(self, name)
         except CostError:
@@ -297,73 +298,75 @@ class Memory:
             )
         return prepare_runner(self.target, sizes, self.cost.mode.dtype)
 
-    def _runner(self) -> Runner:
-        return self._once("runner", lambda: self._prepare_runner(self.asked))
+    def _find_runner(self) -> Runner:
+        return self._compute_once("runner", lambda: self._prepare_runner(self.sizes))
 
-    def _forward(self) -> TracedMemory:
-        return self._once("forward", lambda: trace_forward_memory(self._runner()))
+    def _trace_forward(self) -> TracedMemory:
+        return self._compute_once("forward", lambda: trace_forward_memory(self._find_runner()))
 
-    def _training(self) -> TracedMemory:
-        return self._once("training", lambda: self._trained(recomputed=False))
+    def _find_training(self) -> TracedMemory:
+        return self._compute_once("training", lambda: self._trace_training(recomputed=False))
 
-    def _recomputed(self) -> TracedMemory:
-        return self._once("recomputed", lambda: self._trained(recomputed=True))
+    def _find_recomputed(self) -> TracedMemory:
+        return self._compute_once("recomputed", lambda: self._trace_training(recomputed=True))
 
-    def _kept(self) -> TracedMemory:
+    def _trace_without_loss(self) -> TracedMemory:
         """A step whose loss keeps nothing of its own."""
         if self.loss == "mean":
-            return self._training()
-        return self._once("kept", lambda: self.using(loss="mean")._training())
+            return self._find_training()
+        return self._compute_once("without_loss", lambda: self.using(loss="mean")._find_training())
 
-    def _trained(self, *, recomputed: bool) -> TracedMemory:
-        return trace_training_memory(self._runner(), self._stepped(), loss=self.loss, recomputed=recomputed)
+    def _trace_training(self, *, recomputed: bool) -> TracedMemory:
+        return trace_training_memory(
+            self._find_runner(), self._trace_optimizer(), loss=self.loss, recomputed=recomputed
+        )
 
-    def _stepped(self) -> OptimizerMemory:
-        dtype = self.cost.mode.dtype if self._recast() else None
-        return self._once("stepped", lambda: trace_optimizer_memory(self.target, dtype, self.optimizer))
+    def _trace_optimizer(self) -> OptimizerMemory:
+        dtype = self.cost.mode.dtype if self._has_other_dtype() else None
+        return self._compute_once("optimizer", lambda: trace_optimizer_memory(self.target, dtype, self.optimizer))
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _compute_once(self, name: str, make: Callable[[], Any]) -> Any:
         made: dict[str, Any] = self.__dict__.setdefault("_made", {})
         if name not in made:
             made[name] = make()
         return made[name]
 
     @lazy_property
-    def _cached(self) -> Cached:
-        return cached(self.target, self.asked, self.cost.mode.item)
+    def _cache_formulas(self) -> CacheFormulas:
+        return find_cache_formulas(self.target, self.sizes, self.cost.mode.item)
 
-    def _sizeless(self) -> bool:
+    def _is_missing_sizes(self) -> bool:
         """Whether sizes are missing, so that only formulas are known."""
         try:
-            self._runner()
+            self._find_runner()
         except CostError:
             return True
         return False
 
     # Weights
 
-    def _weights(self, *, learned: bool) -> list[Tensor]:
+    def _list_weights(self, *, learned: bool) -> list[Tensor]:
         if not isinstance(self.target, nn.Module):
             return []
         return [each for each in self.target.parameters() if each.requires_grad or not learned]
 
-    def _recast(self) -> bool:
+    def _has_other_dtype(self) -> bool:
         """Whether the question is about other numbers than the module is made of."""
-        return not any(each.dtype == self.cost.mode.dtype for each in self._weights(learned=False))
+        return not any(each.dtype == self.cost.mode.dtype for each in self._list_weights(learned=False))
 
-    def _item(self, weights: list[Tensor]) -> int | None:
-        return self.cost.mode.item if weights and self._recast() else None
+    def _find_item_size(self, weights: list[Tensor]) -> int | None:
+        return self.cost.mode.item if weights and self._has_other_dtype() else None
 
-    def _bytes_of(self, weights: list[Tensor]) -> Quantity:
+    def _count_bytes(self, weights: list[Tensor]) -> Quantity:
         """A formula where it tells the bytes of these weights, else their number."""
         formula = self.cost.parameters * self.cost.mode.item
         if not isinstance(self.target, nn.Module):
             return formula
-        item = self._item(weights)
+        item = self._find_item_size(weights)
         total = sum(each.numel() * (each.element_size() if item is None else item) for each in weights)
-        return formula if _number(formula) == total else _plain(total)
+        return formula if _find_number(formula) == total else _make_bytes(total)
 
-    def _most(self) -> int | None:
+    def _find_max_tokens(self) -> int | None:
         """The most tokens that the target can read, if there is a limit."""
         config = getattr(self.target, "config", None)
         for name in ("context_length", "max_position_embeddings"):
@@ -372,16 +375,16 @@ class Memory:
         return None
 
 
-def memory_of(cost: Cost, target: Any = None, asked: Sizes | None = None) -> Memory:
+def memory_of(cost: Cost, target: Any = None, sizes: Sizes | None = None) -> Memory:
     """The memory of what a cost was asked for; of a part, of which only formulas are known, without its peaks."""
-    return Memory(cost, target, Sizes() if asked is None else asked)
+    return Memory(cost, target, Sizes() if sizes is None else sizes)
 
 
-def _plain(number: int) -> Quantity:
+def _make_bytes(number: int) -> Quantity:
     return Quantity(number, {}, "B")
 
 
-def _number(quantity: Quantity) -> int | float | None:
+def _find_number(quantity: Quantity) -> int | float | None:
     try:
         return quantity.value
     except CostError:

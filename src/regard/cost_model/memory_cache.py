@@ -27,7 +27,7 @@ B, L, G, d, e, r, w, N, T = size_symbols("B L G d e r w N T")
 
 
 @dataclass(frozen=True)
-class Cached:
+class CacheFormulas:
     """Formulas of a cache and the numbers of their letters.
 
     Attributes:
@@ -41,7 +41,7 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LayerCache:
     """One cache: of how many heads, how wide, and how far back it reaches; of sums if there are features."""
 
     kv_heads: int
@@ -51,34 +51,34 @@ class _Layer:
     features: int | None = None
 
 
-NOTHING = Cached(sympy.Integer(0), sympy.Integer(0), {})
+NOTHING = CacheFormulas(sympy.Integer(0), sympy.Integer(0), {})
 
 
-def cached(target: Any, asked: Sizes, item: int) -> Cached:
+def find_cache_formulas(target: Any, sizes: Sizes, item: int) -> CacheFormulas:
     """The cache of a target; nothing for what does not decode."""
-    layers = _layers(target, asked)
+    layers = _list_layers(target, sizes)
     if not layers:
         return NOTHING
     counts = Counter(layers)
-    values: dict[sympy.Symbol, Any] = {B: asked.batch}
-    values |= {} if asked.tokens is None else {N: asked.tokens}
+    values: dict[sympy.Symbol, Any] = {B: sizes.batch}
+    values |= {} if sizes.tokens is None else {N: sizes.tokens}
     per_token: Any = sympy.Integer(0)
     total: Any = sympy.Integer(0)
     for layer, count in counts.items():
-        growth, whole, numbers = _of(layer, count, item)
+        growth, whole, numbers = _find_formulas(layer, count, item)
         if len(counts) > 1:  # a letter has one number, and here it would have several
-            settled = {letter: sympy.Integer(number) for letter, number in numbers.items()}
-            growth, whole, numbers = growth.xreplace(settled), whole.xreplace(settled), {}
+            fix_differing = {letter: sympy.Integer(number) for letter, number in numbers.items()}
+            growth, whole, numbers = growth.xreplace(fix_differing), whole.xreplace(fix_differing), {}
         per_token, total, values = per_token + growth, total + whole, values | numbers
     crosses = [block.cross for block in target.decoder if block.cross] if isinstance(target, Transformer) else []
     if crosses:
         widths = sum(cross.sizes.kv_heads * (cross.sizes.key + cross.sizes.value) for cross in crosses)
         total += item * B * widths * T
-        values |= {T: asked.context_tokens or asked.tokens} if asked.context_tokens or asked.tokens else {}
-    return Cached(per_token, total, values)
+        values |= {T: sizes.context_tokens or sizes.tokens} if sizes.context_tokens or sizes.tokens else {}
+    return CacheFormulas(per_token, total, values)
 
 
-def _of(layer: _Layer, count: int, item: int) -> tuple[sympy.Expr, sympy.Expr, dict[sympy.Symbol, Any]]:
+def _find_formulas(layer: _LayerCache, count: int, item: int) -> tuple[sympy.Expr, sympy.Expr, dict[sympy.Symbol, Any]]:
     numbers: dict[sympy.Symbol, Any] = {L: count, G: layer.kv_heads, d: layer.key}
     value = d if layer.value == layer.key else e
     numbers |= {} if value is d else {e: layer.value}
@@ -93,43 +93,43 @@ def _of(layer: _Layer, count: int, item: int) -> tuple[sympy.Expr, sympy.Expr, d
     return sympy.Piecewise((one, w >= N), (0, True)), one * held, numbers | {w: layer.window}
 
 
-def _layers(target: Any, asked: Sizes) -> list[_Layer]:
+def _list_layers(target: Any, sizes: Sizes) -> list[_LayerCache]:
     if isinstance(target, Attention):
-        return _of_description(target, asked)
+        return _list_described(target, sizes)
     if isinstance(target, GPT):
-        return [_of_attention(block.attention) for block in target.blocks]
+        return [_describe_attention(block.attention) for block in target.blocks]
     if isinstance(target, Transformer):
-        return [_of_attention(block.attention) for block in target.decoder]
+        return [_describe_attention(block.attention) for block in target.decoder]
     if isinstance(target, MultiHeadAttention | TransformerBlock):
         attention = target.attention if isinstance(target, TransformerBlock) else target
         try:
-            return [_of_attention(attention)]
+            return [_describe_attention(attention)]
         except CacheError:  # it has no past to keep
             return []
-    return _of_stranger(target)
+    return _list_third_party(target)
 
 
-def _of_attention(attention: MultiHeadAttention) -> _Layer:
+def _describe_attention(attention: MultiHeadAttention) -> _LayerCache:
     sizes, cache = attention.sizes, attention.new_cache()
     if isinstance(cache, KVCache):
-        return _Layer(sizes.kv_heads, sizes.key, sizes.value, cache.window)
+        return _LayerCache(sizes.kv_heads, sizes.key, sizes.value, cache.window)
     assert attention.attention.feature_map is not None
     width = feature_map(attention.attention.feature_map).width(sizes.key)
-    return _Layer(sizes.kv_heads, sizes.key, sizes.value, features=width)
+    return _LayerCache(sizes.kv_heads, sizes.key, sizes.value, features=width)
 
 
-def _of_description(described: Attention, asked: Sizes) -> list[_Layer]:
+def _list_described(described: Attention, sizes: Sizes) -> list[_LayerCache]:
     pattern = described.pattern
-    if pattern is None or not pattern.supports_kv_cache or asked.dim is None:
+    if pattern is None or not pattern.supports_kv_cache or sizes.dim is None:
         return []
-    heads, dim = asked.kv_heads or asked.heads or 1, asked.dim
-    value = asked.value_dim or dim
+    heads, dim = sizes.kv_heads or sizes.heads or 1, sizes.dim
+    value = sizes.value_dim or dim
     if described.feature_map is not None and pattern.is_causal:
-        return [_Layer(heads, dim, value, features=feature_map(described.feature_map).width(dim))]
-    return [_Layer(heads, dim, value, pattern.reach if pattern.is_shift_invariant() else None)]
+        return [_LayerCache(heads, dim, value, features=feature_map(described.feature_map).width(dim))]
+    return [_LayerCache(heads, dim, value, pattern.reach if pattern.is_shift_invariant() else None)]
 
 
-def _of_stranger(target: Any) -> list[_Layer]:
+def _list_third_party(target: Any) -> list[_LayerCache]:
     """A decoder of the transformers library says what it is in its configuration."""
     config, writes = getattr(target, "config", None), getattr(target, "can_generate", None)
     if not isinstance(target, nn.Module) or config is None or not callable(writes) or not writes():
@@ -141,4 +141,4 @@ def _of_stranger(target: Any) -> list[_Layer]:
     if not layers or not heads:
         return []
     dim = getattr(config, "head_dim", None) or width // heads
-    return [_Layer(getattr(config, "num_key_value_heads", None) or heads, dim, dim)] * layers
+    return [_LayerCache(getattr(config, "num_key_value_heads", None) or heads, dim, dim)] * layers

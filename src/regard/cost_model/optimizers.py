@@ -14,7 +14,7 @@ from regard.errors import CostError
 Optimizer = str | Callable[..., Any]
 
 
-class Stepping(Protocol):
+class SteppedOptimizer(Protocol):
     """What is needed of an optimizer."""
 
     def step(self) -> Any: ...
@@ -36,7 +36,7 @@ class Factored:
     def step(self) -> None:
         for parameter in self._parameters:
             if parameter not in self._state:
-                shapes = _factors(parameter.shape)
+                shapes = _list_factor_shapes(parameter.shape)
                 made = [parameter.new_zeros(shape) for shape in shapes]
                 self._state[parameter] = (torch.zeros((), dtype=torch.float32), *made)
             _, *factors = self._state[parameter]
@@ -44,14 +44,14 @@ class Factored:
             parameter.add_(update)
 
 
-def _factors(shape: Sequence[int]) -> list[tuple[int, ...]]:
+def _list_factor_shapes(shape: Sequence[int]) -> list[tuple[int, ...]]:
     if len(shape) < 2:
         return [tuple(shape)]
     return [(*shape[:-1], 1), (*shape[:-2], 1, shape[-1])]
 
 
 # Named ones, with torch's own defaults.
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Stepping]] = {
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], SteppedOptimizer]] = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
@@ -65,15 +65,15 @@ MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 COUNTER = {"adamw": 4, "adam": 4, "sgd": 0, "momentum": 0, "adafactor": 4}
 
 
-def optimizer_for(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Stepping:
+def optimizer_for(optimizer: Optimizer, parameters: list[nn.Parameter]) -> SteppedOptimizer:
     """An optimizer by its name, or made by a function from parameters."""
     if callable(optimizer):
         return optimizer(parameters)
-    check(optimizer)
+    check_optimizer(optimizer)
     return OPTIMIZERS[optimizer](parameters)
 
 
-def check(optimizer: Optimizer) -> None:
+def check_optimizer(optimizer: Optimizer) -> None:
     if not callable(optimizer) and optimizer not in OPTIMIZERS:
         raise CostError(
             f"There is no optimizer {optimizer!r}.",
@@ -87,7 +87,7 @@ def state_bytes(optimizer: str, parameters: Iterable[Tensor], item: int | None =
     """Bytes that a named optimizer keeps for these parameters; `item` are those of a number, if not its own."""
     total = 0
     for parameter in parameters:
-        numbers = sum(math.prod(shape) for shape in _factors(parameter.shape))
+        numbers = sum(math.prod(shape) for shape in _list_factor_shapes(parameter.shape))
         if optimizer in MOMENTS:
             numbers = MOMENTS[optimizer] * parameter.numel()
         total += COUNTER[optimizer] + numbers * (parameter.element_size() if item is None else item)

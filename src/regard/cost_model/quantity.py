@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 
 from regard.caching import lazy_property
-from regard.cost_model.symbols import Values, agreed, settled
+from regard.cost_model.symbols import Values, find_common_values, fix_differing
 from regard.errors import CostError
 
 
@@ -56,8 +56,11 @@ class Quantity:
     def _joined(self, other: Any, operate: Any) -> Quantity:
         if not isinstance(other, Quantity):
             return Quantity(operate(self.formula, sympy.sympify(other)), self.values, self.unit)
-        common = agreed(self.values, other.values)
-        mine, theirs = settled(self.formula, self.values, common), settled(other.formula, other.values, common)
+        common = find_common_values(self.values, other.values)
+        mine, theirs = (
+            fix_differing(self.formula, self.values, common),
+            fix_differing(other.formula, other.values, common),
+        )
         return Quantity(operate(mine, theirs), common, self.unit)
 
     def __add__(self, other: Any) -> Quantity:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from regard.cost_model.part import Part
+from regard.cost_model.cost_part import CostPart
 from regard.errors import CostError
 
 
@@ -56,7 +56,7 @@ class Sizes:
 class Breakdown(NamedTuple):
     """A cost in parts, the numbers of their symbols, and notes for the reader."""
 
-    parts: list[Part]
+    parts: list[CostPart]
     values: Mapping[sympy.Symbol, Any]
     notes: tuple[str, ...] = ()
     name: str = ""

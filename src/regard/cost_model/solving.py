@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.symbols import MEANINGS, agreed, read_symbol, settled, size_symbol
+from regard.cost_model.symbols import MEANINGS, find_common_values, fix_differing, read_symbol, size_symbol
 from regard.errors import CostError
 
 if TYPE_CHECKING:
@@ -27,33 +27,36 @@ READABLE = 40  # operations in a formula that people still read; a longer root i
 _COUNTED = {size_symbol("P"), size_symbol("Z")}
 
 
-def crossings(cost: Cost, letter: str | sympy.Symbol, equals: Any, of: str) -> list[Quantity]:
+def find_crossings(cost: Cost, letter: str | sympy.Symbol, equals: Any, of: str) -> list[Quantity]:
     """Every positive value of a letter at which a quantity of `cost` is that of another, or a number; smallest first.
 
     Values need not be whole: between 64 and 65 one is cheaper at 64 tokens, and the other at 65. A letter that has no
     number stays in the answer.
     """
     symbol = read_symbol(letter)
-    mine, theirs = _quantity(cost, of), _quantity(equals, of)
+    mine, theirs = _find_quantity(cost, of), _find_quantity(equals, of)
     # The letter itself is free on both sides, whatever it was there.
-    values, others = _without(mine.values, symbol), _without(theirs.values, symbol)
-    common = agreed(values, others)
-    left, right = settled(mine.formula, values, common), settled(theirs.formula, others, common)
+    values, others = _drop_symbol(mine.values, symbol), _drop_symbol(theirs.values, symbol)
+    common = find_common_values(values, others)
+    left, right = (
+        fix_differing(mine.formula, values, common),
+        fix_differing(theirs.formula, others, common),
+    )
     difference = sympy.expand(left - right)
     if (difference.free_symbols & _COUNTED) and str(symbol) in ("N", "M"):
-        return _asked_again(cost, equals, symbol, of)
-    _check(difference, symbol, left, right)
+        return _search_recomputed(cost, equals, symbol, of)
+    _check_difference(difference, symbol, left, right)
     if difference.is_rational_function(symbol):
-        found = _roots(difference, symbol, common)
+        found = _find_roots(difference, symbol, common)
     else:
-        found = [sympy.Integer(root) for root in _changes(_sign_of(difference, symbol, common), FARTHEST)]
-    roots = _sorted([Quantity(_readable(root, common), common) for root in found])
+        found = [sympy.Integer(root) for root in _find_sign_changes(_make_sign(difference, symbol, common), FARTHEST)]
+    roots = _sort_roots([Quantity(_simplify_root(root, common), common) for root in found])
     if _is_limited(cost) or _is_limited(equals):
-        roots = [root for root in roots if _holds(root, cost, equals, symbol, of)]
+        roots = [root for root in roots if _is_valid_root(root, cost, equals, symbol, of)]
     return roots
 
 
-def _quantity(thing: Any, of: str) -> Quantity:
+def _find_quantity(thing: Any, of: str) -> Quantity:
     from regard.cost_model.cost import QUANTITIES, Cost
 
     if isinstance(thing, Quantity):
@@ -77,7 +80,7 @@ def _quantity(thing: Any, of: str) -> Quantity:
     )
 
 
-def _check(difference: sympy.Expr, symbol: sympy.Symbol, left: sympy.Expr, right: sympy.Expr) -> None:
+def _check_difference(difference: sympy.Expr, symbol: sympy.Symbol, left: sympy.Expr, right: sympy.Expr) -> None:
     if difference == 0:
         raise CostError(
             "Both cost the same everywhere.",
@@ -95,14 +98,14 @@ def _check(difference: sympy.Expr, symbol: sympy.Symbol, left: sympy.Expr, right
         )
 
 
-def _without(values: Any, symbol: sympy.Symbol) -> Any:
+def _drop_symbol(values: Any, symbol: sympy.Symbol) -> Any:
     return {each: number for each, number in values.items() if each != symbol}
 
 
 # Algebra
 
 
-def _roots(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> list[sympy.Expr]:
+def _find_roots(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> list[sympy.Expr]:
     """Positive roots, factor by factor: as formulas up to squares, beyond them as numbers."""
     # Sizes are whole, and sympy would drop a root that is not: here the letter may be any number.
     numerator = sympy.numer(sympy.together(difference)).subs(symbol, any_number := sympy.Dummy(str(symbol)))
@@ -114,7 +117,7 @@ def _roots(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> list[sy
         if polynomial.degree() <= 2:
             found += sympy.solve(factor, any_number)
         else:
-            roots: Any = sympy.Poly(_numbered(factor, any_number, values), any_number).real_roots()
+            roots: Any = sympy.Poly(_substitute_others(factor, any_number, values), any_number).real_roots()
             found += [root if root.is_rational else root.evalf(15) for root in roots]
     return [root for root in dict.fromkeys(found) if _is_positive(root, values)]
 
@@ -127,31 +130,31 @@ def _is_positive(root: sympy.Expr, values: Any) -> bool:
     return number.is_real is not False and number.is_positive is not False
 
 
-def _readable(root: sympy.Expr, values: Any) -> sympy.Expr:
+def _simplify_root(root: sympy.Expr, values: Any) -> sympy.Expr:
     if sympy.count_ops(root) <= READABLE:
         return sympy.simplify(root)
     number = root.subs(values)
     return sympy.nsimplify(number) if number.is_rational else number.evalf(15) if number.is_number else root
 
 
-def _sorted(roots: list[Quantity]) -> list[Quantity]:
+def _sort_roots(roots: list[Quantity]) -> list[Quantity]:
     """Smallest first; those without a number last, as they came."""
 
     def place(root: Quantity) -> tuple[bool, float]:
-        number = _number(root)
+        number = _find_number(root)
         return (False, float(number)) if number.is_number else (True, 0.0)
 
     return sorted(roots, key=place)
 
 
-def _number(root: Quantity) -> Any:
+def _find_number(root: Quantity) -> Any:
     values: Any = root.values
     return root.formula.subs(values)
 
 
-def _numbered(formula: sympy.Expr, symbol: sympy.Symbol, values: Any) -> sympy.Expr:
+def _substitute_others(formula: sympy.Expr, symbol: sympy.Symbol, values: Any) -> sympy.Expr:
     """A formula in one letter alone."""
-    known = formula.subs(_without(values, symbol))
+    known = formula.subs(_drop_symbol(values, symbol))
     if missing := known.free_symbols - {symbol}:
         names = ", ".join(sorted(map(str, missing)))
         raise CostError(
@@ -166,8 +169,8 @@ def _numbered(formula: sympy.Expr, symbol: sympy.Symbol, values: Any) -> sympy.E
 # Search
 
 
-def _sign_of(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> Callable[[int], int]:
-    known = _numbered(difference, symbol, values)
+def _make_sign(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> Callable[[int], int]:
+    known = _substitute_others(difference, symbol, values)
     return lambda number: _sign(known.xreplace({symbol: sympy.Integer(number)}))
 
 
@@ -175,12 +178,12 @@ def _sign(number: Any) -> int:
     return int(sympy.sign(number))
 
 
-def _changes(sign: Callable[[int], int], farthest: int, points: int = 8) -> Iterator[int]:
+def _find_sign_changes(sign: Callable[[int], int], farthest: int, points: int = 8) -> Iterator[int]:
     """The first whole number of every stretch in which another one costs less, or both cost the same."""
     last, before = 1, sign(1)
     if before == 0:
         yield 1
-    for number in _places(farthest, points):
+    for number in _list_search_points(farthest, points):
         here = sign(number)
         if here == before:
             continue
@@ -194,7 +197,7 @@ def _changes(sign: Callable[[int], int], farthest: int, points: int = 8) -> Iter
         before, last = here, number
 
 
-def _places(farthest: int, points: int) -> Iterator[int]:
+def _list_search_points(farthest: int, points: int) -> Iterator[int]:
     """Every number up to eight times as many as are looked at in each doubling after that."""
     base = 8 * points
     yield from range(2, base + 1)
@@ -203,10 +206,11 @@ def _places(farthest: int, points: int) -> Iterator[int]:
         base *= 2
 
 
-def _asked_again(cost: Any, equals: Any, symbol: sympy.Symbol, of: str) -> list[Quantity]:
-    """Pairs without a formula: both sides are asked anew at every length, which is why the search is short."""
+def _search_recomputed(cost: Any, equals: Any, symbol: sympy.Symbol, of: str) -> list[Quantity]:
+    """Pairs without a formula: both sides are computed anew at every length, which is why the search is short."""
     if not all(
-        _can_be_asked(each) or not (_quantity(each, of).formula.free_symbols & _COUNTED) for each in (cost, equals)
+        _is_recomputable(each) or not (_find_quantity(each, of).formula.free_symbols & _COUNTED)
+        for each in (cost, equals)
     ):
         raise CostError(
             f"Pairs were counted for one number of {MEANINGS[str(symbol)][0]} only.",
@@ -216,33 +220,36 @@ def _asked_again(cost: Any, equals: Any, symbol: sympy.Symbol, of: str) -> list[
         )
 
     def sign(number: int) -> int:
-        return _sign(_at(cost, symbol, number, of) - _at(equals, symbol, number, of))
+        return _sign(_evaluate_at(cost, symbol, number, of) - _evaluate_at(equals, symbol, number, of))
 
-    return [Quantity(root) for root in _changes(sign, LONGEST, points=2)]
-
-
-def _can_be_asked(thing: Any) -> bool:
-    return getattr(thing, "_again", None) is not None
+    return [Quantity(root) for root in _find_sign_changes(sign, LONGEST, points=2)]
 
 
-def _at(thing: Any, symbol: sympy.Symbol, number: int, of: str) -> Any:
+def _is_recomputable(thing: Any) -> bool:
+    return getattr(thing, "_recompute", None) is not None
+
+
+def _evaluate_at(thing: Any, symbol: sympy.Symbol, number: int, of: str) -> Any:
     """A quantity at another size."""
-    if _can_be_asked(thing):
+    if _is_recomputable(thing):
         return thing.at(**{MEANINGS[str(symbol)][0]: number}).quantity(of).value
-    quantity = _quantity(thing, of)
+    quantity = _find_quantity(thing, of)
     return quantity.at({symbol: number}).value
 
 
 def _is_limited(thing: Any) -> bool:
-    """Whether a formula holds for some sizes only, and can be asked about others."""
-    return _can_be_asked(thing) and any(" holds for " in note for note in thing.notes)
+    """Whether a formula holds for some sizes only, and can be computed at others."""
+    return _is_recomputable(thing) and any(" holds for " in note for note in thing.notes)
 
 
-def _holds(root: Quantity, cost: Any, equals: Any, symbol: sympy.Symbol, of: str) -> bool:
-    """Whether a root lies where the formulas hold: asked on both sides of it, the order changes."""
-    number = _number(root)
+def _is_valid_root(root: Quantity, cost: Any, equals: Any, symbol: sympy.Symbol, of: str) -> bool:
+    """Whether a root lies where the formulas hold: computed on both sides of it, the order changes."""
+    number = _find_number(root)
     if not number.is_number or str(symbol) not in MEANINGS:
         return True
     low, high = int(sympy.floor(number)), int(sympy.ceiling(number))
-    signs = {_sign(_at(cost, symbol, each, of) - _at(equals, symbol, each, of)) for each in {max(low, 1), high}}
+    signs = {
+        _sign(_evaluate_at(cost, symbol, each, of) - _evaluate_at(equals, symbol, each, of))
+        for each in {max(low, 1), high}
+    }
     return 0 in signs or len(signs) > 1

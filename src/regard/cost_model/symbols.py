@@ -89,7 +89,7 @@ def read_symbol(name: str | sympy.Symbol) -> sympy.Symbol:
 Values = Mapping[sympy.Symbol, Any]
 
 
-def agreed(*several: Values) -> dict[sympy.Symbol, Any]:
+def find_common_values(*several: Values) -> dict[sympy.Symbol, Any]:
     """The letters that have one value wherever they have any."""
     found: dict[sympy.Symbol, set[Any]] = {}
     for values in several:
@@ -98,7 +98,7 @@ def agreed(*several: Values) -> dict[sympy.Symbol, Any]:
     return {symbol: next(iter(values)) for symbol, values in found.items() if len(values) == 1}
 
 
-def settled(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
+def fix_differing(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
     """A formula in which every letter that means another number elsewhere is replaced by its own number."""
     apart: dict[Any, Any] = {symbol: number for symbol, number in values.items() if symbol not in common}
     return formula.subs(apart) if apart else formula

@@ -35,11 +35,11 @@ class Unavailable(Exception):
     """Why a package is not available here, in one line."""
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
-def fetch(name: str, report: Callable[[str], None] = _print) -> Path:
+def fetch(name: str, report: Callable[[str], None] = _print_line) -> Path:
     """The files of this name, downloaded if they are not here yet; `Unavailable` says why they cannot be.
 
     report: is called with what will be downloaded, and how much that is, before it begins.

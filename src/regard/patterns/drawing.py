@@ -80,22 +80,24 @@ def gallery(drawings: Iterable[Drawing], columns: int = 4, size: float = 180.0, 
             parts += _draw_panel(drawing, left, top + header + 2, size)
         top += header + max(_panel_height(drawing, size) for drawing in row) + GAP
     if note:
-        parts.append(_text(note, MARGIN, top + 4, CAPTION_SIZE, CAPTION, SANS))
+        parts.append(_make_text(note, MARGIN, top + 4, CAPTION_SIZE, CAPTION, SANS))
         top += LEADING
     height = top - GAP + MARGIN + (8 if note else 0)
     background = element("rect", width=f"{width:g}", height=f"{height:g}", fill="white")
     return f"{document([background, *parts], width, height)}\n"
 
 
-def _text(text: str, x: float, y: float, size: float, color: str, font: str) -> Markup:
+def _make_text(text: str, x: float, y: float, size: float, color: str, font: str) -> Markup:
     place = {"x": f"{x:g}", "y": f"{y:g}"}
     return element("text", text, **place, font_family=font, font_size=f"{size:g}", fill=color)
 
 
 def _draw_header(title: list[str], caption: list[str], x: float, y: float) -> list[Markup]:
-    written = [_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
+    written = [_make_text(text, x, y + LEADING * n, TITLE_SIZE, TITLE, MONOSPACE) for n, text in enumerate(title)]
     y += LEADING * len(title)
-    return written + [_text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)]
+    return written + [
+        _make_text(text, x, y + LEADING * n, CAPTION_SIZE, CAPTION, SANS) for n, text in enumerate(caption)
+    ]
 
 
 def _cell_size(drawing: Drawing, size: float) -> float:

@@ -203,12 +203,17 @@ def _make_style(count: int) -> str:
 
 
 def share_chart(
-    series: Mapping[str, Sequence[float]], caption: str, ends: tuple[str, str], low: float, high: float
+    series: Mapping[str, Sequence[float]],
+    caption: str,
+    ends: tuple[str, str],
+    low: float,
+    high: float,
+    form: str = ".0%",
 ) -> Markup:
-    """Shares over steps as a figure of a page; `ends` name the first and the last step.
+    """Shares, or other numbers, over steps as a figure of a page; `ends` name the first and the last step.
 
-    `low` and `high` are the shares at the bottom and the top. Text is outside the SVG, so that it
-    keeps its size on any screen.
+    `low` and `high` are the numbers at the bottom and the top, written by the format `form`. Text is outside the SVG,
+    so that it keeps its size on any screen.
     """
     marks = [low + (high - low) * step / 4 for step in range(5)]
     grid = element("path", d="".join(f"M0 {100 * (high - mark) / (high - low):.2f}H100" for mark in marks))
@@ -222,11 +227,13 @@ def share_chart(
         color = f"var(--h{(1, 6, 3, 8, 5)[index % 5]})"
         lines.append(element("polyline", points=points, style=f"stroke:{color}"))
         names.append(element("li", element("i", ""), element("span", name), style=f"color:{color}"))
-    words = "; ".join(f"{name} ends at {values[-1]:.1%}" for name, values in series.items())
+    words = "; ".join(
+        f"{name} ends at {values[-1]:{'.1%' if '%' in form else form}}" for name, values in series.items()
+    )
     frame = {"viewBox": "0 0 100 100", "preserveAspectRatio": "none"}
     drawing = element("svg", grid, *lines, **frame, role="img", aria_label=words)
     scale = [
-        element("span", f"{mark:.0%}", class_="scale", style=side)
+        element("span", f"{mark:{form}}", class_="scale", style=side)
         for side, mark in (("top:0", high), ("bottom:1.6em", low))
     ]
     below = element("div", *(element("span", end) for end in ends), class_="ends")

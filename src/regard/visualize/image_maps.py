@@ -49,7 +49,7 @@ def draw_image_maps(
         weights = tokens.spread(drawn[layer][column] / max(most, 1e-30), size)
         panel.imshow(overlay(gray, weights).numpy(), interpolation="nearest")
         if is_pixel:
-            _outline(panel, tokens.box(token, size))
+            _draw_outline(panel, tokens.box(token, size))
         panel.set_xlabel(f"max {percent(most)}", fontsize=7, color=FAINT, labelpad=2)
 
     with style():
@@ -79,7 +79,7 @@ def to_grayscale(image: Tensor) -> Tensor:
     return (mean - low) / (high - low) if high > low else torch.zeros_like(mean)
 
 
-def _outline(axes: Axes, box: tuple[float, float, float, float]) -> None:
+def _draw_outline(axes: Axes, box: tuple[float, float, float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     top, left, high, wide = box

@@ -194,7 +194,7 @@ def _dilate_kernel(layer: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
     weight = layer.weight.detach()
     if layer.groups > 1:
         each = weight.shape[0] // layer.groups
-        blocks = [torch.block_diag(*weight[..., r, c].split(each)) for r, c in _taps(weight)]
+        blocks = [torch.block_diag(*weight[..., r, c].split(each)) for r, c in _list_taps(weight)]
         weight = torch.stack(blocks, -1).unflatten(-1, weight.shape[2:])
     (down, across), size = layer.dilation, layer.kernel_size
     wide = weight.new_zeros(*weight.shape[:2], down * (size[0] - 1) + 1, across * (size[1] - 1) + 1)
@@ -205,7 +205,7 @@ def _dilate_kernel(layer: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
     return wide, (padding[0], padding[1])
 
 
-def _taps(weight: Tensor) -> list[tuple[int, int]]:
+def _list_taps(weight: Tensor) -> list[tuple[int, int]]:
     return [(row, column) for row in range(weight.shape[2]) for column in range(weight.shape[3])]
 
 

@@ -4,7 +4,7 @@
 
 Every pair that meets costs d multiply-adds for its score, one exponential, and e multiply-adds for its value; backward
 each of the two products has two of its own, one for each operand. With a feature map no pair meets: see
-`linear_attention.py`. The limits of temperature cost less: see `_uniform` and `_hard`.
+`linear_attention.py`. The limits of temperature cost less: see `_count_uniform` and `_count_hard`.
 
 Whose work is counted is a matter of `RunMode.backend`:
 
@@ -28,13 +28,18 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.biases.base import Bias
 from regard.cost_model import depth
-from regard.cost_model.attention.bias import bias_part, learns
-from regard.cost_model.attention.executed_work import check_backend, kept_by_limit, mean_products, visits_of
-from regard.cost_model.attention.linear_attention import kept_by_mean, linear_parts
-from regard.cost_model.attention.pairs import Pairs, longest_row, pairs_of
-from regard.cost_model.attention.positional import kept_unasked, positional_parts
+from regard.cost_model.attention.bias import count_bias, is_learned
+from regard.cost_model.attention.executed_work import (
+    check_backend,
+    count_mean_products,
+    count_saved_by_limit,
+    find_executed_pairs,
+)
+from regard.cost_model.attention.linear_attention import count_linear_attention, count_saved_by_mean
+from regard.cost_model.attention.pairs import AllowedPairs, count_pairs, find_longest_row
+from regard.cost_model.attention.positional import count_positional, count_saved_by_positional
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown, Sizes
 from regard.cost_model.symbols import size_symbol
@@ -44,13 +49,13 @@ from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Pattern
 
 
-def rule(attention: Attention, asked: Sizes, mode: RunMode) -> Breakdown:
+def count_description(attention: Attention, sizes: Sizes, mode: RunMode) -> Breakdown:
     """What a description costs at the sizes that are asked for."""
-    shape = shape_of(attention, asked, mode)
-    return counted(attention, shape, mode)
+    shape = find_shape(attention, sizes, mode)
+    return count_attention(attention, shape, mode)
 
 
-def counted(attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
+def count_attention(attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Parts, numbers and remarks of an attention of any sizes: of a description, or of the attention inside a layer."""
     pattern = Full() if attention.pattern is None else attention.pattern
     features = None if attention.feature_map is None else resolve_features(attention.feature_map)
@@ -60,70 +65,67 @@ def counted(attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     if features is not None and (attention.bias is not None or hard):
         raise CostError(
             "A feature map leaves no scores to work on.",
-            asked=_name(attention),
+            asked=_describe(attention),
             because="linear attention multiplies features; it has no exponent to add a bias to or to sharpen",
             instead="either the feature map or " + ("a hard limit" if hard else "a bias"),
         )
     if mode.backend == "positional":
-        made = positional_parts(attention, pattern, shape, mode)
+        made = count_positional(attention, pattern, shape, mode)
     elif features is not None and not (uniform and mode.backend in (None, "reference")):
-        made = linear_parts(features, pattern, shape, mode, uniform)
+        made = count_linear_attention(features, pattern, shape, mode, uniform)
     elif uniform and mode.backend != "native":
-        made = _uniform(pattern, shape, mode, features)
+        made = _count_uniform(pattern, shape, mode, features)
     elif hard:
-        made = _hard(pattern, attention.bias, shape, mode)
+        made = _count_hard(pattern, attention.bias, shape, mode)
     else:
-        made = _softmax(pattern, attention, shape, mode)
+        made = _count_softmax(pattern, attention, shape, mode)
     parts = made.parts
     if mode.step == "decode":  # nobody goes back from there
-        parts = [dataclasses.replace(part, kept=ZERO) for part in parts]
+        parts = [dataclasses.replace(part, saved=ZERO) for part in parts]
     notes = made.notes
     if mode.backend == "reference" and (features is None or uniform):
         notes = (*notes, "kept: as by the backend that runs unasked; the reference keeps its squares as well")
-    return Breakdown(parts, {**shape.values, **made.values}, notes, _name(attention))
-
-
-RULES = {Attention: rule}
+    return Breakdown(parts, {**shape.values, **made.values}, notes, _describe(attention))
 
 
 # Sizes
 
 
-def shape_of(attention: Attention, asked: Sizes, mode: RunMode) -> Shape:
+def find_shape(attention: Attention, sizes: Sizes, mode: RunMode) -> Shape:
     """Letters for what a description leaves open. Sizes that follow from others get no letter of their own."""
     pattern, bias = attention.pattern, attention.bias
     rows = None if pattern is None else pattern.rows
-    if rows is not None and asked.batch not in (1, rows):
+    if rows is not None and sizes.batch not in (1, rows):
         raise CostError(
             "The pattern was made for another batch.",
-            asked=f"batch={asked.batch}",
+            asked=f"batch={sizes.batch}",
             found=f"a pattern for {rows} batch rows",
             because="Padding and Segments describe every batch row",
             instead=f"batch={rows}",
         )
-    tokens = asked.tokens if asked.tokens is not None else _tokens(pattern, asked, mode)
+    tokens = sizes.tokens if sizes.tokens is not None else _find_token_count(pattern, sizes, mode)
     own_heads = bias.heads if isinstance(bias, Bias) else 1
     if own_heads == 1 and pattern is not None:
         own_heads = pattern.heads or 1
     numbers = {
-        "B": asked.batch if rows is None else rows,
+        "B": sizes.batch if rows is None else rows,
         "N": tokens,
-        "M": asked.keys,
-        "H": asked.heads or own_heads,
-        "G": asked.kv_heads,
-        "d": asked.dim if asked.dim is not None else getattr(bias, "dim", None),
-        "e": asked.value_dim,
+        "M": sizes.keys,
+        "H": sizes.heads or own_heads,
+        "G": sizes.kv_heads,
+        "d": sizes.dim if sizes.dim is not None else getattr(bias, "dim", None),
+        "e": sizes.value_dim,
     }
     values = {size_symbol(name): number for name, number in numbers.items() if number is not None}
     _check_heads(numbers, own_heads)
-    queries, keys = size_symbol("N"), size_symbol("N" if asked.keys is None else "M")
+    queries, keys = size_symbol("N"), size_symbol("N" if sizes.keys is None else "M")
     if mode.step == "decode":
-        if asked.keys is not None:
+        if sizes.keys is not None:
             raise CostError(
                 "A decoding step has no keys of its own.",
-                asked=f'step="decode", keys={asked.keys}',
+                asked=f'step="decode", keys={sizes.keys}',
                 because="the new token sees those before it and itself: keys = tokens + 1",
-                instead=f'step="decode", tokens={asked.keys - 1}',
+                instead=f'step="decode", tokens={sizes.keys - 1}',
             )
         queries, keys = sympy.Integer(1), size_symbol("N") + 1
     return Shape(
@@ -131,16 +133,16 @@ def shape_of(attention: Attention, asked: Sizes, mode: RunMode) -> Shape:
         queries=queries,
         keys=keys,
         heads=size_symbol("H"),
-        kv_heads=size_symbol("H" if asked.kv_heads is None else "G"),
+        kv_heads=size_symbol("H" if sizes.kv_heads is None else "G"),
         dim=size_symbol("d"),
-        value_dim=size_symbol("d" if asked.value_dim is None else "e"),
+        value_dim=size_symbol("d" if sizes.value_dim is None else "e"),
         values=values,
     )
 
 
-def _tokens(pattern: Pattern | None, asked: Sizes, mode: RunMode) -> int | None:
-    if asked.image is not None:
-        return asked.image[0] * asked.image[1]
+def _find_token_count(pattern: Pattern | None, sizes: Sizes, mode: RunMode) -> int | None:
+    if sizes.image is not None:
+        return sizes.image[0] * sizes.image[1]
     return None if mode.step == "decode" or pattern is None else pattern.fixed_length
 
 
@@ -163,7 +165,7 @@ def _check_heads(numbers: dict[str, int | None], own_heads: int) -> None:
         )
 
 
-def _name(attention: Attention) -> str:
+def _describe(attention: Attention) -> str:
     given = []
     for each in dataclasses.fields(attention):
         value = getattr(attention, each.name)
@@ -176,19 +178,19 @@ def _name(attention: Attention) -> str:
 # Softmax
 
 
-def _softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
+def _count_softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Scores, their softmax, and the weighted sums of values."""
     item, fused = mode.item, mode.backend in ("native", "blocked")
-    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    visits = visits_of(pattern, shape, mode, seen)
+    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    visits = find_executed_pairs(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
-    row = longest_row(pattern, shape.keys, shape.values)
+    row = find_longest_row(pattern, shape.keys, shape.values)
     wide = mode.wide  # half-precision inputs leave their results in float32
     column = row if shape.queries == shape.keys else sympy.Max(row, shape.queries)
     # Without content (scale = 0, and a bias that speaks) a score is no product; backends multiply by zero all the same.
     silent = attention.scale == 0
     forward = ZERO if silent and mode.backend is None else area * shape.dim
-    fixed = silent and not fused and not learns(attention.bias)  # weights that learn nothing have no gradient
+    fixed = silent and not fused and not is_learned(attention.bias)  # weights that learn nothing have no gradient
     back = 2 * area * shape.dim if not silent or mode.backend == "native" else ZERO
     back += area * shape.dim if fused else ZERO
     square = ZERO if fused else area
@@ -199,55 +201,55 @@ def _softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode
         return wide * numbers if copies else item * shape.given(numbers)
 
     inner = depth.inner(shape.dim, mode.serial)
-    scores = Part(
+    scores = CostPart(
         "scores",
-        forward=Work(macs=forward, bytes=item * (shape.query + shape.key + square), depth=inner),
-        backward=Work(
+        forward=PassCost(macs=forward, bytes=item * (shape.query + shape.key + square), depth=inner),
+        backward=PassCost(
             macs=back,
             bytes=item * (2 * shape.query + 2 * shape.key + square),
             depth=depth.inner(column, mode.serial),
         ),
-        kept=held(shape.query + shape.key),
+        saved=held(shape.query + shape.key),
         pairs=met,
     )
-    softmax = Part(
+    softmax = CostPart(
         "softmax",
-        forward=Work(
+        forward=PassCost(
             exponentials=area,
             bytes=item * 2 * square if not fused else wide * shape.rows,
             depth=depth.softmax(row, stable=mode.stable, serial=mode.serial),
         ),
-        backward=Work(
+        backward=PassCost(
             exponentials=area if fused else ZERO,
             bytes=item * 3 * square if not fused else wide * shape.rows,
             depth=depth.inner(row, mode.serial) + 2,
         ),
-        kept=wide * shape.rows,
+        saved=wide * shape.rows,
     )
-    values = Part(
+    values = CostPart(
         "values",
-        forward=Work(
+        forward=PassCost(
             macs=area * shape.value_dim,
             bytes=item * (square + shape.value + shape.output),
             depth=depth.inner(row, mode.serial),
         ),
-        backward=Work(
+        backward=PassCost(
             macs=(1 if fixed else 2) * area * shape.value_dim,
             bytes=item * (2 * square + 2 * shape.value + (2 if fused else 1) * shape.output),
             depth=depth.inner(shape.value_dim, mode.serial),
         ),
-        kept=held(shape.value) + wide * shape.output,
+        saved=held(shape.value) + wide * shape.output,
     )
-    parts = [scores, *bias_part(attention.bias, shape, mode, met, area), softmax, values]
-    if silent and (kept := kept_unasked(attention, pattern, shape, mode)) is not None:
-        parts = [dataclasses.replace(part, kept=kept if part is values else ZERO) for part in parts]
+    parts = [scores, *count_bias(attention.bias, shape, mode, met, area), softmax, values]
+    if silent and (kept := count_saved_by_positional(attention, pattern, shape, mode)) is not None:
+        parts = [dataclasses.replace(part, saved=kept if part is values else ZERO) for part in parts]
     return Breakdown(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
 
 
 # Limits of temperature
 
 
-def _uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: FeatureMap | None) -> Breakdown:
+def _count_uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: FeatureMap | None) -> Breakdown:
     """scale = 0: the mean of what is visible. There are no scores, no exponentials, and no gradient but that of values.
 
     The mathematics asks for sums. Where queries share them, each value is added once (an addition counts as the
@@ -257,31 +259,31 @@ def _uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: FeatureMap
     feature map changes who runs, and so what is kept.
     """
     item = mode.item
-    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    row = longest_row(pattern, shape.keys, shape.values)
+    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    row = find_longest_row(pattern, shape.keys, shape.values)
     steps = depth.total(row, mode.serial) + 1
     notes = seen.notes
     if mode.backend == "reference":
         products = shape.batch * shape.heads * shape.queries * shape.keys * shape.value_dim
     elif mode.backend == "blocked":
-        products, remarks = mean_products(pattern, shape)
+        products, remarks = count_mean_products(pattern, shape)
         notes = (*notes, *remarks)
     else:
-        products = shape.kv_heads * _sums(pattern, shape, mode, seen) * shape.value_dim
-    kept, remarks = kept_by_limit("uniform", pattern, shape, mode)
+        products = shape.kv_heads * _count_additions(pattern, shape, mode, seen) * shape.value_dim
+    kept, remarks = count_saved_by_limit("uniform", pattern, shape, mode)
     if features is not None:
-        kept, remarks = kept_by_mean(pattern, shape, mode), ()
-    part = Part(
+        kept, remarks = count_saved_by_mean(pattern, shape, mode), ()
+    part = CostPart(
         "values",
-        forward=Work(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
-        backward=Work(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
-        kept=kept,
+        forward=PassCost(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
+        backward=PassCost(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
+        saved=kept,
         pairs=shape.heads * seen.formula,
     )
     return Breakdown([part], seen.values, (*notes, *remarks))
 
 
-def _sums(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> sympy.Expr:
+def _count_additions(pattern: Pattern, shape: Shape, mode: RunMode, seen: AllowedPairs) -> sympy.Expr:
     """Additions of one channel: running ones, where there are any and they are fewer, or one for each pair."""
     reads = pattern._running_sum_reads
     if reads is None or (reads and mode.step == "decode"):
@@ -292,44 +294,44 @@ def _sums(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> sympy.E
     return seen.formula if known is not None and least is not None and known < least else running
 
 
-def _hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Breakdown:
+def _count_hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Breakdown:
     """scale = inf: the best key's value is handed over. The scores are a search, which has no gradient.
 
     Ties, which share their values, are not foreseen. The reference multiplies weights of zero and one.
     """
     item, square = mode.item, mode.backend == "reference"
-    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
-    visits = visits_of(pattern, shape, mode, seen)
+    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    visits = find_executed_pairs(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
-    row = longest_row(pattern, shape.keys, shape.values)
-    kept, remarks = kept_by_limit("hard", pattern, shape, mode)
-    scores = Part(
+    row = find_longest_row(pattern, shape.keys, shape.values)
+    kept, remarks = count_saved_by_limit("hard", pattern, shape, mode)
+    scores = CostPart(
         "scores",
-        forward=Work(
+        forward=PassCost(
             macs=area * shape.dim,
             bytes=item * (shape.query + shape.key + (area if square else ZERO)),
             depth=depth.inner(shape.dim, mode.serial),
         ),
         pairs=met,
     )
-    choice = Part(
+    choice = CostPart(
         "softmax",
-        forward=Work(exponentials=area if square else ZERO, depth=depth.total(row, mode.serial)),
+        forward=PassCost(exponentials=area if square else ZERO, depth=depth.total(row, mode.serial)),
     )
     products = area * shape.value_dim if square else ZERO
-    values = Part(
+    values = CostPart(
         "values",
-        forward=Work(macs=products, bytes=item * 2 * shape.output, depth=sympy.Integer(1)),
-        backward=Work(
-            macs=products * (2 if learns(bias) else 1),
+        forward=PassCost(macs=products, bytes=item * 2 * shape.output, depth=sympy.Integer(1)),
+        backward=PassCost(
+            macs=products * (2 if is_learned(bias) else 1),
             bytes=item * (shape.output + shape.value),
             depth=sympy.Integer(1),
         ),
-        kept=kept,
+        saved=kept,
     )
-    parts = [scores, *bias_part(bias, shape, mode, met, area), choice, values]
+    parts = [scores, *count_bias(bias, shape, mode, met, area), choice, values]
     notes = (*seen.notes, *visits.notes, *remarks, "hard attention: counted without ties")
     return Breakdown(parts, {**seen.values, **visits.values}, notes)
 
 
-__all__ = ["RULES", "Shape", "counted", "rule", "shape_of"]
+__all__ = ["Shape", "count_attention", "count_description", "find_shape"]

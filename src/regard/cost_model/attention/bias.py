@@ -13,13 +13,15 @@ from regard.biases import TransformerXL
 from regard.biases.base import Bias
 from regard.cost_model import depth
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.kernels.bias_table import make_bias_table
 from regard.patterns import Lengths
 
 
-def bias_part(bias: Bias | Tensor | None, shape: Shape, mode: RunMode, met: sympy.Expr, area: sympy.Expr) -> list[Part]:
+def count_bias(
+    bias: Bias | Tensor | None, shape: Shape, mode: RunMode, met: sympy.Expr, area: sympy.Expr
+) -> list[CostPart]:
     """The part of a bias, if there is one. A bias by position makes no products; its learned numbers are parameters.
 
     met: pairs of the pattern, over all heads and rows; area: those that are computed.
@@ -29,28 +31,30 @@ def bias_part(bias: Bias | Tensor | None, shape: Shape, mode: RunMode, met: symp
     fused = mode.backend in ("native", "blocked")
     moved = ZERO if fused else 3 * mode.item * area
     if isinstance(bias, TransformerXL):
-        return [_with_content(bias, shape, mode, met, moved)]
+        return [_count_transformer_xl(bias, shape, mode, met, moved)]
     if isinstance(bias, Tensor):
         weights, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
     else:
-        weights, kept = learned(bias), _table_kept(bias, shape, mode) if shape.keeps else ZERO
-    one = Work(bytes=moved, depth=sympy.Integer(1))
-    return [Part("bias", parameters=weights, forward=one, backward=Work(bytes=moved), kept=kept)]
+        weights, kept = count_parameters(bias), _count_saved_table(bias, shape, mode) if shape.keeps else ZERO
+    one = PassCost(bytes=moved, depth=sympy.Integer(1))
+    return [CostPart("bias", parameters=weights, forward=one, backward=PassCost(bytes=moved), saved=kept)]
 
 
-def learns(bias: Bias | Tensor | None) -> bool:
+def is_learned(bias: Bias | Tensor | None) -> bool:
     """Whether a gradient of the scores is wanted for the sake of the bias."""
     if bias is None or isinstance(bias, Tensor):
         return bias is not None and bias.requires_grad
     return any(parameter.requires_grad for parameter in bias.parameters())
 
 
-def learned(bias: Bias) -> sympy.Integer:
+def count_parameters(bias: Bias) -> sympy.Integer:
     """The numbers of a bias that learn."""
     return sympy.Integer(sum(parameter.numel() for parameter in bias.parameters()))
 
 
-def _with_content(bias: TransformerXL, shape: Shape, mode: RunMode, met: sympy.Expr, moved: sympy.Expr) -> Part:
+def _count_transformer_xl(
+    bias: TransformerXL, shape: Shape, mode: RunMode, met: sympy.Expr, moved: sympy.Expr
+) -> CostPart:
     """`(q + v) . r` for every pair, `u . k` for every key, and `r = W encoding(delta)` for every distinct delta.
 
     The reference multiplies every query with every distinct delta and looks pairs up. The encoding has no gradient.
@@ -66,34 +70,34 @@ def _with_content(bias: TransformerXL, shape: Shape, mode: RunMode, met: sympy.E
     relative = own * deltas * bias.projection.shape[-1] * shape.dim
     globally = shape.batch * shape.heads * shape.keys * shape.dim
     steps = depth.inner(shape.dim, mode.serial) + 3
-    return Part(
+    return CostPart(
         "bias",
-        parameters=learned(bias),
-        forward=Work(macs=toward + relative + globally, bytes=moved, depth=steps),
-        backward=Work(macs=2 * toward + relative + 2 * globally, bytes=moved, depth=steps),
+        parameters=count_parameters(bias),
+        forward=PassCost(macs=toward + relative + globally, bytes=moved, depth=steps),
+        backward=PassCost(macs=2 * toward + relative + 2 * globally, bytes=moved, depth=steps),
     )
 
 
-def _table_kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
+def _count_saved_table(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
     """A bias by relative position becomes a table, which is kept, as is what its own formula keeps."""
     if not bias.relative or shape.lengths is None or mode.step == "decode":
         return ZERO
     lengths = Lengths(*shape.lengths)
     wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
-    return sympy.Integer(kept_by(lambda: (make_bias_table(bias, lengths)[0].to(wide),)))
+    return sympy.Integer(measure_saved_bytes(lambda: (make_bias_table(bias, lengths)[0].to(wide),)))
 
 
-def kept_by(make: Callable[[], tuple[Tensor, ...]]) -> int:
+def measure_saved_bytes(make: Callable[[], tuple[Tensor, ...]]) -> int:
     """Bytes of what is made of a bias, and of what its formula keeps for its gradient.
 
     That formula is anybody's, so that it is asked: for a table with an entry for each difference, not for each pair.
     """
     alive, runs = [], []
     for _ in range(2):  # what both runs keep was there before: parameters, buffers
-        saved: list[weakref.ref[_Kept]] = []
+        saved: list[weakref.ref[_SavedTensor]] = []
 
-        def keep(tensor: Tensor, saved: list[weakref.ref[_Kept]] = saved) -> _Kept:
-            kept = _Kept(tensor.detach())
+        def keep(tensor: Tensor, saved: list[weakref.ref[_SavedTensor]] = saved) -> _SavedTensor:
+            kept = _SavedTensor(tensor.detach())
             saved.append(weakref.ref(kept))
             return kept
 
@@ -107,7 +111,7 @@ def kept_by(make: Callable[[], tuple[Tensor, ...]]) -> int:
     return sum(size for at, size in again.items() if at not in once)
 
 
-class _Kept:
+class _SavedTensor:
     """Stands in a graph for a tensor that it keeps, and dies with the node that keeps it."""
 
     def __init__(self, tensor: Tensor) -> None:

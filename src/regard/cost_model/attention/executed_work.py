@@ -1,4 +1,4 @@
-"""Which pairs a backend really computes, and what it keeps: the plan it would follow, asked before anybody runs."""
+"""Which pairs a backend really computes, and what it keeps: the plan it would follow, found before it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.backends.limits import _plan_means
 from regard.backends.tiles import group_tiles, tile_height
-from regard.cost_model.attention.pairs import Pairs
+from regard.cost_model.attention.pairs import AllowedPairs
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.symbols import size_symbol
@@ -22,7 +22,7 @@ from regard.kernels.program import best_plan
 from regard.patterns import Lengths, Pattern
 
 
-class Visits(NamedTuple):
+class ExecutedPairs(NamedTuple):
     """Pairs that are computed, of one head over all rows of the batch; numbers of their letters; remarks."""
 
     area: sympy.Expr
@@ -48,16 +48,16 @@ def check_backend(backend: str | None, bias: Any, hard: bool) -> None:
         )
 
 
-def visits_of(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> Visits:
+def find_executed_pairs(pattern: Pattern, shape: Shape, mode: RunMode, seen: AllowedPairs) -> ExecutedPairs:
     """The pairs inside the tiles of the backend that is asked about."""
     square = shape.batch * shape.queries * shape.keys
     if mode.backend is None:
-        return Visits(seen.formula, {})
+        return ExecutedPairs(seen.formula, {})
     if mode.backend == "reference" or pattern.is_full:
-        return Visits(square, {})
+        return ExecutedPairs(square, {})
     if shape.lengths is None:
         remark = f"{mode.backend}: how many pairs its tiles hold depends on the number of tokens; Z stays open"
-        return Visits(shape.batch * size_symbol("Z"), {}, (remark,))
+        return ExecutedPairs(shape.batch * size_symbol("Z"), {}, (remark,))
     lengths, pattern, heads = Lengths(*shape.lengths), pattern._with_folded_heads, pattern.heads
     if mode.backend == "native":
         if (
@@ -65,7 +65,7 @@ def visits_of(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> Vis
             and lengths.queries <= MAX_QUERIES
             and find_key_intervals(pattern, lengths) is not None
         ):
-            return Visits(seen.formula, {})  # a cache is read key by key
+            return ExecutedPairs(seen.formula, {})  # a cache is read key by key
         _check_library()
         wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
         area = best_plan(pattern, lengths, library.lanes(wide)).area
@@ -77,16 +77,16 @@ def visits_of(pattern: Pattern, shape: Shape, mode: RunMode, seen: Pairs) -> Vis
         area = sum(areas)
     if heads is not None:  # each head is a row of the plan
         each = sympy.Rational(area, heads) * (shape.batch if pattern.rows == heads else 1)
-        return Visits(each, {}, ("tiles of different heads are added up to one number",))
-    return _counted(area, pattern, shape)
+        return ExecutedPairs(each, {}, ("tiles of different heads are added up to one number",))
+    return _name_area(area, pattern, shape)
 
 
-def _counted(area: int, pattern: Pattern, shape: Shape) -> Visits:
+def _name_area(area: int, pattern: Pattern, shape: Shape) -> ExecutedPairs:
     if pattern.rows is not None:
-        return Visits(sympy.Integer(area), {}, ("tiles of different rows are added up to one number",))
+        return ExecutedPairs(sympy.Integer(area), {}, ("tiles of different rows are added up to one number",))
     if shape.lengths is not None and area == shape.lengths[0] * shape.lengths[1]:
-        return Visits(shape.batch * shape.queries * shape.keys, {})
-    return Visits(shape.batch * size_symbol("Z"), {size_symbol("Z"): area})
+        return ExecutedPairs(shape.batch * shape.queries * shape.keys, {})
+    return ExecutedPairs(shape.batch * size_symbol("Z"), {size_symbol("Z"): area})
 
 
 def _check_library() -> None:
@@ -102,7 +102,7 @@ def _check_library() -> None:
 # The limits of temperature, as `blocked` runs them
 
 
-def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str, ...]]:
+def count_mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str, ...]]:
     """Products of the tree of sums with the tiles that read it."""
     if shape.lengths is None:
         remark = "blocked: how many sums its tiles read depends on the number of tokens; Z stays open"
@@ -113,7 +113,9 @@ def mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tuple[str
     return rows * heads * read * shape.value_dim, ("blocked: the sums its tiles read stay a number",)
 
 
-def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, mode: RunMode) -> tuple[sympy.Expr, tuple[str, ...]]:
+def count_saved_by_limit(
+    kind: str, pattern: Pattern, shape: Shape, mode: RunMode
+) -> tuple[sympy.Expr, tuple[str, ...]]:
     """What the two limits keep: which key won, or the matrices of ones that sums were taken with."""
     if not shape.keeps:
         return sympy.Integer(0), ()
@@ -131,4 +133,4 @@ def kept_by_limit(kind: str, pattern: Pattern, shape: Shape, mode: RunMode) -> t
     return mode.wide * (sums + count + read), ()
 
 
-__all__ = ["Visits", "check_backend", "kept_by_limit", "mean_products", "visits_of"]
+__all__ = ["ExecutedPairs", "check_backend", "count_mean_products", "count_saved_by_limit", "find_executed_pairs"]

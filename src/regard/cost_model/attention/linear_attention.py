@@ -19,9 +19,9 @@ import dataclasses
 import sympy
 
 from regard.cost_model import depth
-from regard.cost_model.attention.pairs import longest_row, pairs_of
+from regard.cost_model.attention.pairs import count_pairs, find_longest_row
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown
 from regard.cost_model.symbols import size_symbol
@@ -30,39 +30,39 @@ from regard.kernels.linear_attention import CHUNK
 from regard.patterns import Pattern
 
 
-def linear_parts(
+def count_linear_attention(
     features: FeatureMap, pattern: Pattern, shape: Shape, mode: RunMode, uniform: bool = False
 ) -> Breakdown:
     """The parts of a linear attention; a mean (`uniform`) has one feature, which is one."""
-    width, values, notes = _width(features, shape)
+    width, values, notes = _find_feature_dim(features, shape)
     if uniform:
         width, values, notes = sympy.Integer(1), {}, ()
-    pairwise = mode.backend == "reference" or not shares(pattern)
-    made = _features(features, width, shape, mode, pairwise) if not uniform else []
+    pairwise = mode.backend == "reference" or not shares_sums(pattern)
+    made = _count_features(features, width, shape, mode, pairwise) if not uniform else []
     if pairwise:
-        more = _pairwise(pattern, width, shape, mode)
+        more = _count_pairwise(pattern, width, shape, mode)
     else:
         causal, padded = is_causal(pattern), hides_keys(pattern)
         fused = causal and isinstance(features, Elu1) and not uniform and not padded
-        more = _summed(width, pattern, shape, mode, new_features=not fused)
+        more = _count_state(width, pattern, shape, mode, new_features=not fused)
         if uniform and not causal:  # ones have no gradient
-            more = more._replace(parts=[_once_back(part) for part in more.parts])
+            more = more._replace(parts=[_halve_backward(part) for part in more.parts])
         if fused:  # the kernel makes these features as it reads
-            made = [dataclasses.replace(part, kept=ZERO) for part in made]
+            made = [dataclasses.replace(part, saved=ZERO) for part in made]
         if padded:
             hidden = shape.batch * shape.keys  # which keys are real
             if isinstance(features, Relu):  # its results are kept for its derivative, and once more without the hidden
                 hidden += mode.wide * shape.batch * shape.kv_heads * shape.keys * width
-            made = [dataclasses.replace(part, kept=part.kept + hidden) for part in made]
+            made = [dataclasses.replace(part, saved=part.saved + hidden) for part in made]
     if uniform:
-        kept = [*[ZERO] * (len(more.parts) - 1), kept_by_mean(pattern, shape, mode)]
+        kept = [*[ZERO] * (len(more.parts) - 1), count_saved_by_mean(pattern, shape, mode)]
         more = more._replace(
-            parts=[dataclasses.replace(part, kept=each) for part, each in zip(more.parts, kept, strict=True)]
+            parts=[dataclasses.replace(part, saved=each) for part, each in zip(more.parts, kept, strict=True)]
         )
     return Breakdown([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
 
 
-def shares(pattern: Pattern | None) -> bool:
+def shares_sums(pattern: Pattern | None) -> bool:
     """Whether queries can share their sums over keys."""
     return pattern is None or all(each.is_causal or each.is_key_padding for each in pattern._split_intersection())
 
@@ -79,7 +79,7 @@ def hides_keys(pattern: Pattern | None) -> bool:
     )
 
 
-def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
+def _find_feature_dim(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
     """How many features a vector has: d itself, a formula of d, or a number with a letter."""
     if isinstance(features, Elu1 | Relu):
         return shape.dim, {}, ()
@@ -93,7 +93,9 @@ def _width(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[
     return symbol, {} if dim is None else {symbol: features.width(dim)}, notes
 
 
-def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, mode: RunMode, pairwise: bool) -> list[Part]:
+def _count_features(
+    features: FeatureMap, width: sympy.Expr, shape: Shape, mode: RunMode, pairwise: bool
+) -> list[CostPart]:
     """The maps of queries and keys. Only random features are a product: with directions that are not learned.
 
     What is kept beside the features is what each map's derivative needs.
@@ -119,58 +121,60 @@ def _features(features: FeatureMap, width: sympy.Expr, shape: Shape, mode: RunMo
     steps = depth.inner(shape.dim, mode.serial) + 2 if random else sympy.Integer(1)
     moved = item * (numbers + vectors * width)
     return [
-        Part(
+        CostPart(
             "features",
-            forward=Work(macs=products, bytes=moved, depth=steps),
-            backward=Work(macs=products, bytes=2 * moved, depth=steps),
-            kept=sympy.expand(kept),
+            forward=PassCost(macs=products, bytes=moved, depth=steps),
+            backward=PassCost(macs=products, bytes=2 * moved, depth=steps),
+            saved=sympy.expand(kept),
         )
     ]
 
 
-def _once_back(part: Part) -> Part:
+def _halve_backward(part: CostPart) -> CostPart:
     half = sympy.Rational(1, 2)
     return dataclasses.replace(part, backward=dataclasses.replace(part.backward, macs=part.backward.macs * half))
 
 
-def _summed(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMode, new_features: bool) -> Breakdown:
+def _count_state(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMode, new_features: bool) -> Breakdown:
     """The state, and how queries read it."""
     item, columns, causal = mode.item, shape.value_dim + 1, is_causal(pattern)
     decode = mode.step == "decode"
     new = sympy.Integer(1) if decode else shape.keys
-    met, asked = shape.batch * shape.kv_heads * new, _served(shape) if causal else shape.rows
+    met, queried = shape.batch * shape.kv_heads * new, _count_seeing_rows(shape) if causal else shape.rows
     held = shape.batch * shape.kv_heads * width * columns
-    grow, read, own = met * width * columns, asked * width * columns, ZERO
+    grow, read, own = met * width * columns, queried * width * columns, ZERO
     notes: tuple[str, ...] = ()
     back = 3 if causal and mode.backend == "native" else 2
     if causal and mode.backend == "blocked" and not decode:
-        grow, read, own, notes = _chunks(width, columns, shape)
+        grow, read, own, notes = _count_chunks(width, columns, shape)
     add = sympy.Integer(2) if decode else depth.inner(shape.keys, mode.serial)
-    state_kept, readout_kept = _kept(width, shape, mode, causal, new_features)
-    state = Part(
+    state_kept, readout_kept = _count_saved(width, shape, mode, causal, new_features)
+    state = CostPart(
         "state",
-        forward=Work(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
-        backward=Work(macs=back * grow, bytes=item * (2 * met * (width + shape.value_dim) + held), depth=add),
-        kept=state_kept,
+        forward=PassCost(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
+        backward=PassCost(macs=back * grow, bytes=item * (2 * met * (width + shape.value_dim) + held), depth=add),
+        saved=state_kept,
     )
-    readout = Part(
+    readout = CostPart(
         "readout",
-        forward=Work(
+        forward=PassCost(
             macs=read + own,
-            bytes=item * (asked * width + held + asked * shape.value_dim),
+            bytes=item * (queried * width + held + queried * shape.value_dim),
             depth=depth.inner(width, mode.serial) + 1,
         ),
-        backward=Work(
+        backward=PassCost(
             macs=back * (read + own),
-            bytes=item * (2 * asked * width + 2 * held + asked * shape.value_dim),
+            bytes=item * (2 * queried * width + 2 * held + queried * shape.value_dim),
             depth=depth.inner(columns, mode.serial) + 2,
         ),
-        kept=readout_kept + _marks(pattern, shape),
+        saved=readout_kept + _count_flags(pattern, shape),
     )
     return Breakdown([state, readout], {}, notes)
 
 
-def _kept(width: sympy.Expr, shape: Shape, mode: RunMode, causal: bool, new: bool) -> tuple[sympy.Expr, sympy.Expr]:
+def _count_saved(
+    width: sympy.Expr, shape: Shape, mode: RunMode, causal: bool, new: bool
+) -> tuple[sympy.Expr, sympy.Expr]:
     """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
     once torch keeps features, values with their column of ones, the state, and what was divided."""
     wide, columns = mode.wide, shape.value_dim + 1
@@ -178,39 +182,41 @@ def _kept(width: sympy.Expr, shape: Shape, mode: RunMode, causal: bool, new: boo
     if causal:
         # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
         key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
-        key, query = (key, query) if new else (_read(key, shape, mode), _read(query, shape, mode))
-        state = wide * (key + _read(shape.value, shape, mode)) + _early(width, shape, mode, new)
-        return state, wide * (query + _served(shape) * columns)
+        key, query = (key, query) if new else (_count_input(key, shape, mode), _count_input(query, shape, mode))
+        state = wide * (key + _count_input(shape.value, shape, mode)) + _count_first_state(width, shape, mode, new)
+        return state, wide * (query + _count_seeing_rows(shape) * columns)
     held = shape.batch * shape.kv_heads * width * columns
     state = wide * (keys * width + keys * columns + held)
     return state, wide * (shape.rows * width + shape.rows * columns + shape.rows) + shape.rows
 
 
-def _read(numbers: sympy.Expr, shape: Shape, mode: RunMode) -> sympy.Expr:
+def _count_input(numbers: sympy.Expr, shape: Shape, mode: RunMode) -> sympy.Expr:
     """Numbers of query, key or value that the kernel keeps: as they came, or a copy if they had to be widened."""
     return shape.given(numbers) if mode.item == mode.wide else numbers
 
 
-def kept_by_mean(pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr:
+def count_saved_by_mean(pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr:
     """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
     wide, columns = mode.wide, shape.value_dim + 1
-    if not shares(pattern):  # the reference: weights, and which values and outputs are finite
+    if not shares_sums(pattern):  # the reference: weights, and which values and outputs are finite
         return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
-    ones, marks = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows), _marks(pattern, shape)
+    ones, marks = wide * (shape.batch * shape.kv_heads * shape.keys + shape.rows), _count_flags(pattern, shape)
     if is_causal(pattern):
-        first = ZERO if _lead(shape) == 0 else shape.batch * shape.kv_heads * columns
-        return ones + wide * (_read(shape.value, shape, mode) + first + _served(shape) * columns) + marks
+        first = ZERO if _find_lead(shape) == 0 else shape.batch * shape.kv_heads * columns
+        return (
+            ones + wide * (_count_input(shape.value, shape, mode) + first + _count_seeing_rows(shape) * columns) + marks
+        )
     return ones + wide * (shape.rows * columns + shape.rows) + shape.rows + marks
 
 
-def _marks(pattern: Pattern, shape: Shape) -> sympy.Expr:
+def _count_flags(pattern: Pattern, shape: Shape) -> sympy.Expr:
     """Bytes that say which queries see anything: one for all, or for each row; behind causal padding, each query."""
     if hides_keys(pattern):
         return shape.batch * (shape.queries if is_causal(pattern) else 1)
     return ZERO if is_causal(pattern) else sympy.Integer(1)
 
 
-def _lead(shape: Shape) -> sympy.Expr:
+def _find_lead(shape: Shape) -> sympy.Expr:
     """Keys before the first query of a causal pattern, whose last query sits on the last key."""
     if shape.keys == shape.queries:
         return ZERO
@@ -220,7 +226,7 @@ def _lead(shape: Shape) -> sympy.Expr:
     return shape.keys - shape.queries if known > 0 else ZERO
 
 
-def _seeing(shape: Shape) -> sympy.Expr:
+def _count_seeing_queries(shape: Shape) -> sympy.Expr:
     """Queries of a causal pattern that see a key: the last ones, if there are more of them than of keys."""
     if shape.keys == shape.queries:
         return shape.queries
@@ -230,14 +236,14 @@ def _seeing(shape: Shape) -> sympy.Expr:
     return shape.keys if known < 0 else shape.queries
 
 
-def _served(shape: Shape) -> sympy.Expr:
+def _count_seeing_rows(shape: Shape) -> sympy.Expr:
     """The same over all heads and rows of the batch."""
-    return shape.batch * shape.heads * _seeing(shape)
+    return shape.batch * shape.heads * _count_seeing_queries(shape)
 
 
-def _early(width: sympy.Expr, shape: Shape, mode: RunMode, new: bool) -> sympy.Expr:
+def _count_first_state(width: sympy.Expr, shape: Shape, mode: RunMode, new: bool) -> sympy.Expr:
     """Keys before the first query make a first state, in torch: their columns, that state, and elu1's own tensors."""
-    lead = _lead(shape)
+    lead = _find_lead(shape)
     if lead == 0:
         return ZERO
     early = shape.batch * shape.kv_heads * lead
@@ -246,21 +252,21 @@ def _early(width: sympy.Expr, shape: Shape, mode: RunMode, new: bool) -> sympy.E
     return kept if new else kept + (3 * mode.wide + 1) * early * width
 
 
-def _chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
+def _count_chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
     """Growing, reading, and the squares inside chunks, of texts filled up to whole chunks."""
     heads, kv_heads = shape.batch * shape.heads, shape.batch * shape.kv_heads
     lengths = shape.lengths
     short = lengths is not None and min(lengths) < CHUNK
-    queries = _seeing(shape)
+    queries = _count_seeing_queries(shape)
     size = queries if short else sympy.Integer(CHUNK)
     filled = queries if short else CHUNK * sympy.ceiling(queries / CHUNK)
-    grow = kv_heads * (filled + _lead(shape)) * width * columns
+    grow = kv_heads * (filled + _find_lead(shape)) * width * columns
     own = heads * filled * size * (width + columns)
     notes = () if lengths is not None else (f"blocked: chunks of {CHUNK} tokens, for N >= {CHUNK}",)
     return grow, heads * filled * width * columns, own, notes
 
 
-def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: RunMode) -> Breakdown:
+def _count_pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: RunMode) -> Breakdown:
     """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
     which is also what runs where no sums can be shared.
 
@@ -270,41 +276,41 @@ def _pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: RunMode) 
     item, wide = mode.item, mode.wide
     keys = shape.batch * shape.heads * shape.keys
     square = keys * shape.queries
-    seen = pairs_of(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
     area = seen.formula if mode.backend is None else shape.batch * shape.queries * shape.keys
-    row, area = longest_row(pattern, shape.keys, shape.values), shape.heads * area
-    asked, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
-    scores = Part(
+    row, area = find_longest_row(pattern, shape.keys, shape.values), shape.heads * area
+    queried, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
+    scores = CostPart(
         "scores",
-        forward=Work(macs=area * width, bytes=item * (asked + met + area), depth=depth.inner(width, mode.serial)),
-        backward=Work(
-            macs=2 * area * width, bytes=item * (2 * asked + 2 * met + area), depth=depth.inner(row, mode.serial)
+        forward=PassCost(macs=area * width, bytes=item * (queried + met + area), depth=depth.inner(width, mode.serial)),
+        backward=PassCost(
+            macs=2 * area * width, bytes=item * (2 * queried + 2 * met + area), depth=depth.inner(row, mode.serial)
         ),
-        kept=wide * (asked + keys * width) + (shape.rows + keys) * shape.dim + square,
+        saved=wide * (queried + keys * width) + (shape.rows + keys) * shape.dim + square,
         pairs=shape.heads * seen.formula,
     )
     steps = depth.total(row, mode.serial) + 1
-    norm = Part(
+    norm = CostPart(
         "softmax",
-        forward=Work(bytes=2 * item * area, depth=steps),
-        backward=Work(bytes=3 * item * area, depth=steps),
-        kept=wide * (square + shape.rows) + shape.rows,
+        forward=PassCost(bytes=2 * item * area, depth=steps),
+        backward=PassCost(bytes=3 * item * area, depth=steps),
+        saved=wide * (square + shape.rows) + shape.rows,
     )
-    sums = Part(
+    sums = CostPart(
         "values",
-        forward=Work(
+        forward=PassCost(
             macs=area * shape.value_dim,
             bytes=item * (area + shape.value + shape.output),
             depth=depth.inner(row, mode.serial),
         ),
-        backward=Work(
+        backward=PassCost(
             macs=2 * area * shape.value_dim,
             bytes=item * (2 * area + 2 * shape.value + shape.output),
             depth=depth.inner(shape.value_dim, mode.serial),
         ),
-        kept=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
+        saved=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
     )
     return Breakdown([scores, norm, sums], seen.values, seen.notes)
 
 
-__all__ = ["hides_keys", "is_causal", "kept_by_mean", "linear_parts", "shares"]
+__all__ = ["count_linear_attention", "count_saved_by_mean", "hides_keys", "is_causal", "shares_sums"]

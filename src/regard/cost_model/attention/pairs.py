@@ -20,7 +20,7 @@ from regard.patterns.pair_counts import SIDES, Form
 Lengths = tuple[int, int]
 
 
-class Pairs(NamedTuple):
+class AllowedPairs(NamedTuple):
     """Pairs of one head over all rows of the batch; numbers of letters that only they use; remarks."""
 
     formula: sympy.Expr
@@ -28,9 +28,9 @@ class Pairs(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def pairs_of(
+def count_pairs(
     pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None, values: Any
-) -> Pairs:
+) -> AllowedPairs:
     """The pairs of a pattern between `queries` and `keys`, which are `lengths` if those are known.
 
     values: the numbers of the letters in `queries` and `keys`.
@@ -39,7 +39,7 @@ def pairs_of(
     sides = sorted(pattern._list_grids(), key=lambda grid: grid.start)
     grid: dict[sympy.Symbol, int] = dict(zip(SIDES, (sides[-1].rows, sides[-1].columns), strict=True)) if sides else {}
     if pattern.rows is not None or pattern.heads is not None:
-        return _added_up(pattern, batch, queries, keys, lengths)
+        return _add_rows(pattern, batch, queries, keys, lengths)
     # Replaced and not substituted: sympy's subs looks at much more, and layers ask for pairs again and again.
     known = {symbol: sympy.Integer(number) for symbol, number in ({**values, **grid} if lengths else grid).items()}
     exact = None if lengths is None else pattern.pairs(*lengths)
@@ -47,46 +47,48 @@ def pairs_of(
     if lengths is None:  # forms for lengths that happen to be equal come last, unless they are equal for certain
         found.sort(key=lambda form: any(isinstance(each, sympy.Eq) and queries in each.args for each in form.when))
     for form in found:
-        left = [condition for condition in (_settle(each, known) for each in form.when) if condition is not sympy.true]
+        left = [
+            condition for condition in (_substitute(each, known) for each in form.when) if condition is not sympy.true
+        ]
         if sympy.false in left or (exact is not None and left):
             continue
         if exact is not None and form.formula.xreplace(known) != exact:
             continue
         used = {symbol: number for symbol, number in grid.items() if symbol in form.formula.free_symbols}
-        return Pairs(batch * form.formula, used, _range(form, bool(grid)))
+        return AllowedPairs(batch * form.formula, used, _describe_range(form, bool(grid)))
     symbol = size_symbol("P")
     if lengths is None or exact is None:
-        return Pairs(batch * symbol, {}, (f"pairs: {pattern!r} has no formula; P needs the number of tokens",))
+        return AllowedPairs(batch * symbol, {}, (f"pairs: {pattern!r} has no formula; P needs the number of tokens",))
     remark = f"pairs: {pattern!r} has no formula here; P = {exact:,} was counted at {lengths[0]:,} x {lengths[1]:,}"
-    return Pairs(batch * symbol, {symbol: exact}, (remark,))
+    return AllowedPairs(batch * symbol, {symbol: exact}, (remark,))
 
 
-def _added_up(
+def _add_rows(
     pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None
-) -> Pairs:
+) -> AllowedPairs:
     """Rows and heads that see different pairs are added up, each exactly; their sum stays a number."""
     plain = [form for form in pattern._pair_count_formulas(queries, keys, lengths) if not form.when]
     if plain:
-        return Pairs(plain[0].formula, {}, ("pairs: the real tokens of all rows are one number",))
+        return AllowedPairs(plain[0].formula, {}, ("pairs: the real tokens of all rows are one number",))
     who = "rows" if pattern.heads is None else "heads"
     if lengths is None:
         symbol = size_symbol("P")
-        return Pairs(
+        return AllowedPairs(
             size_symbol("B") * symbol, {}, (f"pairs: {who} see different pairs; P needs the number of tokens",)
         )
     one_head = sympy.Rational(pattern.pairs(*lengths), pattern.heads or 1)  # on average, where heads differ
     whole = one_head if pattern.rows is not None else batch * one_head
-    return Pairs(whole, {}, (f"pairs: {who} see different pairs; their sum stays a number",))
+    return AllowedPairs(whole, {}, (f"pairs: {who} see different pairs; their sum stays a number",))
 
 
-def _range(form: Form, on_grid: bool) -> tuple[str, ...]:
+def _describe_range(form: Form, on_grid: bool) -> tuple[str, ...]:
     """For which sizes a form holds, in words; that a grid has as many tokens as cells goes without saying."""
     left = dict.fromkeys(each for each in form.when if sympy.sympify(each) is not sympy.true)
-    words = [_words(each) for each in left if not (on_grid and isinstance(each, sympy.Eq))]
+    words = [_describe_condition(each) for each in left if not (on_grid and isinstance(each, sympy.Eq))]
     return (f"pairs: {form.formula} holds for {' and '.join(words)}",) if words else ()
 
 
-def _words(condition: Any) -> str:
+def _describe_condition(condition: Any) -> str:
     if isinstance(condition, sympy.Eq):
         left, right = condition.args
         if isinstance(left, sympy.Mod):
@@ -95,11 +97,11 @@ def _words(condition: Any) -> str:
     return str(condition)
 
 
-def _settle(condition: Any, values: Any) -> Any:
+def _substitute(condition: Any, values: Any) -> Any:
     return sympy.sympify(condition).xreplace(values)
 
 
-def longest_row(pattern: Pattern, keys: sympy.Expr, values: Any) -> sympy.Expr:
+def find_longest_row(pattern: Pattern, keys: sympy.Expr, values: Any) -> sympy.Expr:
     """How many keys one query sees at most: as far as the pattern's structure says, or all there are."""
     found = pattern._simplify().max_keys_per_query
     if found is None:

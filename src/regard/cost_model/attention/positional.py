@@ -23,9 +23,9 @@ from regard.biases import axis_scores
 from regard.biases.base import Bias
 from regard.calculus import axis_weights
 from regard.cost_model import depth
-from regard.cost_model.attention.bias import kept_by, learned, learns
+from regard.cost_model.attention.bias import count_parameters, is_learned, measure_saved_bytes
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.part import Part, Work
+from regard.cost_model.cost_part import CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown
 from regard.cost_model.symbols import size_symbols
@@ -36,9 +36,9 @@ from regard.patterns import Pattern
 R, W = size_symbols("R W")
 
 
-def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> Breakdown:
+def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> Breakdown:
     """The parts of an attention by position; what the backend refuses, and what is no product, is refused."""
-    bias, request = attention.bias, _request(attention, pattern, shape)
+    bias, request = attention.bias, _make_request(attention, pattern, shape)
     because = "how many tokens there are decides who runs, and nobody says it"
     if request is not None:
         because = find("positional").refuse(request)
@@ -54,9 +54,9 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode:
             instead='backend=None for what the mathematics asks, or backend="reference"',
         )
     if choose_method(request) == "gather":
-        moved = Work(bytes=2 * mode.item * shape.output)
+        moved = PassCost(bytes=2 * mode.item * shape.output)
         return Breakdown(
-            [Part("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",)
+            [CostPart("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",)
         )
     assert isinstance(bias, Bias)
     grid: Any = bias.grid
@@ -65,40 +65,40 @@ def positional_parts(attention: Attention, pattern: Pattern, shape: Shape, mode:
     products = shape.batch * shape.heads * R * W * (R + W) * shape.value_dim
     half = shape.batch * shape.heads * R * W * shape.value_dim  # between the two sums
     longest = sympy.Max(R, W)
-    weights = Part(
+    weights = CostPart(
         "weights",
-        parameters=learned(bias),
-        forward=Work(
+        parameters=count_parameters(bias),
+        forward=PassCost(
             exponentials=squares,
             bytes=2 * item * squares,
             depth=1 + depth.softmax(longest, stable=mode.stable, serial=mode.serial),
         ),
-        backward=Work(bytes=3 * item * squares, depth=depth.inner(longest, mode.serial) + 2),
+        backward=PassCost(bytes=3 * item * squares, depth=depth.inner(longest, mode.serial) + 2),
     )
     both = depth.inner(R, mode.serial) + depth.inner(W, mode.serial)
     moved = item * (shape.value + 2 * half + shape.output + squares)
-    values = Part(
+    values = CostPart(
         "values",
-        forward=Work(macs=products, bytes=moved, depth=both),
-        backward=Work(macs=(2 if learns(bias) else 1) * products, bytes=2 * moved, depth=both),
-        kept=_kept(bias, shape, mode) if shape.keeps else sympy.Integer(0),
+        forward=PassCost(macs=products, bytes=moved, depth=both),
+        backward=PassCost(macs=(2 if is_learned(bias) else 1) * products, bytes=2 * moved, depth=both),
+        saved=_count_saved(bias, shape, mode) if shape.keeps else sympy.Integer(0),
     )
     return Breakdown([weights, values], {R: grid[0], W: grid[1]})
 
 
-def kept_unasked(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr | None:
+def count_saved_by_positional(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr | None:
     """Bytes that are kept where this backend is the one that runs unasked, by rows and columns; `None` elsewhere."""
-    request = _request(attention, pattern, shape) if shape.keeps else None
+    request = _make_request(attention, pattern, shape) if shape.keeps else None
     if attention.scale != 0 or request is None or find("positional").refuse(request) is not None:
         return None
     if choose_method(request) != "separable" or not isinstance(attention.bias, Bias):
         return None
     grid: Any = attention.bias.grid
-    kept: Any = _kept(attention.bias, shape, mode)
+    kept: Any = _count_saved(attention.bias, shape, mode)
     return kept.xreplace({R: sympy.Integer(grid[0]), W: sympy.Integer(grid[1])})
 
 
-def _kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
+def _count_saved(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
     """The weights of both axes; and where they learn, what their formulas keep, the values, and the sums between."""
     wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
     heads = shape.number(shape.heads) or bias.heads
@@ -108,15 +108,15 @@ def _kept(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
         assert axes is not None
         return axis_weights(*(scores.to(wide).expand(heads, -1, -1) for scores in axes))
 
-    kept: Any = sympy.Integer(kept_by(made))
+    kept: Any = sympy.Integer(measure_saved_bytes(made))
     if shape.group > 1:  # each row of the batch has its own copy of the weights along rows
         kept += mode.wide * (shape.batch - 1) * shape.heads * R**2
-    if learns(bias):
+    if is_learned(bias):
         kept += mode.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
     return kept
 
 
-def _request(attention: Attention, pattern: Pattern, shape: Shape) -> Request | None:
+def _make_request(attention: Attention, pattern: Pattern, shape: Shape) -> Request | None:
     """The question as the backend would see it, of tensors without numbers; `None` if nobody says how many tokens."""
     if shape.lengths is None:
         return None
@@ -132,4 +132,4 @@ def _request(attention: Attention, pattern: Pattern, shape: Shape) -> Request | 
     return Request(query, key, value, pattern, scale, attention.bias, features)
 
 
-__all__ = ["kept_unasked", "positional_parts"]
+__all__ = ["count_positional", "count_saved_by_positional"]

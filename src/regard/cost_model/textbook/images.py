@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from regard.cost_model.attention.pairs import pairs_of
+from regard.cost_model.attention.pairs import count_pairs
 from regard.cost_model.quantity import Quantity
 from regard.cost_model.symbols import size_symbol, size_symbols
 from regard.cost_model.textbook.table import Row, Table, rows, sizes
@@ -104,7 +104,7 @@ def patterns(grid: tuple[int, int] = (16, 16), channels: int = 512) -> Table:
     for label, (layers, tokens) in several.items():
         N, C = size_symbols("N C")
         numbers = {**values, N: tokens}
-        counted = pairs_of(layers[0], sympy.Integer(1), N, N, (tokens, tokens), numbers)
+        counted = count_pairs(layers[0], sympy.Integer(1), N, N, (tokens, tokens), numbers)
         numbers = {**numbers, **counted.values}
         connected = layers_to_connect(*layers, tokens=tokens)
         made.append(
@@ -154,5 +154,5 @@ def panels(tokens: int, radius: int = 1, width: int = 3, count: int = 2) -> Tabl
 
 def _line(pattern: Pattern, tokens: int, values: dict[sympy.Symbol, int]) -> Quantity:
     N = size_symbol("N")
-    counted = pairs_of(pattern, sympy.Integer(1), N, N, (tokens, tokens), values)
+    counted = count_pairs(pattern, sympy.Integer(1), N, N, (tokens, tokens), values)
     return Quantity(counted.formula, {**values, **counted.values})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sympy
 
 from regard.cost_model.quantity import Quantity
-from regard.cost_model.symbols import agreed, legend, size_symbol
+from regard.cost_model.symbols import find_common_values, legend, size_symbol
 from regard.errors import CostError
 from regard.render.table import Cell, Column
 from regard.render.table import Table as RenderedTable
@@ -71,7 +71,9 @@ class Table:
     def legend(self) -> list[tuple[str, str, Any]]:
         """Letter, meaning and number of every letter."""
         quantities = [cell for row in self.rows for cell in row.cells if cell is not None]
-        values = agreed(*(each.values for each in quantities))  # a letter that differs between rows has no one number
+        values = find_common_values(
+            *(each.values for each in quantities)
+        )  # a letter that differs between rows has no one number
         found = legend([each.formula for each in quantities], values)
         if all(symbol in self.meanings for symbol, _, _ in found):
             found.sort(key=lambda each: list(self.meanings).index(each[0]))

@@ -12,7 +12,7 @@ import sympy
 from regard.adapters.example_inputs import ExampleInputs
 from regard.adapters.fake_copies import TracedTarget, first_line
 from regard.adapters.rebuild import Configuration, find_configuration
-from regard.cost_model.part import ZERO, Part, Work
+from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown, Sizes
 from regard.cost_model.symbols import Values, name_size, size_symbol
@@ -21,11 +21,11 @@ from regard.cost_model.trace.inputs import make_example_inputs
 from regard.cost_model.trace.operator_costs import OperatorCosts
 from regard.cost_model.trace.part_names import PartNames
 from regard.cost_model.trace.runner import Runner
-from regard.cost_model.trace.symbolic import BASE_LAYERS, LAYERS, Run, SizeSpace, SymbolFinder, SymbolicTrace
+from regard.cost_model.trace.symbolic import BASE_LAYERS, LAYERS, SizeSpace, SymbolFinder, SymbolicTrace, TracedRun
 from regard.errors import CostError
 
 
-def trace_cost(target: Any, asked: Sizes, mode: RunMode) -> Breakdown:
+def trace_cost(target: Any, given_sizes: Sizes, mode: RunMode) -> Breakdown:
     """What a module or a function costs, with symbols for the sizes of its input and of its configuration.
 
     It runs a few times with fake tensors: forward in eval mode; forward and backward in the mode it is in, without
@@ -34,28 +34,28 @@ def trace_cost(target: Any, asked: Sizes, mode: RunMode) -> Breakdown:
     is causal counts the pairs that it allows; with a `backend` the whole square, as torch's own counter does.
     """
     traced = TracedTarget(target, mode.dtype)
-    inputs = make_example_inputs(traced, asked)
-    found = _trace(traced, inputs, asked, mode)
+    inputs = make_example_inputs(traced, given_sizes)
+    found = _trace(traced, inputs, given_sizes, mode)
     if inputs.alternative is not None and len(found.symbolic.symbols) < len(inputs.symbols):
-        other = _trace(traced, inputs.alternative, asked, mode)
+        other = _trace(traced, inputs.alternative, given_sizes, mode)
         if len(other.symbolic.symbols) > len(found.symbolic.symbols):
             found = other
     return found.count()
 
 
-def _trace(traced: TracedTarget, inputs: ExampleInputs, asked: Sizes, mode: RunMode) -> TracedCost:
+def _trace(traced: TracedTarget, inputs: ExampleInputs, given_sizes: Sizes, mode: RunMode) -> TracedCost:
     runner = Runner(traced, inputs, mode)
     module = traced.module if traced.target is traced.module else None
     configuration = None
-    if module is not None and asked.inputs is None:
-        configuration = find_configuration(module, asked.image)
+    if module is not None and given_sizes.inputs is None:
+        configuration = find_configuration(module, given_sizes.image)
     space = _find_space(inputs, configuration)
     notes: dict[str, None] = runner.notes
     own_names = PartNames(traced.module)
 
-    def run(sizes: dict[str, int]) -> Run:
+    def run(sizes: dict[str, int]) -> TracedRun:
         if configuration is None or all(sizes[name] == size for name, size in configuration.sizes.items()):
-            return Run(runner.run(sizes), own_names)
+            return TracedRun(runner.run(sizes), own_names)
         if not runner.fake:
             raise _cannot_build("it was executed with real tensors")
         try:
@@ -63,8 +63,8 @@ def _trace(traced: TracedTarget, inputs: ExampleInputs, asked: Sizes, mode: RunM
         except Exception as error:  # constructors of other libraries raise anything
             raise _cannot_build(first_line(error)) from error
         again = TracedTarget(built, mode.dtype)
-        others = make_example_inputs(again, _resize(asked, sizes))
-        return Run(Runner(again, others, mode).run({**others.sizes, **sizes}), PartNames(built))
+        others = make_example_inputs(again, _resize_request(given_sizes, sizes))
+        return TracedRun(Runner(again, others, mode).run({**others.sizes, **sizes}), PartNames(built))
 
     finder = SymbolFinder(run, space)
     return TracedCost(traced, inputs, mode, finder, finder.find(), notes)
@@ -79,14 +79,16 @@ def _cannot_build(because: str) -> CostError:
     )
 
 
-def _resize(asked: Sizes, sizes: dict[str, int]) -> Sizes:
+def _resize_request(given_sizes: Sizes, sizes: dict[str, int]) -> Sizes:
     """The sizes of a run at another point; what the caller did not give stays open."""
     names = {"batch": "B", "tokens": "N", "keys": "M", "context_tokens": "T"}
     changes: dict[str, Any] = {name: sizes[symbol] for name, symbol in names.items() if symbol in sizes}
-    changes = {name: size for name, size in changes.items() if name == "batch" or getattr(asked, name) is not None}
-    if asked.image is not None and "R" in sizes:
+    changes = {
+        name: size for name, size in changes.items() if name == "batch" or getattr(given_sizes, name) is not None
+    }
+    if given_sizes.image is not None and "R" in sizes:
         changes["image"] = (sizes["R"], sizes["W"])
-    return dataclasses.replace(asked, **changes)
+    return dataclasses.replace(given_sizes, **changes)
 
 
 def _find_space(inputs: ExampleInputs, configuration: Configuration | None) -> SizeSpace:
@@ -111,12 +113,12 @@ def _find_space(inputs: ExampleInputs, configuration: Configuration | None) -> S
 EXACT = {"macs", "exponentials", "pairs", "normalised", "parameters"}
 
 
-def _add_parts(parts: list[Part]) -> dict[str, sympy.Expr]:
+def _add_parts(parts: list[CostPart]) -> dict[str, sympy.Expr]:
     """The totals of all parts; two passes are added."""
-    total = sum((part for part in parts), Part(""))
+    total = sum((part for part in parts), CostPart(""))
     work = total.forward + total.backward
     found = {name: getattr(work, name) for name in ("macs", "exponentials", "bytes", "depth")}
-    found |= {name: getattr(total, name) for name in ("parameters", "kept", "pairs", "normalised")}
+    found |= {name: getattr(total, name) for name in ("parameters", "saved", "pairs", "normalised")}
     return {name: sympy.sympify(formula) for name, formula in found.items()}
 
 
@@ -143,17 +145,17 @@ class TracedCost:
     notes: dict[str, None]
 
     def count(self) -> Breakdown:
-        known = {size_symbol(name): size for name, size in self._known().items()}
+        known = {size_symbol(name): size for name, size in self._find_known_sizes().items()}
         costs = OperatorCosts(self.mode, known)
-        parts = self._parts(costs, known)
+        parts = self._make_parts(costs, known)
         values = {**costs.found_values, **known}
-        notes = [*self.symbolic.notes, *self.notes, *costs.notes, *self._remarks(known)]
-        differing = self._compare(parts, values)
+        notes = [*self.symbolic.notes, *self.notes, *costs.notes, *self._make_notes(known)]
+        differing = self._find_differences(parts, values)
         if differing & EXACT:
             names = ", ".join(sorted(differing & EXACT))
             self.finder.exclude(f"with other sizes {names} follow another formula", set(self.symbolic.symbols))
             return dataclasses.replace(self, symbolic=self.finder.find()).count()
-        if "kept" in differing:
+        if "saved" in differing:
             parts = self._keep_real_numbers(parts)
             notes.append("activation_bytes stay a number: at these sizes other tensors are saved")
         if differing & {"bytes", "depth"}:
@@ -162,37 +164,39 @@ class TracedCost:
 
     # The run at the sizes that were asked for
 
-    def _compare(self, parts: list[Part], values: Values) -> set[str]:
+    def _find_differences(self, parts: list[CostPart], values: Values) -> set[str]:
         """Quantities whose formulas differ from the run at the sizes asked for, if they were found from others."""
-        real = self._real
+        real = self._real_trace
         if self.symbolic.run is real.run:
             return set()
         sizes = {size_symbol(name): size for name, size in self.finder.space.sizes.items()}
-        mine, theirs = _add_parts(parts), _add_parts(self._parts_of(real, OperatorCosts(self.mode, {}), {}))
+        mine, theirs = _add_parts(parts), _add_parts(self._make_parts_of(real, OperatorCosts(self.mode, {}), {}))
         every: dict[Any, Any] = {**values, **sizes}
         return {name for name, formula in mine.items() if formula.subs(every) != theirs[name]}
 
     @property
-    def _real(self) -> SymbolicTrace:
+    def _real_trace(self) -> SymbolicTrace:
         run = self.finder.run(self.finder.space.sizes)
         return SymbolicTrace(run, run.trace.operations, run.trace.saved, run.trace.parameters, [])
 
-    def _keep_real_numbers(self, parts: list[Part]) -> list[Part]:
-        real = {part.name: part.kept for part in self._parts_of(self._real, OperatorCosts(self.mode, {}), {})}
-        made = [dataclasses.replace(part, kept=real.pop(part.name, ZERO)) for part in parts]
-        return made + [Part(name, kept=kept) for name, kept in real.items() if kept != 0]
+    def _keep_real_numbers(self, parts: list[CostPart]) -> list[CostPart]:
+        real = {
+            part.name: part.saved for part in self._make_parts_of(self._real_trace, OperatorCosts(self.mode, {}), {})
+        }
+        made = [dataclasses.replace(part, saved=real.pop(part.name, ZERO)) for part in parts]
+        return made + [CostPart(name, saved=saved) for name, saved in real.items() if saved != 0]
 
-    def _known(self) -> dict[str, int]:
+    def _find_known_sizes(self) -> dict[str, int]:
         """Symbols that have a number: those of the configuration, and those of the input that the caller gave."""
         sizes, inputs = self.finder.space.sizes, self.inputs
         given = inputs.known | self.finder.space.configuration
         return {name: sizes[name] for name in self.symbolic.symbols if name in given}
 
-    def _parts(self, costs: OperatorCosts, known: Values) -> list[Part]:
+    def _make_parts(self, costs: OperatorCosts, known: Values) -> list[CostPart]:
         sizes = {size_symbol(name): size for name, size in self.finder.space.sizes.items()}
-        return self._parts_of(self.symbolic, costs, {**sizes, **known})
+        return self._make_parts_of(self.symbolic, costs, {**sizes, **known})
 
-    def _parts_of(self, symbolic: SymbolicTrace, costs: OperatorCosts, sizes: Values) -> list[Part]:
+    def _make_parts_of(self, symbolic: SymbolicTrace, costs: OperatorCosts, sizes: Values) -> list[CostPart]:
         totals = self._add_up(symbolic, costs, sizes)
         deeper: dict[str, _PartTotals] = {}
         if symbolic.deeper is not None:
@@ -208,22 +212,24 @@ class TracedCost:
             return {key: mine[key] + (theirs[key] - mine[key]) * layers for key in {**mine, **theirs}}
 
         return [
-            Part(
+            CostPart(
                 part,
                 parameters=_sum_products(multiply(part, "parameters")),
-                forward=self._work(multiply(part, "forward"), multiply(part, "critical"), costs, False),
-                backward=self._work(multiply(part, "backward"), multiply(part, "critical"), costs, True),
-                kept=_sum_products(multiply(part, "saved")),
+                forward=self._sum_pass(multiply(part, "forward"), multiply(part, "critical"), costs, False),
+                backward=self._sum_pass(multiply(part, "backward"), multiply(part, "critical"), costs, True),
+                saved=_sum_products(multiply(part, "saved")),
                 pairs=_sum_costs(multiply(part, "forward"), costs, "pairs"),
                 normalised=_sum_costs(multiply(part, "forward"), costs, "normalised"),
             )
             for part in dict.fromkeys([*totals, *deeper])
         ]
 
-    def _work(self, many: dict[Any, Any], critical: dict[Any, Any], costs: OperatorCosts, backward: bool) -> Work:
+    def _sum_pass(
+        self, many: dict[Any, Any], critical: dict[Any, Any], costs: OperatorCosts, backward: bool
+    ) -> PassCost:
         fields = {name: _sum_costs(many, costs, name) for name in ("macs", "exponentials", "bytes")}
         deep = {key[1:]: count for key, count in critical.items() if key[0] == backward}
-        return Work(**fields, depth=_sum_costs(deep, costs, "depth"))
+        return PassCost(**fields, depth=_sum_costs(deep, costs, "depth"))
 
     def _add_up(self, symbolic: SymbolicTrace, costs: OperatorCosts, sizes: Values) -> dict[str, _PartTotals]:
         """Parts in the order in which they run; operations of the same cost are counted together."""
@@ -257,7 +263,7 @@ class TracedCost:
             part_of(path, name).parameters[sympy.Mul(*shape)] += 1
         return found
 
-    def _remarks(self, values: Values) -> list[str]:
+    def _make_notes(self, values: Values) -> list[str]:
         symbolic, space = self.symbolic, self.finder.space
         notes = []
         for name in symbolic.symbols:

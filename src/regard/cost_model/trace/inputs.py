@@ -18,14 +18,14 @@ from regard.layers import Rotary
 TOKENS, CONTEXT, PIXELS = 128, 96, 64  # where the caller gives none; they stay symbols
 
 
-def make_example_inputs(subject: TracedTarget, asked: Sizes) -> ExampleInputs:
+def make_example_inputs(subject: TracedTarget, given_sizes: Sizes) -> ExampleInputs:
     """The inputs that the caller gave, or those that the module takes."""
-    if asked.inputs is not None:
-        return given(asked)
+    if given_sizes.inputs is not None:
+        return read_given_inputs(given_sizes)
     module = subject.module
-    sizes, known = sizes_of(asked), {"B", *asked_sizes(asked)}
+    sizes, known = find_sizes(given_sizes), {"B", *list_given_sizes(given_sizes)}
     if isinstance(subject.target, Rotary):
-        return _describe_rotary_inputs(subject.target, asked, sizes, known)
+        return _describe_rotary_inputs(subject.target, given_sizes, sizes, known)
     inputs = infer_inputs(module, sizes, known) if module is not None and subject.target is module else None
     if inputs is None:
         raise CostError(
@@ -35,22 +35,24 @@ def make_example_inputs(subject: TracedTarget, asked: Sizes) -> ExampleInputs:
             instead='cost(..., inputs=(1, 128, 512)), or with letters: inputs=("B", "N", 512), tokens=128; '
             "from a shell --input 1,128,512, once for each input",
         )
-    _check_read(subject, asked, inputs)
+    _check_read(subject, given_sizes, inputs)
     return inputs
 
 
-def _describe_rotary_inputs(rotary: Rotary, asked: Sizes, sizes: dict[str, int], known: set[str]) -> ExampleInputs:
+def _describe_rotary_inputs(
+    rotary: Rotary, given_sizes: Sizes, sizes: dict[str, int], known: set[str]
+) -> ExampleInputs:
     """Queries or keys of some heads, and the cosines and sines of their positions."""
-    sizes, known = {**sizes, "H": asked.heads or 1}, {*known, "H"}
-    x = InputSpec(("B", "H", "N", asked.dim or rotary.dim), requires_grad=True)
+    sizes, known = {**sizes, "H": given_sizes.heads or 1}, {*known, "H"}
+    x = InputSpec(("B", "H", "N", given_sizes.dim or rotary.dim), requires_grad=True)
     tables = tuple(InputSpec(("N", rotary.dim // 2), torch.float32) for _ in range(2))
     return ExampleInputs((x, tables), {}, sizes, known)
 
 
-def _check_read(subject: TracedTarget, asked: Sizes, inputs: ExampleInputs) -> None:
+def _check_read(subject: TracedTarget, given_sizes: Sizes, inputs: ExampleInputs) -> None:
     """Refuses a size that nothing it reads has."""
     for size, letters in {"image": "RW", "tokens": "N", "keys": "M", "context_tokens": "T"}.items():
-        if getattr(asked, size) is None or set(letters) & {*inputs.symbols, *inputs.numbers}:
+        if getattr(given_sizes, size) is None or set(letters) & {*inputs.symbols, *inputs.numbers}:
             continue
         read = " and ".join(f"({', '.join(map(str, shape.axes))})" for shape in inputs.specs())
         others = [
@@ -58,7 +60,7 @@ def _check_read(subject: TracedTarget, asked: Sizes, inputs: ExampleInputs) -> N
         ]
         raise CostError(
             f"{subject.name} reads nothing that has {'an image' if size == 'image' else size}.",
-            asked=f"cost({subject.name}, {size}={getattr(asked, size)})",
+            asked=f"cost({subject.name}, {size}={getattr(given_sizes, size)})",
             found=f"inputs {read}",
             because=f"it would cost the same with any other {size}",
             instead=f"{others[0]}=..., or inputs=..." if others else f"the question without {size}, or inputs=...",
@@ -68,17 +70,17 @@ def _check_read(subject: TracedTarget, asked: Sizes, inputs: ExampleInputs) -> N
 # Given by the caller
 
 
-def given(asked: Sizes) -> ExampleInputs:
+def read_given_inputs(given_sizes: Sizes) -> ExampleInputs:
     """Tensors, shapes, and tuples or dictionaries of them. Sizes in a shape may be letters: `("B", "N", 512)`."""
-    sizes = sizes_of(asked)
-    known: set[str] = {"B"} | {name for name in asked_sizes(asked)}
-    provided = asked.inputs
+    sizes = find_sizes(given_sizes)
+    known: set[str] = {"B"} | {name for name in list_given_sizes(given_sizes)}
+    provided = given_sizes.inputs
 
     def read(value: Any) -> Any:
         if isinstance(value, Tensor):
             return InputSpec(tuple(value.shape), value.dtype, value.requires_grad)
         if _is_shape(value):
-            axes = tuple(_axis(size) for size in value)
+            axes = tuple(_read_axis(size) for size in value)
             return InputSpec(axes, None, requires_grad=len(axes) != 4)
         if isinstance(value, Mapping):
             return {key: read(each) for key, each in value.items()}
@@ -93,7 +95,7 @@ def given(asked: Sizes) -> ExampleInputs:
         args = (read(provided),) if alone else tuple(read(value) for value in provided)
         inputs = ExampleInputs(args, {}, sizes, known)
     if not any(isinstance(axis, str) for shape in inputs.specs() for axis in shape.axes):
-        return _lettered(inputs, asked)
+        return _name_axes(inputs, given_sizes)
     return inputs
 
 
@@ -102,7 +104,7 @@ def _is_shape(value: Any) -> bool:
     return whole and all(isinstance(size, int | str) and not isinstance(size, bool) for size in value)
 
 
-def _axis(size: int | str) -> int | str:
+def _read_axis(size: int | str) -> int | str:
     if isinstance(size, int):
         return size
     for letter, (keyword, _) in MEANINGS.items():
@@ -116,7 +118,7 @@ def _axis(size: int | str) -> int | str:
     )
 
 
-def _lettered(inputs: ExampleInputs, asked: Sizes) -> ExampleInputs:
+def _name_axes(inputs: ExampleInputs, given_sizes: Sizes) -> ExampleInputs:
     """Letters for shapes of plain numbers: N where a size is the `tokens` asked for, B for a first size they share.
 
     A weight may have as many channels as there are tokens, so that N is first put where the first input has it, and on
@@ -126,7 +128,7 @@ def _lettered(inputs: ExampleInputs, asked: Sizes) -> ExampleInputs:
     first = {shape.axes[0] for shape in shapes if len(shape.axes) > 1}
     shared = len(first) == 1 and all(len(shape.axes) > 1 for shape in shapes)
     batch = next(iter(first)) if shared else None
-    numbers = {asked.tokens: "N", asked.context_tokens: "T", asked.keys: "M"}
+    numbers = {given_sizes.tokens: "N", given_sizes.context_tokens: "T", given_sizes.keys: "M"}
     numbers.pop(None, None)
     homes: dict[str, tuple[int, int]] = {}
     for shape in shapes:
@@ -163,13 +165,13 @@ def _lettered(inputs: ExampleInputs, asked: Sizes) -> ExampleInputs:
 KEYWORDS = {"B": "batch", "N": "tokens", "M": "keys", "T": "context_tokens", "R": "rows", "W": "columns"}
 
 
-def asked_sizes(asked: Sizes) -> dict[str, int]:
+def list_given_sizes(given_sizes: Sizes) -> dict[str, int]:
     """Letters that the caller gave a number."""
-    rows, columns = asked.image or (None, None)
-    every = {"N": asked.tokens, "M": asked.keys, "T": asked.context_tokens, "R": rows, "W": columns}
+    rows, columns = given_sizes.image or (None, None)
+    every = {"N": given_sizes.tokens, "M": given_sizes.keys, "T": given_sizes.context_tokens, "R": rows, "W": columns}
     return {name: size for name, size in every.items() if size is not None}
 
 
-def sizes_of(asked: Sizes) -> dict[str, int]:
+def find_sizes(given_sizes: Sizes) -> dict[str, int]:
     base = {"N": TOKENS, "M": CONTEXT, "T": CONTEXT, "R": PIXELS, "W": PIXELS}
-    return {"B": asked.batch, **base, **asked_sizes(asked)}
+    return {"B": given_sizes.batch, **base, **list_given_sizes(given_sizes)}

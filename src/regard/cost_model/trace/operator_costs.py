@@ -8,10 +8,10 @@ import sympy
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.cost_model.attention.attention import counted
+from regard.cost_model.attention.attention import count_attention
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.run_mode import RunMode
-from regard.cost_model.symbols import Values, agreed, settled, size_symbols
+from regard.cost_model.symbols import Values, find_common_values, fix_differing, size_symbols
 from regard.cost_model.trace.operation import Operation
 from regard.cost_model.trace.operator_formulas import FORMULAS, OperatorCost, count_elementwise
 
@@ -62,10 +62,10 @@ class OperatorCosts:
         query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
         sizes = [sympy.sympify(size) for size in (*query[:1], query[2], key[2], query[1], key[1], query[3], value[3])]
         shape = Shape(*sizes, values=dict(self.values), keeps=False)
-        found = counted(operation.attention, shape, self.mode)
+        found = count_attention(operation.attention, shape, self.mode)
         self.notes |= dict.fromkeys(found.notes)
         # A symbol of the pattern, such as the rows of its grid, may stand for another number in the module.
-        common = agreed(self.values, self.found_values, found.values)
+        common = find_common_values(self.values, self.found_values, found.values)
         common = {symbol: number for symbol, number in common.items() if symbol in self.values or symbol in OWN}
         self.found_values |= {symbol: number for symbol, number in found.values.items() if symbol in common}
         costs = []
@@ -74,7 +74,7 @@ class OperatorCosts:
             pairs = 0 if operation.backward else part.pairs
             each = (work.macs, work.exponentials, work.bytes, work.depth, pairs)
             macs, exponentials, moved, depth, pairs = (
-                settled(sympy.sympify(one), found.values, common) for one in each
+                fix_differing(sympy.sympify(one), found.values, common) for one in each
             )
             costs.append(OperatorCost(macs, exponentials, moved, depth, pairs, name=part.name))
         return costs

@@ -34,7 +34,7 @@ MIN_RUNS = 3  # enough to recognise products of sizes and to check them; sums ne
 
 
 @dataclass
-class Run:
+class TracedRun:
     """A trace and the names of its parts."""
 
     trace: Trace
@@ -139,7 +139,7 @@ class SizeSpace:
             if all(sum(a != b for a, b in zip(counts, other, strict=True)) > 1 for other in chosen if len(counts) > 1):
                 chosen.append(counts)
                 return [each * count + offset for each, count in zip(units, counts, strict=True)]
-        raise Unfit(f"{name_size(name)} has too few other sizes up to {limit}")
+        raise SymbolError(f"{name_size(name)} has too few other sizes up to {limit}")
 
 
 def _primes_near(start: int, upward: bool) -> Iterator[int]:
@@ -158,7 +158,7 @@ class SymbolicTrace:
         deeper: with a symbol for layers, a run with one layer more, in the same expressions.
     """
 
-    run: Run
+    run: TracedRun
     operations: list[Operation]
     saved: list[tuple[str, str, Operand]]
     parameters: list[tuple[str, str, tuple[Any, ...]]]
@@ -167,11 +167,11 @@ class SymbolicTrace:
     notes: list[str] = field(default_factory=list)
 
 
-class Unfit(Exception):
+class SymbolError(Exception):
     """Why a symbol stays a number."""
 
 
-Runner = Callable[[dict[str, int]], Run]
+Runner = Callable[[dict[str, int]], TracedRun]
 
 
 class SymbolFinder:
@@ -180,7 +180,7 @@ class SymbolFinder:
     def __init__(self, run: Runner, space: SizeSpace) -> None:
         self.space = space
         self._run = run
-        self._runs: dict[tuple[Any, ...], Run | CostError] = {}
+        self._runs: dict[tuple[Any, ...], TracedRun | CostError] = {}
         self._excluded: dict[str, str] = {}
 
     def exclude(self, reason: str, symbols: set[str]) -> None:
@@ -188,7 +188,7 @@ class SymbolFinder:
         names = symbols & {LAYERS} or symbols & self.space.configuration or symbols - {"B"} or symbols
         self._excluded |= dict.fromkeys(names, reason)
 
-    def run(self, sizes: dict[str, int]) -> Run:
+    def run(self, sizes: dict[str, int]) -> TracedRun:
         key = tuple(sorted(sizes.items()))
         if key not in self._runs:
             try:
@@ -211,8 +211,8 @@ class SymbolFinder:
                 origin = {**self.space.sizes, **({"B": batch} if "B" in self.space.sizes else {})}
                 try:
                     return self._finish(self._fit(active, origin), active, reasons)
-                except (Unfit, CostError) as why:
-                    reason = str(why) if isinstance(why, Unfit) else _first_line(why)
+                except (SymbolError, CostError) as why:
+                    reason = str(why) if isinstance(why, SymbolError) else _first_line(why)
             if attempt == 0:
                 dropped = self._find_single_culprit(active, reasons) or self._find_culprits(active, reasons)
             elif attempt == 1:
@@ -242,7 +242,7 @@ class SymbolFinder:
         """
         origin = self._find_joint_origin(active)
         for name in [each for each in reversed(self.space.sizes) if each in active and each != LAYERS]:
-            with contextlib.suppress(Unfit, CostError):
+            with contextlib.suppress(SymbolError, CostError):
                 self._recognise([origin, *self.space.points(active - {name}, POINTS)], active - {name})
                 self._find_culprits(active, reasons, [name])  # the reason, where it has one by itself
                 return {name}
@@ -264,9 +264,9 @@ class SymbolFinder:
                 if "B" in active and name != "B":
                     points = [{**point, "B": origin["B"]} for point in points]
                 self._recognise([origin, *points], {name}, quick=True)
-            except (Unfit, CostError) as why:
+            except (SymbolError, CostError) as why:
                 found.add(name)
-                reasons[name] = str(why) if isinstance(why, Unfit) else f"another size fails ({_first_line(why)})"
+                reasons[name] = str(why) if isinstance(why, SymbolError) else f"another size fails ({_first_line(why)})"
         return found
 
     def _find_joint_culprits(self, active: set[str], reasons: dict[str, str]) -> set[str]:
@@ -278,9 +278,9 @@ class SymbolFinder:
             try:
                 for point in self.space.points(taken | layers, POINTS):
                     _check_same(self.run(origin).trace, self.run(point).trace, point, taken, self.space.sizes)
-            except (Unfit, CostError) as why:
+            except (SymbolError, CostError) as why:
                 found.add(name)
-                reasons[name] = str(why) if isinstance(why, Unfit) else f"another size fails ({_first_line(why)})"
+                reasons[name] = str(why) if isinstance(why, SymbolError) else f"another size fails ({_first_line(why)})"
         return found
 
     def _fit(self, active: set[str], origin: dict[str, int]) -> SymbolicTrace:
@@ -308,7 +308,7 @@ class SymbolFinder:
         else:
             expressions = self._express(columns, points, active, with_sums=True)
         if expressions is None:
-            raise Unfit("a size depends on it in no simple way" if quick else
+            raise SymbolError("a size depends on it in no simple way" if quick else
                         "a size is no simple expression of the others")  # fmt: skip
         found = iter(expressions)
         operations = []
@@ -369,8 +369,8 @@ class SymbolFinder:
                     made.symbols,
                 )
             except KeyError as missing:
-                raise Unfit("a layer more runs other operations") from missing
-        raise Unfit("sizes of different meaning are equal at every size that was tried")
+                raise SymbolError("a layer more runs other operations") from missing
+        raise SymbolError("sizes of different meaning are equal at every size that was tried")
 
 
 def _index_unique(entries: Iterable[tuple[Any, Any, Any]]) -> dict[Any, Any] | None:
@@ -398,14 +398,16 @@ def _check_same(one: Trace, other: Trace, point: dict[str, int], active: set[str
     changed = [name for name in sizes if name in active and point[name] != sizes[name]]
     when = "with " + ", ".join(f"{name_size(name)} {point[name]}" for name in changed)
     if len(one.operations) != len(other.operations) or len(one.saved) != len(other.saved):
-        raise Unfit(f"{when} other operations run")
+        raise SymbolError(f"{when} other operations run")
     if len(one.parameters) != len(other.parameters):
-        raise Unfit(f"{when} it has other parameters")
+        raise SymbolError(f"{when} it has other parameters")
     if any(len(mine[-1].shape) != len(theirs[-1].shape) for mine, theirs in zip(one.saved, other.saved, strict=True)):
-        raise Unfit(f"{when} other tensors are saved")
+        raise SymbolError(f"{when} other tensors are saved")
     for mine, theirs in zip(one.operations, other.operations, strict=True):
         if mine.structure() != theirs.structure():
-            raise Unfit(f"{when} other operations run, the first in {mine.path or 'the module itself'}: {theirs.name}")
+            raise SymbolError(
+                f"{when} other operations run, the first in {mine.path or 'the module itself'}: {theirs.name}"
+            )
 
 
 def _list_sizes(trace: Trace) -> list[int]:

@@ -40,12 +40,12 @@ class CacheAlgebraLaw(Law):
         reason = super().applies(subject)
         if reason is not None:
             return reason
-        can = [self._offers(subject, operation) for operation in ("reorder", "crop")]
+        can = [self._supports_operation(subject, operation) for operation in ("reorder", "crop")]
         return None if any(can) else "its cache can neither be reordered nor cropped"
 
     def cases(self, subject: Adapter, fast: bool) -> Iterator[Case]:
         lengths = subject.lengths(6) if fast else subject.lengths(6, 13, 40, 70)
-        crops, reorders = self._offers(subject, "crop"), self._offers(subject, "reorder")
+        crops, reorders = self._supports_operation(subject, "crop"), self._supports_operation(subject, "reorder")
         for tokens in long_lengths(subject, fast, 301):
             if crops and tokens > 270:
                 yield {"tokens": tokens, "kept": 270, "split": "prefill", "order": "none", "batch": 1}
@@ -126,7 +126,7 @@ class CacheAlgebraLaw(Law):
 
     @staticmethod
     @torch.no_grad()
-    def _offers(subject: Adapter, operation: str) -> bool:
+    def _supports_operation(subject: Adapter, operation: str) -> bool:
         """Whether the subject offers the operation at all."""
         caching = find_cached(subject)
         try:

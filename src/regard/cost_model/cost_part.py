@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from regard.cost_model.symbols import Values, settled
+from regard.cost_model.symbols import Values, fix_differing
 
 ZERO = sympy.Integer(0)
 
@@ -25,8 +25,8 @@ def _times(one: Any, factor: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one way through a part takes.
+class PassCost:
+    """What one pass through a part takes.
 
     Attributes:
         macs: multiply-adds of matrix products and convolutions.
@@ -40,62 +40,58 @@ class Work:
     bytes: sympy.Expr = ZERO
     depth: sympy.Expr = ZERO
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: PassCost) -> PassCost:
         return _add(self, other)
 
-    def __mul__(self, factor: Any) -> Work:
+    def __mul__(self, factor: Any) -> PassCost:
         return _times(self, factor)
 
 
 @dataclass(frozen=True)
-class Part:
+class CostPart:
     """A named step, and its formulas. Names have dots where parts have parts: `block.attention.scores`.
 
     Attributes:
         parameters: learned numbers; one that is used twice belongs to the first part that uses it.
-        forward, backward: the two ways.
-        kept: bytes that the forward way leaves for the backward way, beside parameters and the model's own input.
+        forward, backward: the two passes.
+        saved: bytes that the forward pass saves for the backward pass, beside parameters and the model's own input.
         pairs: pairs of tokens that meet, over all heads and rows.
         normalised: numbers that a norm reads.
     """
 
     name: str
     parameters: sympy.Expr = ZERO
-    forward: Work = field(default_factory=Work)
-    backward: Work = field(default_factory=Work)
-    kept: sympy.Expr = ZERO
+    forward: PassCost = field(default_factory=PassCost)
+    backward: PassCost = field(default_factory=PassCost)
+    saved: sympy.Expr = ZERO
     pairs: sympy.Expr = ZERO
     normalised: sympy.Expr = ZERO
 
-    def __add__(self, other: Part) -> Part:
+    def __add__(self, other: CostPart) -> CostPart:
         return _add(self, other)
 
-    def __mul__(self, factor: Any) -> Part:
+    def __mul__(self, factor: Any) -> CostPart:
         return _times(self, factor)
 
-    def settled(self, values: Values, common: Values) -> Part:
+    def fix_differing(self, values: Values, common: Values) -> CostPart:
         """The part with its own number for every letter that means another number elsewhere."""
 
         def settle(value: Any) -> Any:
-            if isinstance(value, Work):
+            if isinstance(value, PassCost):
                 fields = {f.name: settle(getattr(value, f.name)) for f in dataclasses.fields(value)}
                 return dataclasses.replace(value, **fields)
-            return value if isinstance(value, str) else settled(sympy.sympify(value), values, common)
+            return value if isinstance(value, str) else fix_differing(sympy.sympify(value), values, common)
 
         return dataclasses.replace(self, **{f.name: settle(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
-    def named(self, prefix: str) -> Part:
+    def with_prefix(self, prefix: str) -> CostPart:
         """The part as a part of another."""
         return dataclasses.replace(self, name=f"{prefix}.{self.name}" if self.name else prefix) if prefix else self
 
 
-def inside(prefix: str, *parts: Part) -> list[Part]:
-    return [part.named(prefix) for part in parts]
-
-
-def grouped(parts: list[Part], levels: int | None = None) -> dict[str, Part]:
+def group_parts(parts: list[CostPart], levels: int | None = None) -> dict[str, CostPart]:
     """Parts of the same name, or the same first `levels` words of it, as one; in the order in which they come."""
-    found: dict[str, Part] = {}
+    found: dict[str, CostPart] = {}
     for part in parts:
         name = part.name if levels is None else ".".join(part.name.split(".")[:levels])
         found[name] = dataclasses.replace(found[name] + part if name in found else part, name=name)
