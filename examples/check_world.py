@@ -16,8 +16,6 @@ import importlib
 import time
 import warnings
 
-import torch
-
 from regard.adapters import adapt
 from regard.adapters.huggingface import tiny
 from regard.errors import RegardError
@@ -35,25 +33,10 @@ def missing(library: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _declare_box_operators()
             importlib.import_module(library)
     except Exception as failure:  # an import may fail with anything
         return f"{type(failure).__name__}: {failure}"
     return None
-
-
-def _declare_box_operators() -> None:
-    """A wheel of torchvision asks for two operators that a CPU build of torch does not have; nothing here uses them."""
-    for name in ("nms", "qnms"):
-        try:
-            torch._C._dispatch_find_schema_or_throw(f"torchvision::{name}", "")
-        except RuntimeError:
-            library = torch.library.Library("torchvision", "FRAGMENT")
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            KEPT.append(library)
-
-
-KEPT: list[torch.library.Library] = []  # what they define lasts as long as they do
 
 
 def main() -> None:
@@ -64,7 +47,7 @@ def main() -> None:
     words.add_argument("--full", action="store_true", help="search longer")
     given = words.parse_args()
 
-    reason = missing("transformers")
+    reason = missing("transformers.modeling_utils")  # which transformers itself imports late
     if reason is not None:
         print(f"transformers is left out: {reason}")
         return
