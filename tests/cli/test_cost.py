@@ -225,7 +225,7 @@ def test_wrong_arguments_exit_with_two_and_the_reason(folder, capsys, words, sai
 
 def test_help_has_every_word_and_examples(capsys):
     out = told(capsys, "--help")
-    for part in ("transformers:BertModel --tokens 512", "--memory", "--picture", "regard cost curve", "Ends with 0"):
+    for part in ("transformers:BertModel --tokens 512", "--memory", "--picture", "regard cost curve", "Exit status: 0"):
         assert part in out
     assert max(map(len, out.splitlines())) <= 120
     for word in QUESTIONS:

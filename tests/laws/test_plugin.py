@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch._dynamo  # noqa: F401
 
-# The inner runs undo their imports; what cannot be imported twice is imported here.
+# The inner runs undo their imports; what cannot be imported twice is imported here, and dynamo above.
 import regard
 import regard.cli.targets  # noqa: F401
 
