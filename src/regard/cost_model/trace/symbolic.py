@@ -295,7 +295,7 @@ class SymbolFinder:
     def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
         base = self.run(points[0])
         runs = [base]
-        expressions: list[sympy.Expr] | None = None
+        expressions: list[sympy.Expr | None] = []
         columns: list[tuple[int, ...]] = []
         for point in points[1:]:
             runs.append(self.run(point))
@@ -303,13 +303,14 @@ class SymbolFinder:
             columns = list(zip(*(_list_sizes(each.trace) for each in runs), strict=True))
             if len(runs) == MIN_RUNS and len(runs) < len(points):
                 expressions = self._express(columns, points[:MIN_RUNS], active, with_sums=False)
-                if expressions is not None:
+                if None not in expressions:
                     break
         else:
             expressions = self._express(columns, points, active, with_sums=True)
-        if expressions is None:
-            raise SymbolError("a size depends on it in no simple way" if quick else
-                        "a size is no simple expression of the others")  # fmt: skip
+        unknown = next((column[0] for column, each in zip(columns, expressions, strict=True) if each is None), None)
+        if unknown is not None:
+            raise SymbolError(f"a size of {unknown} depends on it in no simple way" if quick else
+                              f"a size of {unknown} is no simple expression of the others")  # fmt: skip
         found = iter(expressions)
         operations = []
         flags = _merge_repeated([run.trace for run in runs])
@@ -325,12 +326,11 @@ class SymbolFinder:
 
     def _express(
         self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], with_sums: bool
-    ) -> list[sympy.Expr] | None:
-        """An expression for every size, or None if one is not recognised."""
+    ) -> list[sympy.Expr | None]:
+        """An expression for every size; None for one that is not recognised."""
         variables = self.space.variables(active, points)
         known = {column: recognise_size(column, variables, with_sums) for column in dict.fromkeys(columns)}
-        found = [known[column] for column in columns]
-        return None if any(each is None for each in found) else found  # type: ignore[return-value]
+        return [known[column] for column in columns]
 
     def _deepen(self, made: SymbolicTrace, points: list[dict[str, int]]) -> SymbolicTrace:
         """A run with one layer more, whose operations must be among those of the layers before.
