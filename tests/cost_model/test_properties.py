@@ -162,6 +162,7 @@ def test_many_sizes_of_layers(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 @SEVERAL
 @given(data=st.data())

@@ -8,8 +8,12 @@ from regard.train import SpatialRecipe, ViTRecipe, train
 RECIPES = {**{position: SpatialRecipe(position=position) for position in POSITIONS}, "vit": ViTRecipe()}
 
 
+# A training takes a minute and a half; one of each model in continuous integration.
+names = [pytest.param(name, marks=[] if name in ("quadratic", "vit") else pytest.mark.long) for name in RECIPES]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", names)
 def test_at_least_97_of_100_digits_are_named_rightly(name):
     run = train(RECIPES[name])
     assert run.accuracy >= 0.97
