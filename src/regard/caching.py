@@ -129,8 +129,11 @@ def lru_cache_small(maxsize: int) -> Callable[[Callable[..., Result]], Callable[
 
 
 def outside_cache_if_fake(cached: Callable[..., Result]) -> Callable[..., Result]:
-    """The function behind `lru_cache_small` in a dispatch mode: a fake tensor must not outlive its mode."""
-    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+    """The function behind `lru_cache_small` where tensors are fake: a fake tensor must not outlive its mode.
+
+    Other dispatch modes get the cached tensors, which a traced graph holds as constants.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
         return cached
     return cached.__wrapped__  # type: ignore[attr-defined]
 

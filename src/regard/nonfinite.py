@@ -40,6 +40,8 @@ def is_known_nonfinite(tensor: Tensor) -> bool:
 
 def has_no_values() -> bool:
     """Whether tensors are fake and nothing is built that will run on real ones: shapes are traced for finite values."""
+    if torch.compiler.is_compiling():
+        return False
     keys = torch._C._TorchDispatchModeKey
     mode = torch._C._get_dispatch_mode
     return mode(keys.FAKE) is not None and mode(keys.PROXY) is None

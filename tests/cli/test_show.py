@@ -14,7 +14,7 @@ from regard.train.data import digits
 def runs(tmp_path_factory):
     """Folders of two trainings, as `regard train` leaves them."""
     folder = tmp_path_factory.mktemp("runs")
-    small = {"epochs": 1, "layers": 2, "batch": 64}
+    small = {"epochs": 1, "layers": 2, "batch_size": 64}
     train(SpatialRecipe(dim=8, hidden_dim=8, heads=3, **small), folder / "spatial", progress=False)
     train(ViTRecipe(dim=8, heads=2, **small), folder / "vit", progress=False)
     return folder
@@ -106,7 +106,7 @@ def test_a_run_shows_its_heads_where_its_images_are_not(tmp_path, capsys):
     assert main(["show", str(tmp_path / "run"), "-o", str(tmp_path / "heads.svg")]) == 0
     assert "2 epochs" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "run"), "--digit", "7"]) == 2
-    assert "not the images of this run" in capsys.readouterr().err
+    assert "not the data of this run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.tensor([[1, 31]]))
     with refused(InputError, "longer than the context", "14 tokens"):
         model(torch.ones(1, CONTEXT + 1, dtype=torch.long))
-    with refused(InputError, "no tokens", "float32"):
+    with refused(InputError, "Expected token ids", "float32"):
         model(torch.ones(1, 3))
     with refused(InputError, "segments", "no sentence 2"):
         model(torch.tensor([[1, 2]]), torch.tensor([[0, 2]]))

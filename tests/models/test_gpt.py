@@ -335,7 +335,7 @@ def test_input_that_cannot_be_is_refused_in_four_parts():
         model(torch.tensor([[1], [31]]))
     with refused(InputError, "Token -1"):
         model(torch.tensor([[-1]]))
-    with refused(InputError, "no tokens", "(3,)"):
+    with refused(InputError, "Expected token ids", "(3,)"):
         model(torch.tensor([1, 2, 3]))
     with refused(InputError, "outgrow the context"):
         model.generate([[1] * 20], max_new_tokens=4)

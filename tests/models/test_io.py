@@ -160,10 +160,10 @@ def test_missing_files_are_refused_and_the_neighbours_named(tmp_path: Path):
         with pytest.raises(CheckpointError) as caught:
             read_checkpoint(path)
         assert_four_parts(caught.value, path.name, "other.txt")
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         read_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
         read_checkpoint(tmp_path)
 
 

@@ -62,7 +62,8 @@ class ResumePoint:
 def claim_folder(folder: Path, recipe: Recipe, digest: str, start: str | None = None) -> None:
     """Claim the folder for this recipe; raises if it has another recipe, other data or another initial model."""
     with atomic.lock_folder(folder) as exclusive:
-        atomic.remove_stale_folders(folder, alone=exclusive)
+        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            atomic.remove_stale_folders(place, alone=exclusive)
         _write_claim(folder, recipe, digest, start)
 
 
