@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -196,7 +197,9 @@ class LanguageModelTask(Task[GPTRecipe]):
         )  # fmt: skip
         return {"loss": loss}
 
+    @cached_property
     def _validation_batches(self) -> list[TextBatch]:
+        """The batches that every evaluation reads."""
         recipe, batches = self.recipe, []
         if recipe.packing == "windows":
             windows = text.sequential_windows(self.validation_store.tokens, recipe.batch_size, recipe.context_length)
@@ -212,7 +215,7 @@ class LanguageModelTask(Task[GPTRecipe]):
     def evaluate(self, model: Pretrained) -> dict[str, float]:
         """Loss on the validation text (`eval_batches` of it), perplexity, and bits per byte of the text."""
         total, count = 0.0, 0
-        for batch in self._validation_batches():
+        for batch in self._validation_batches:
             logits = model(batch.tokens, pattern=batch.pattern, positions=batch.positions).flatten(0, 1)
             total += functional.cross_entropy(
                 logits.float(), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -118,7 +119,7 @@ class TranslationTask(Task[TranslationRecipe]):
         self.pairs = pairs
         parts = pairs.split()
         train, self.validation, self.test = parts.train, parts.validation, parts.test
-        sides = (train.targets, train.sources) if recipe.reverse else (train.sources, train.targets)
+        sides = self._sides(train)
         self.tokenizer = text.make_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
         assert self.tokenizer.eos_token_id is not None
         self.end = self.tokenizer.eos_token_id  # ends a sentence, and starts a translation
@@ -178,6 +179,13 @@ class TranslationTask(Task[TranslationRecipe]):
 
     # Evaluation
 
+    @cached_property
+    def _held_out(self) -> text.PairBatches:
+        """All validation pairs, whatever their length."""
+        sides = self._sides(self.validation)
+        source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in sides)
+        return text.PairBatches(source, target, self.recipe.tokens_per_batch, pad=self.end)
+
     def _sides(self, pairs: text.TextPairs) -> tuple[list[str], list[str]]:
         return (pairs.targets, pairs.sources) if self.recipe.reverse else (pairs.sources, pairs.targets)
 
@@ -185,9 +193,8 @@ class TranslationTask(Task[TranslationRecipe]):
         """Loss without smoothing and perplexity on all validation pairs; BLEU and chrF on `eval_pairs` of them."""
         assert isinstance(model, Transformer)
         sources, targets = self._sides(self.validation)
-        source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in (sources, targets))
         total, count = 0.0, 0
-        for batch in text.PairBatches(source, target, self.recipe.tokens_per_batch, pad=self.end).evaluation_batches():
+        for batch in self._held_out.evaluation_batches():
             shifted = self._shift(batch)
             total += self._sum_loss(model, shifted, 0.0).item()
             count += int(shifted.target_lengths.sum())
