@@ -190,11 +190,13 @@ def _print_evaluation(evaluation: Evaluation) -> None:
 
 
 def _print_result(args: argparse.Namespace, done: Run, pruned: Any, folder: Path) -> None:
+    from regard.cli.train_heads import answer_questions, print_answers
     from regard.cli.train_output import print_heads, print_summary, summarize_run
     from regard.cli.train_report import write_report
 
     last = done if pruned is None else pruned.tuned
     print_heads(last)
+    print_answers(answer_questions(done))
     print_summary(done, pruned)
     pictures = _save_head_pictures(folder, last)
     report_written(*pictures, write_report(done))
