@@ -120,7 +120,7 @@ class TranslationTask(Task[TranslationRecipe]):
         parts = pairs.split()
         train, self.validation, self.test = parts.train, parts.validation, parts.test
         sides = self._sides(train)
-        self.tokenizer = text.make_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
+        self.tokenizer = text.build_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
         assert self.tokenizer.eos_token_id is not None
         self.end = self.tokenizer.eos_token_id  # ends a sentence, and starts a translation
         source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in sides)
