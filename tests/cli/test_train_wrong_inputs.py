@@ -1,4 +1,4 @@
-"""Wrong inputs of `regard train`, `generate`, `translate` and `data`: four parts, exit code 2, and nothing left behind."""
+"""Wrong inputs of `regard train`, `generate`, `translate` and `data`: four parts, exit code 2, nothing left behind."""
 
 import shutil
 
