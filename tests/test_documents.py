@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_programs import ForkedPrograms
 
 from regard import downloads
 
@@ -33,12 +34,18 @@ def weights_of(source: str) -> str | None:
     return next(named, None)
 
 
-def run(program: Path, folder: Path, seconds: float) -> None:
+@pytest.fixture(scope="module")
+def programs():
+    forked = ForkedPrograms()
+    yield forked
+    forked.close()
+
+
+def run(programs: ForkedPrograms, program: Path, folder: Path, seconds: float) -> None:
     """Run a program in `folder`, so that what it saves stays out of the repository, and check it."""
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
-    assert done.returncode == 0, f"{program.name} failed:\n{done.stdout}{done.stderr}"
-    assert done.stdout.strip(), f"{program.name} printed nothing: does it call main()?"
+    code, printed = programs.run(program, folder, seconds)
+    assert code == 0, f"{program.name} failed:\n{printed}"
+    assert printed.strip(), f"{program.name} printed nothing: does it call main()?"
 
 
 def as_parameter(program: Path):
@@ -51,21 +58,21 @@ def as_parameter(program: Path):
 
 
 @pytest.mark.parametrize("program", [as_parameter(program) for program in EXAMPLES])
-def test_every_example_runs(program, tmp_path):
-    run(program, tmp_path, SLOW_SECONDS if is_slow(program.read_text()) else SECONDS)
+def test_every_example_runs(programs, program, tmp_path):
+    run(programs, program, tmp_path, SLOW_SECONDS if is_slow(program.read_text()) else SECONDS)
 
 
 @pytest.mark.parametrize("source", ["raise SystemExit(3)", "1 / 0", "def main(): print('never called')"])
-def test_an_example_that_fails_or_does_nothing_is_caught(source, tmp_path):
+def test_an_example_that_fails_or_does_nothing_is_caught(programs, source, tmp_path):
     (tmp_path / "example.py").write_text(source)
     with pytest.raises(AssertionError, match=r"example\.py"):
-        run(tmp_path / "example.py", tmp_path, SECONDS)
+        run(programs, tmp_path / "example.py", tmp_path, SECONDS)
 
 
-def test_an_example_that_hangs_is_caught(tmp_path):
+def test_an_example_that_hangs_is_caught(programs, tmp_path):
     (tmp_path / "example.py").write_text("while True: pass")
     with pytest.raises(subprocess.TimeoutExpired):
-        run(tmp_path / "example.py", tmp_path, seconds=0.3)
+        run(programs, tmp_path / "example.py", tmp_path, seconds=0.3)
 
 
 def test_an_example_names_the_weights_it_reads():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from agreement import refused
 from catalog import BETAS, GRID, LENGTHS, PATTERNS, TILED, TOKENS, assert_agree, biases, bounds, fits, results, tensors
+from plain import slow_but
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +150,7 @@ def test_probabilities_are_rounded_to_the_nearest_of_65536_and_so_is_the_scale()
     assert torch.equal(attend(*inputs, dropout=1e-9), attend(*inputs, backend="native" if len(TILED) > 1 else "auto"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_but(BACKENDS[-1:], BACKENDS))
 def test_the_mean_over_seeds_is_attention_without_dropout(backend):
     query, key, value = (tensor.detach() for tensor in tensors((5, 13)))
     runs = 2000
@@ -378,7 +379,7 @@ def test_backends_that_cannot_say_why_and_auto_takes_one_that_can():
 # torch's machinery
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("backend", slow_but(["auto"], ["reference", "auto"]))
 def test_compiled_attention_drops_by_the_given_seed(backend):
     torch._dynamo.reset()
     inputs = tensors((TOKENS, TOKENS))

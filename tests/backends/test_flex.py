@@ -94,14 +94,15 @@ def test_every_pattern_is_here():
     assert {type(pattern) for pattern in PATTERNS} >= set(EVERY)
 
 
-@pytest.fixture
-def untraced(monkeypatch):
+@pytest.fixture(params=["computed", pytest.param("traced", marks=pytest.mark.slow)])
+def tracing(monkeypatch, request):
     """On a CPU FlexAttention is traced anew for each pattern, which takes ten times as long as computing it."""
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    if request.param == "computed":
+        monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=shown)
-def test_every_pattern_equals_the_reference(untraced, pattern):
+def test_every_pattern_equals_the_reference(tracing, pattern):
     assert_agrees(*tensors(131), pattern=pattern)
 
 
@@ -129,19 +130,13 @@ BIASES = {
 
 
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES.keys())
-def test_every_bias_equals_the_reference(untraced, bias):
-    assert_agrees(*tensors(131), pattern=Causal() & Padding([0, 307]), bias=bias)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES.keys())
-def test_every_bias_equals_the_reference_when_it_is_traced(bias):
+def test_every_bias_equals_the_reference(tracing, bias):
     assert_agrees(*tensors(131), pattern=Causal() & Padding([0, 307]), bias=bias)
 
 
 @pytest.mark.parametrize("scale", [0, 0.3, -2.0])
 @pytest.mark.parametrize("bias", [None, Alibi(6)], ids=["content alone", "bias"])
-def test_beta_means_what_it_means_in_the_reference(bias, scale):
+def test_beta_means_what_it_means_in_the_reference(tracing, bias, scale):
     q, k, v = tensors(131)
     assert_agrees(q, k, v, pattern=Window(5, 0), bias=bias, scale=scale)
     q[0, 1, 3], k[1, 2, 5] = torch.nan, torch.nan
@@ -150,7 +145,7 @@ def test_beta_means_what_it_means_in_the_reference(bias, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_other_precisions_equal_the_reference(dtype):
+def test_other_precisions_equal_the_reference(tracing, dtype):
     q, k, v = tensors(131, dtype=dtype)
     # Two roundings of a value of about one: the weights' and the output's.
     assert_agrees(q, k, v, 4 * torch.finfo(dtype).eps, pattern=Causal())
@@ -168,7 +163,7 @@ def test_a_query_that_sees_nothing_has_zeros():
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Padding([300, 5])], ids=repr)
-def test_nan_spoils_exactly_what_saw_it(pattern):
+def test_nan_spoils_exactly_what_saw_it(tracing, pattern):
     q, k, v = tensors(131)
     k[0, 1, 301], v[1, 2, 307, 3], v[0, 0, 390] = torch.nan, torch.inf, -torch.inf
     assert_agrees(q, k, v, pattern=pattern)

@@ -155,6 +155,7 @@ def test_a_model_of_hugging_face_in_its_own_size_and_without_weights(capsys):
     assert found["quantities"]["pairs"]["value"] == 12 * 12 * 512**2
 
 
+@pytest.mark.slow
 def test_a_model_of_timm(capsys):
     pytest.importorskip("timm")
     found = plain(capsys, "timm:vit_base_patch16_224")

@@ -51,6 +51,12 @@ def test_a_run_is_saved_printed_and_drawn(tmp_path, capsys):
     head = told["heads"]["blocks.1.attention"]["heads"][2]
     assert head["centre"] == run.evaluations[-1].head_profiles["blocks.1.attention"].centre[2].tolist()
     assert sum(one["share"] for one in told["heads"]["blocks.1.attention"]["heads"]) == pytest.approx(1)
+    answers = {(one["question"], one["layer"]): one for one in told["answers"]}
+    assert len(answers) == 1 + 3 * (1 + 2)
+    assert answers[("Do centres leave the query?", "all")]["heads"] == 6
+    assert answers[("Do the heads form a grid?", "blocks.0.attention")]["verdict"] == "undecided"  # of three heads
+    for line in ("widths grow with depth", "centres leave the query", "the heads form a grid", "undecided: "):
+        assert line in out
 
     assert main([*command, *SMALL]) == 2
     assert "--resume to continue it" in capsys.readouterr().err

@@ -77,6 +77,7 @@ def measure_growth(dropout):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc as Linux does")
 def test_training_with_dropout_takes_no_more_memory_than_without():
     without, dropped = measure_growth(0.0), measure_growth(0.1)

@@ -74,16 +74,19 @@ def measured() -> dict[str, int]:
 
 
 @on_linux
+@pytest.mark.slow
 def test_the_memory_of_a_window_grows_with_the_tokens(measured):
     assert measured["native"] < BYTES_A_TOKEN * (1 << 15)
 
 
 @on_linux
+@pytest.mark.slow
 def test_the_measure_of_memory_can_fail(measured):
     assert measured["reference"] > BYTES_A_TOKEN * (1 << 11)
 
 
 @on_linux
+@pytest.mark.slow
 def test_calling_again_and_again_keeps_no_memory(measured):
     """A hundred calls write 60 MB of outputs and gradients; one in ten that stays would show."""
     assert measured["leaked"] < 6e6

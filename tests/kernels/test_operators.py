@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from catalog import assert_agree, bounds, results, tensors
+from plain import slow
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -57,8 +58,8 @@ def score(pattern, *, table=False, bias=False, dtype=torch.float32):
 # What torch checks of every operator
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("bias", [True, *slow(False)])
+@pytest.mark.parametrize("table", [True, *slow(False)])
 def test_the_forward_operator_passes_torchs_own_checks(table, bias):
     asked = score(Causal(), table=table, bias=bias)
     asked = asked._replace(
@@ -69,8 +70,8 @@ def test_the_forward_operator_passes_torchs_own_checks(table, bias):
     torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *asked._replace(dropout=0.3, seed=SEED)))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("bias", [True, *slow(False)])
+@pytest.mark.parametrize("table", [True, *slow(False)])
 def test_the_backward_operator_passes_torchs_own_checks(table, bias):
     for pattern in (Causal(), TWO_PARTS):
         inputs, asked = plain(), score(pattern, table=table, bias=bias)
@@ -99,7 +100,7 @@ def test_nothing_that_is_saved_or_given_is_written_to():
 
 
 @looks_at_grad
-@pytest.mark.parametrize("bias", ["none", "tensor", "table", "alibi", "grid"])
+@pytest.mark.parametrize("bias", ["tensor", "table", *slow("none", "alibi", "grid")])
 def test_one_graph_holds_the_attention_and_its_gradients(bias):
     torch._dynamo.reset()
     inputs = made()

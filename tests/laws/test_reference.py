@@ -45,10 +45,12 @@ def written_out(query, key, value, mask=None):
     return scores.softmax(-1) @ value
 
 
+# docs/laws.md has the same comparison with an implementation that takes less time to import.
+@pytest.mark.slow
 def test_lawful_slopes_that_are_wrong_are_seen_beside_another_implementation_only():
     claims = ["causality", "relative-position", "batch-independence", "padding"]
     assert check(powers_only, claims=claims, fast=True).ok
-    report = check(powers_only, claims=claims, reference=as_in_bloom, fast=True)
+    report = check(powers_only, claims=["causality"], reference=as_in_bloom, fast=True)
     assert [verdict.slug for verdict in report.failed] == ["reference"]
     counterexample = report.verdicts["reference"].counterexample
     assert counterexample is not None
@@ -59,6 +61,7 @@ def test_lawful_slopes_that_are_wrong_are_seen_beside_another_implementation_onl
     assert [str(said) for said in again.violations] == [str(said) for said in report.violations]
 
 
+@pytest.mark.slow
 def test_slopes_that_are_right_for_a_power_of_two_are_wrong_for_other_numbers_of_heads():
     report = check(powers_only, claims=["causality"], heads=4, reference=as_in_bloom, fast=True)
     counterexample = report.verdicts["reference"].counterexample

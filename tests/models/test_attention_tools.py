@@ -39,8 +39,15 @@ def build(kind: str, attention: Any) -> tuple[Any, dict[str, int]]:
     return Transformer(config).eval(), {"tokens": 7, "context_tokens": 5}
 
 
-@pytest.mark.parametrize("kind", ["gpt", "bert", "vit", "transformer"])
-@pytest.mark.parametrize("name", DESCRIBED)
+# Every description in a GPT, and one in every model; the slow tests put each in each.
+CELLS = [
+    pytest.param(kind, name, marks=[] if kind == "gpt" or name == "window" else pytest.mark.slow, id=f"{name}-{kind}")
+    for kind in ("gpt", "bert", "vit", "transformer")
+    for name in DESCRIBED
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CELLS)
 def test_the_cost_is_that_of_every_layer(kind: str, name: str):
     model, sizes = build(kind, DESCRIBED[name])
     found = cost(model, **sizes)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from plain import slow
 from twins import transformers
 from writers import Histories, Hugging, Toy, left_padded, tiny_gpt2
 
@@ -25,6 +26,7 @@ PENALTIES = [
     PowerPenalty(2.0),
     PowerPenalty(-0.7),
 ]
+FEW_AND_MORE = [*PENALTIES[::3], *slow(*PENALTIES[1::3], *PENALTIES[2::3])]
 
 
 def log_probability(toy, prompt, text):
@@ -65,7 +67,7 @@ def assert_same(found, expected):
         assert math.isclose(hypothesis.score, score, rel_tol=1e-13)
 
 
-@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("penalty", FEW_AND_MORE, ids=str)
 @pytest.mark.parametrize("stop", [(2,), (0, 3), ()], ids=str)
 def test_a_wide_beam_is_exhaustive_search(penalty, stop):
     toy = Toy(vocab_size=4, seed=5)
@@ -84,7 +86,7 @@ def test_a_wide_beam_is_exhaustive_search(penalty, stop):
             )
 
 
-@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("penalty", FEW_AND_MORE, ids=str)
 @pytest.mark.parametrize(("num_beams", "best"), [(1, 1), (2, 1), (3, 3), (5, 2)])
 def test_ending_early_changes_nothing(penalty, num_beams, best):
     spared = 0

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from agreement import refused
+from plain import slow_but
 from torch.utils.flop_counter import FlopCounterMode
 from twins import timm
 
@@ -41,7 +42,14 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 # 37 and 50 are no multiples of 4, their grids none of 2 or of the window; 48 x 24 fits everything once.
-@pytest.mark.parametrize(("size", "batch"), [((37, 50), 2), ((48, 24), 1), ((7, 5), 1)])
+@pytest.mark.parametrize(
+    ("size", "batch"),
+    [
+        ((37, 50), 2),
+        pytest.param((48, 24), 1, marks=pytest.mark.slow),
+        pytest.param((7, 5), 1, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "config",
     [SMALL, DaViTConfig.from_dict(SMALL.to_dict() | {"merge": 3, "scale": "tokens", "qkv_bias": False})],
@@ -98,7 +106,9 @@ def test_names_go_to_timm_and_back_unchanged():
     assert TIMM.read_state(named, SMALL).keys() == state.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if "giant" not in name])
+@pytest.mark.parametrize(
+    "name", slow_but(("davit_tiny", "davit_base_fl"), [name for name in ARCHITECTURES if "giant" not in name])
+)
 def test_every_architecture_of_timm_is_listed(name):
     library_of_models = timm()
     with torch.device("meta"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import assert_agree, assert_gradients_agree, gradients, refused, shaken
+from plain import slow_but
 from torch import Tensor, nn
 from twins import transformers
 
@@ -419,7 +420,7 @@ def family_models() -> dict[str, Pretrained]:
     }
 
 
-@pytest.mark.parametrize("name", family_models())
+@pytest.mark.parametrize("name", slow_but(("mistral", "distilbert"), family_models()))
 def test_their_cost_counts_their_parameters(name):
     model = family_models()[name].eval()
     priced = cost(model, tokens=11)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from agreement import refused
+from plain import slow_but
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.biases import quadratic_encoding
@@ -105,7 +106,7 @@ def outcome(compute, image, parameters):
     return [out, *torch.autograd.grad(out, [image, *parameters.values()], upstream)]
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", slow_but(("quadratic", "content"), POSITIONS))
 def test_the_model_is_the_published_formulas_forward_and_backward(position):
     model, image = make(position), images()
     parameters = dict(model.named_parameters())

@@ -164,12 +164,12 @@ def test_a_small_bert_learns_next_sentences_and_masked_tokens_of_two_templates(t
     ("task", "changes"),
     [
         ("mlm", {"steps": 40, "whole_words": True}),
-        ("sop", {"steps": 40, "length": 19, "short": 0.0}),
-        ("inversion", {"steps": 100}),
-        ("entailment", {"steps": 150, "entailment": "pairs.tsv"}),
-        ("rtd", {"steps": 130, "share": 0.3, "learning_rate": 5e-4}),
+        pytest.param("sop", {"steps": 40, "length": 19, "short": 0.0}, marks=pytest.mark.slow),
+        pytest.param("inversion", {"steps": 100}, marks=pytest.mark.slow),
+        pytest.param("entailment", {"steps": 150, "entailment": "pairs.tsv"}, marks=pytest.mark.slow),
+        pytest.param("rtd", {"steps": 130, "share": 0.3, "learning_rate": 5e-4}, marks=pytest.mark.slow),
         ("infonce", {"steps": 40, "views": "adjacent"}),
-        ("infonce", {"steps": 40, "views": "dropout", "dropout": 0.1}),
+        pytest.param("infonce", {"steps": 40, "views": "dropout", "dropout": 0.1}, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else value.get("views", ""),
 )

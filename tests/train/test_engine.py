@@ -14,6 +14,7 @@ import time
 import pytest
 import torch
 from agreement import refused
+from plain import slow
 from torch.nn import functional
 
 from regard.errors import ConfigError, InputError
@@ -97,7 +98,7 @@ def test_the_moving_average_is_what_is_evaluated_and_saved(few, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it first compiles
-@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"precision": "float32", "compile": True}])
+@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, *slow({"precision": "float32", "compile": True})])
 def test_mixed_precision_and_compilation_stay_close_to_float64(change, few):
     recipe = dataclasses.replace(TINY, dropout=0.0, epochs=1)
     exact, other = train(recipe, data=few), train(dataclasses.replace(recipe, **change), data=few)
@@ -230,7 +231,8 @@ train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
 """
 
 
-@pytest.mark.parametrize("deaths", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the fast tests kill a run once, in test_loop.py
+@pytest.mark.parametrize("deaths", [2, 20])
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, tmp_path):
     """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
     recipe = ViTRecipe(

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from agreement import refused
+from plain import slow_but
 
 from regard.cost_model import cost
 from regard.errors import InputError
@@ -98,7 +99,7 @@ def test_dropping_heads_without_influence_leaves_the_logits(position, dtype):
     assert torch.allclose(*gradients, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", slow_but(("quadratic",), POSITIONS))
 def test_a_pruned_model_is_saved_read_and_counted_like_any_other(position, tmp_path):
     pruned = prune(make(position, torch.float32), {LAYERS[1]: [0, 3, 4]})
     pruned.save_pretrained(tmp_path)

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from agreement import refused
+from plain import slow
 from torch import nn
 from torch.nn import functional
 
@@ -160,7 +161,7 @@ def entropy(text):
 
 
 @pytest.mark.parametrize("packing", ["windows", "documents"])
-@pytest.mark.parametrize("tokenizer", ["characters", "bytes", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["characters", *slow("bytes", "bpe")])
 def test_a_gpt_learns_more_than_frequencies(tokenizer, packing, book):
     """The entropy of single characters is the least loss of a model that sees no context."""
     recipe = dataclasses.replace(
@@ -195,6 +196,7 @@ def test_packed_documents_are_learned_apart(book, tmp_path):
     assert loss == pytest.approx(total / count, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_translator_learns_and_its_checkpoints_are_averaged(pairs, tmp_path, capsys):
     recipe = TranslationRecipe(
         steps=300, vocab_size=290, tokens_per_batch=256, dim=32, layers=2, heads=2, hidden_dim=64, dropout=0.0,
@@ -228,7 +230,7 @@ def test_bleu_is_sacrebleus():
 # Files and commands
 
 
-@pytest.mark.parametrize("kind", ["gpt", "translate"])
+@pytest.mark.parametrize("kind", ["gpt", *slow("translate")])
 def test_a_text_run_stopped_at_every_step_ends_with_the_same_weights(kind, book, pairs, tmp_path):
     if kind == "gpt":
         recipe, data = dataclasses.replace(SMALL, steps=6, dropout=0.1, accumulation=2), book

@@ -49,6 +49,7 @@ def is_free(folder) -> bool:
 
 
 @two_cores
+@pytest.mark.slow
 def test_the_other_process_keeps_what_it_has_when_this_one_is_interrupted(demo, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()

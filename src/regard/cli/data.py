@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from regard import downloads
-from regard.cli.output import write_json
+from regard.cli.output import check_writable, write_json
 from regard.errors import InputError
 
 DESCRIPTION = """List the data sets that models can be trained on, or fetch them.
@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List, or fetch; 1 if something cannot be had."""
+    check_writable(args.json)
     rows = [describe(name) for name in list_names()]
     unknown = [name for name in args.names if name not in list_names()]
     if unknown:

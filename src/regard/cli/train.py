@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ EPILOG = """examples:
   regard train bert gutenberg --tasks mlm,sop --steps 2000
   regard train classify bbc --weights minilm
   regard train translate kjv-luther --minutes 30
+  regard train translate mine.en mine.de --vocab-size 4000
   regard train spatial --position gaussian --epochs 30 --seed 0 --folder runs/gaussian
   regard train spatial --folder runs/gaussian --position gaussian --resume --prune
   regard train vit mnist --recipe mine.toml --layers 4
@@ -67,9 +69,13 @@ def make_parser() -> Parser:
         one = subparsers.add_parser(kind, help=text, description=f"Train {text}.")
         if kind != "teacher":
             one.add_argument("data", nargs="?", metavar="DATA", help="a data set, or the path of your own")
+            if kind == "translate":
+                one.add_argument(
+                    "target", nargs="?", metavar="TARGET", help="its translations, line by line, if DATA is a text"
+                )
             one.add_argument("--data", dest="data_option", metavar="DATA", help="the same, as an option")
             one.add_argument("--resume", action="store_true", help="resume the run in the folder")
-            one.add_argument("--minutes", metavar="N", type=float, help="stop after this time; --resume goes on")
+            one.add_argument("--minutes", metavar="N", type=read_minutes, help="stop after this time; --resume goes on")
             one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
         if kind in ("spatial", "vit", "davit", "resnet"):
             one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
@@ -95,6 +101,17 @@ def _add_fields(parser: argparse.ArgumentParser, kind: str) -> None:
             if isinstance(field.default, bool):  # `--held` is `--held true`
                 options |= {"nargs": "?", "const": "true"}
             group.add_argument(flag, dest=f"field_{field.name}", **options)
+
+
+def read_minutes(text: str) -> float:
+    """A positive number of minutes."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of minutes")
+    return minutes
 
 
 def _find_recipe(kind: str) -> Any:
@@ -140,6 +157,8 @@ def _read_fields(args: argparse.Namespace) -> dict[str, Any]:
 def _make_recipe(args: argparse.Namespace) -> Recipe:
     recipe, fields = _find_recipe(args.kind), _read_fields(args)
     data = args.data or args.data_option or fields.pop("data", None)
+    if getattr(args, "target", None) is not None:
+        fields["target_data"] = args.target
     if getattr(args, "paper", False):
         return recipe.paper(**fields)
     if data is None:
@@ -162,13 +181,12 @@ def _run_recipe(args: argparse.Namespace) -> int:
             because="the files of two runs would be mixed",
             instead="--resume to continue it, or another --folder",
         )
+    task = recipe.make_task(data)  # what cannot be read is refused before a folder is named
     if data is not None:
         print(data, file=sys.stderr)
     print(f"{recipe}\nsaved in {folder}", file=sys.stderr)
     try:
-        done = train(
-            recipe, folder, data=data, minutes=args.minutes, on_evaluation=_print_evaluation, measure_peak=measure_peak
-        )
+        done = train(task, folder, minutes=args.minutes, on_evaluation=_print_evaluation, measure_peak=measure_peak)
         pruned = _prune_heads(done, folder) if getattr(args, "prune", False) and done.done else None
     except Interrupted as stop:
         again = [word for word in sys.argv[1:] if word != "--resume"]
@@ -190,11 +208,13 @@ def _print_evaluation(evaluation: Evaluation) -> None:
 
 
 def _print_result(args: argparse.Namespace, done: Run, pruned: Any, folder: Path) -> None:
+    from regard.cli.train_heads import answer_questions, print_answers
     from regard.cli.train_output import print_heads, print_summary, summarize_run
     from regard.cli.train_report import write_report
 
     last = done if pruned is None else pruned.tuned
     print_heads(last)
+    print_answers(answer_questions(done))
     print_summary(done, pruned)
     pictures = _save_head_pictures(folder, last)
     report_written(*pictures, write_report(done))

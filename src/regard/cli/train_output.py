@@ -78,6 +78,7 @@ def format_position(pair: list[float]) -> str:
 
 def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict[str, Any]:
     """The summary of a run, for JSON."""
+    from regard.cli.train_heads import answer_questions
     from regard.train.history import evaluation_to_json
 
     last = run if pruned is None else pruned.tuned
@@ -92,6 +93,7 @@ def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict
             for one in run.evaluations
         ],
         "heads": evaluation_to_json(last.evaluations[-1])["layers"],
+        "answers": [answer.to_json() for answer in answer_questions(run)],
         "pictures": list(map(str, pictures)),
     }
     if pruned is not None:

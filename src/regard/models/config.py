@@ -67,7 +67,9 @@ class Config:
                     f"{type(self).__name__} cannot use {field.name}={given!r}.",
                     asked=f"{field.name}={given!r}, a {type(given).__name__}",
                     because=f"{field.name} is {_format_type(hints[field.name])}",
-                    instead=f"{field.name}=... of that type",
+                    instead=f"{field.name}=... of that type"
+                    if field.default is MISSING
+                    else f"{field.name}={field.default!r}",
                 )
             if not _fits_in_64_bits(value):
                 raise ConfigError(

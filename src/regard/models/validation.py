@@ -40,7 +40,7 @@ def check_sizes(config: Config, *names: str) -> None:
             fine, because, instead = value is None or value >= 1, "there is at least one", f"{name}=1 or more"
         if not fine:
             raise ConfigError(
-                f"A model cannot have {name}={value}.",
+                f"{type(config).__name__} cannot have {name}={value}.",
                 asked=f"{type(config).__name__}({name}={value})",
                 because=because,
                 instead=instead,

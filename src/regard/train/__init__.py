@@ -1,6 +1,7 @@
 """Training: recipes and tasks for images and text, and one loop that runs them."""
 
 from regard.train.data.images import Images, ImageSplit
+from regard.train.head_analysis import Answer, analyze_heads
 from regard.train.loop import Interrupted, read_history, read_run, train
 from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
 from regard.train.recipe import Recipe, read_recipe
@@ -21,6 +22,7 @@ from regard.train.tasks.translate import TranslationRecipe
 from regard.train.teacher_student import TeacherRecipe, TeacherResult, train_student
 
 __all__ = [
+    "Answer",
     "BertRecipe",
     "DaViTRecipe",
     "Evaluation",
@@ -41,6 +43,7 @@ __all__ = [
     "TranslationRecipe",
     "ViTRecipe",
     "accuracy",
+    "analyze_heads",
     "degenerate_heads",
     "prune",
     "prune_run",

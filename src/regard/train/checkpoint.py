@@ -71,7 +71,7 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
     mine = {**recipe.to_json(), "digest": digest, "start": start}
     path = folder / RECIPE
     if path.exists():
-        found = atomic.read_json(path)
+        found = _read_claim(folder)
         if found != mine:
             names = sorted(name for name in mine.keys() | found.keys() if mine.get(name) != found.get(name))
             raise CheckpointError(
@@ -92,6 +92,21 @@ def _write_claim(folder: Path, recipe: Recipe, digest: str, start: str | None) -
             instead="a new folder",
         )
     atomic.write_atomically(path, atomic.make_json_writer(mine))
+
+
+def _read_claim(folder: Path) -> dict[str, Any]:
+    with _advising(f"the {RECIPE} that the run wrote, or another folder; checkpoints are still there"):
+        return atomic.read_json(folder / RECIPE)
+
+
+@contextlib.contextmanager
+def _advising(instead: str) -> Iterator[None]:
+    """Raise errors of files with what to do about them in the folder of a run."""
+    try:
+        yield
+    except CheckpointError as failure:
+        parts = {"asked": failure.asked, "found": failure.found, "because": failure.because}
+        raise CheckpointError(failure.headline, **parts, instead=instead) from failure
 
 
 @contextlib.contextmanager
@@ -124,7 +139,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def read_claimed_recipe(folder: Path) -> tuple[Recipe, str]:
     """The recipe of a folder, and the digest of its data."""
-    value = atomic.read_json(folder / RECIPE)
+    value = _read_claim(folder)
     digest = value.pop("digest", "")
     value.pop("start", None)
     return read_recipe(value), digest
@@ -216,7 +231,9 @@ def read_position(place: Path) -> ResumePoint:
 
 def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
     path = place / TRAINING
-    state, notes = tensors.read_with_metadata(path)
+    advice = f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder"
+    with _advising(advice):
+        state, notes = tensors.read_with_metadata(path)
     try:
         position = ResumePoint(**json.loads(notes["position"]))
         counts = (position.step, position.evaluations, position.steps, position.units, position.waited)
@@ -229,13 +246,15 @@ def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
             asked=str(path),
             found=f"{type(failure).__name__}: {failure}",
             because="it has no valid resume point",
-            instead=f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder",
+            instead=advice,
         ) from failure
 
 
 def restore_model(place: Path, model: Pretrained) -> None:
     """Load the weights of a model's folder; raises for the folder of another model."""
-    _load_weights(place, model, read_folder(place)[1])
+    with _advising(f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder"):
+        state = read_folder(place)[1]
+    _load_weights(place, model, state)
 
 
 def _load_weights(place: Path, model: Pretrained, state: dict[str, Tensor]) -> None:

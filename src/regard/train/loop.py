@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | Task,
     folder: str | os.PathLike[str] | None = None,
     *,
     data: Any = None,
@@ -49,7 +49,7 @@ def train(
 ) -> Run:
     """Train a model by a recipe.
 
-    recipe: the configuration.
+    recipe: the configuration, or the task that its `make_task` made.
     folder: where the run is saved: `recipe.json`, `history.jsonl` (a line for each evaluation), `steps.jsonl` (a line
         every few steps), `checkpoints/`, `best/` and, at the end, `model/` (all for `from_pretrained`), TensorBoard
         files. A folder with a run of the same recipe is resumed, bit-identical to an uninterrupted run. A run that is
@@ -70,7 +70,14 @@ def train(
         >>> [each.number for each in run.evaluations], list(run.evaluations[-1].head_profiles)
         ([0, 1], ['blocks.0.attention'])
     """
-    task = recipe.make_task(data)
+    if minutes is not None and not minutes > 0:
+        raise InputError(
+            f"A run cannot take {minutes} minutes.",
+            asked=f"minutes={minutes}",
+            because="it stops after this time",
+            instead="minutes=30, or None to run all steps",
+        )
+    task = recipe if isinstance(recipe, Task) else recipe.make_task(data)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     settings = {
         "progress": progress,
@@ -78,10 +85,11 @@ def train(
         "on_evaluation": on_evaluation,
         "measure_peak": measure_peak,
     }
-    if folder is None:
-        with torch.random.fork_rng(devices=[]):
-            return Training(task, None, start).run(**settings)
-    place = Path(folder).expanduser()
+    place = None if folder is None else Path(folder).expanduser()
+    with torch.random.fork_rng(devices=[]):
+        training = Training(task, place, start)  # before there is a folder: a model may be refused
+        if place is None:
+            return training.run(**settings)
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not resume and (place / checkpoint.RECIPE).exists():
@@ -91,9 +99,9 @@ def train(
                 because="its files would be overwritten",
                 instead="resume=True to continue it, or another folder",
             )
-        checkpoint.claim_folder(place, recipe, task.digest, None if start is None else hash_state_dict(start))
+        checkpoint.claim_folder(place, task.recipe, task.digest, None if start is None else hash_state_dict(start))
         with checkpoint.lock_folder(place), torch.random.fork_rng(devices=[]):
-            return Training(task, place, start).run(**settings)
+            return training.run(**settings)
     except (OSError, CheckpointError) as failure:
         refusal = failure if isinstance(failure, OSError) else failure.__cause__
         if not isinstance(refusal, OSError) or isinstance(refusal, BlockingIOError):  # a lock says it in its own words
@@ -136,7 +144,6 @@ class Training:
         self.evaluations: list[Evaluation] = []
         self.throughput = Throughput()
         self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
-        self._resume()
 
     def _copy_parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
@@ -173,6 +180,7 @@ class Training:
         on_evaluation: Callable[[Evaluation], None] | None = None,
         measure_peak: MeasurePeak | None = None,
     ) -> Run:
+        self._resume()
         total, position = self.task.steps, self.position
         shown = progress and position.step < total and not position.finished
         with (

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 SHARES = ("momentum", "beta1", "beta2", "label_smoothing", "stretch", "dropout", "attention_dropout", "ema_decay")
 AMOUNTS = (
     "learning_rate", "min_learning_rate", "position_rate", "weight_decay", "warmup_steps", "eps", "initial",
-    "shift", "turn",
+    "shift", "turn", "sample_tokens", "eval_pairs",
 )  # fmt: skip
-COUNTS = ("epochs", "steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_checkpoints", "patience")
+COUNTS = (
+    "epochs", "steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_checkpoints", "patience",
+    "eval_batches", "tokens_per_batch", "max_length", "max_predictions", "num_beams",
+)  # fmt: skip
 LARGEST_SEED = 2**32 - 1
 
 
@@ -69,6 +72,8 @@ class Recipe(Config):
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Recipe]]] = {}
+    # Whether each head of the model has dim / heads channels.
+    heads_share_channels: ClassVar[bool] = True
 
     data: str = ""
     epochs: int = 1
@@ -114,6 +119,14 @@ class Recipe(Config):
                     because=f"it must be at least 0{'' if math.isinf(most) else ' and less than 1'}",
                     instead=f"{field.name}={field.default}",
                 )
+        dim, heads = getattr(self, "dim", None), getattr(self, "heads", None)
+        if self.heads_share_channels and isinstance(dim, int) and isinstance(heads, int) and heads > 0 and dim % heads:
+            raise ConfigError(
+                f"{heads} heads cannot share {dim} channels evenly.",
+                asked=f"{type(self).__name__}(dim={dim}, heads={heads})",
+                because="every head has dim / heads channels",
+                instead=f"heads={math.gcd(dim, heads)}, or dim={-(-dim // heads) * heads}",
+            )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(
                 f"A recipe cannot have max_grad_norm={self.max_grad_norm}.",
@@ -179,6 +192,14 @@ def read_recipe(value: dict[str, Any] | str | os.PathLike[str]) -> Recipe:
 def read_recipe_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The fields in a JSON or TOML file."""
     place = Path(path).expanduser()
+    if not place.is_file():
+        raise ConfigError(
+            f"There is no recipe {str(path)!r}.",
+            asked=str(path),
+            found=f"no such file in {Path.cwd()}",
+            because="a recipe is a .json or .toml file with some of its fields",
+            instead="the recipe.json in the folder of a run, or a file of your own",
+        )
     if place.suffix != ".toml":
         return atomic.read_json(place)
     atomic.check_file(place)

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from caches import RIGHT, Filled
+from plain import slow
 from third_party_attention import Layer, causal, fused, naive
 from torch import nn
 
@@ -130,11 +131,11 @@ def changed_value(query, key, value, mask=None):
         pytest.param(fused, "operator", marks=pytest.mark.slow),
         pytest.param(Layer(), "layer", marks=pytest.mark.slow),
         (Growing(), "layer"),
-        (Locked(), "layer"),
+        pytest.param(Locked(), "layer", marks=pytest.mark.slow),
         pytest.param(nn.MultiheadAttention(12, 3, batch_first=True), None, marks=pytest.mark.slow),
         pytest.param(nn.TransformerEncoderLayer(12, 4, 20, batch_first=True), None, marks=pytest.mark.slow),
         pytest.param(*RIGHT["filled"], marks=pytest.mark.slow),
-        RIGHT["inside"],
+        pytest.param(*RIGHT["inside"], marks=pytest.mark.slow),
         RIGHT["model"],
     ],
     ids=["naive", "causal", "fused", "layer", "growing", "locked", "torch", "encoder", "filled", "inside", "model"],
@@ -151,16 +152,21 @@ def test_the_right_ones_keep_nothing_that_matters(target, kind):
     ids=lambda target: type(target).__name__,
 )
 def test_layers_with_state_are_found(target):
-    assert check(target, kind="layer", claims=["statelessness"]).verdicts["statelessness"].outcome == "broken"
+    assert (
+        check(target, kind="layer", claims=["statelessness"], fast=True).verdicts["statelessness"].outcome == "broken"
+    )
 
 
 @pytest.mark.parametrize("target", [memo, changed_value], ids=lambda target: target.__name__)
 def test_operators_with_state_are_found(target):
-    assert check(target, kind="operator", claims=["statelessness"]).verdicts["statelessness"].outcome == "broken"
+    assert (
+        check(target, kind="operator", claims=["statelessness"], fast=True).verdicts["statelessness"].outcome
+        == "broken"
+    )
 
 
 def test_a_race_shows_every_time():
-    verdict = check(OnTheModule(), kind="layer", claims=["statelessness"], seed=1).verdicts["statelessness"]
+    verdict = check(OnTheModule(), kind="layer", claims=["statelessness"], seed=1, fast=True).verdicts["statelessness"]
     assert verdict.counterexample is not None
     assert verdict.counterexample.changed == "another call at the same time"
 
@@ -282,7 +288,7 @@ def test_operators_are_called_with_other_query_lengths_and_pair_masks(target):
 
 @pytest.mark.parametrize(
     "kind",
-    [OnTheClass, OnTheClassByName, SetOnTheClass, AtTheTopOfTheFile, SetInTheFile, InACache],
+    [OnTheClass, SetInTheFile, InACache, *slow(OnTheClassByName, SetOnTheClass, AtTheTopOfTheFile)],
     ids=lambda kind: kind.__name__,
 )
 def test_what_all_instances_share_is_found(kind):
@@ -290,7 +296,7 @@ def test_what_all_instances_share_is_found(kind):
         assert fast(kind(), "layer") == "broken"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_a_table_on_the_class_may_be_shared(seed):
     assert fast(RightlyOnTheClass(), "layer", seed) == "holds"
 

@@ -116,6 +116,7 @@ def test_a_damaged_store_is_refused(tmp_path: Path, name: str):
         text.build_store(DOCUMENTS, BYTES, cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_corpus_larger_than_the_memory_is_stored(tmp_path: Path):
     """32 MB of text and 58 MB of tokens, in a process that may allocate 28 MB more than it has when it begins."""
     line = "The quick brown fox jumps over the lazy dog, and again. " * 10 + "Amen.\n"

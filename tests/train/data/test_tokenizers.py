@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from regard.errors import CheckpointError, ConfigError, InputError
 from regard.models import GPT, GPTConfig
+from regard.train import BertRecipe, GPTRecipe, TextClassificationRecipe, TranslationRecipe
 from regard.train.data import text
+from regard.train.data.text import tokenizers as tokenizers_module
 from regard.train.data.text.characters import ByteTokenizer, CharacterTokenizer
 from regard.train.data.text.tokenizers import KINDS
 
@@ -239,3 +241,82 @@ def test_truncation_and_padding_of_a_file_are_not_applied(tokenizers, tmp_path: 
     again = text.read_tokenizer(tmp_path)
     for words in ("fox", TEXTS[0]):
         assert again.encode(words) == tokenizers["wordpiece"].encode(words)
+
+
+# Trained once
+
+
+@pytest.fixture
+def trainings(monkeypatch) -> list[str]:
+    """The kinds of tokenizers that are trained from now on."""
+    found: list[str] = []
+    for kind in ("bpe", "wordpiece"):
+        name = f"train_{kind}"
+        train = getattr(tokenizers_module, name)
+        monkeypatch.setattr(
+            tokenizers_module, name, lambda *given, train=train, kind=kind: found.append(kind) or train(*given)
+        )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_tokenizer_is_trained_once_for_a_text_and_its_settings(kind: str, trainings, tmp_path: Path):
+    first = text.build_tokenizer(kind, TEXTS, 400, cache=tmp_path)
+    again = text.build_tokenizer(kind, TEXTS, 400, cache=tmp_path)
+    assert trainings == [kind]
+    assert again.digest == first.digest == text.make_tokenizer(kind, TEXTS, 400).digest
+    assert (again.kind, again.vocab_size, again.special_ids) == (kind, first.vocab_size, first.special_ids)
+    del trainings[:]
+    text.build_tokenizer(kind, [*TEXTS, "another fox"], 400, cache=tmp_path)
+    text.build_tokenizer(kind, TEXTS, 390, cache=tmp_path)
+    # The same letters in other documents are another text.
+    text.build_tokenizer(kind, ["".join(TEXTS)], 400, cache=tmp_path)
+    text.build_tokenizer("wordpiece" if kind == "bpe" else "bpe", TEXTS, 400, cache=tmp_path)
+    assert len(trainings) == 4
+
+
+def test_a_changed_file_trains_its_tokenizer_again(trainings, tmp_path: Path):
+    file, cache = tmp_path / "corpus.txt", tmp_path / "cache"
+    file.write_text(TEXTS[0] * 9)
+    for _ in range(2):
+        text.build_tokenizer("bpe", text.load_documents(file), 300, cache=cache)
+    assert len(trainings) == 1
+    file.write_text(TEXTS[0] * 9 + "!")
+    text.build_tokenizer("bpe", text.load_documents(file), 300, cache=cache)
+    assert len(trainings) == 2
+
+
+@pytest.mark.parametrize("make", [GPTRecipe, TranslationRecipe, BertRecipe, TextClassificationRecipe])
+def test_a_task_is_made_twice_with_one_training(make, trainings, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tokenizers_module, "download_folder", lambda: tmp_path)
+    fields = {GPTRecipe: {"tokenizer": "bpe"}, BertRecipe: {"tasks": ("mlm",)}}.get(make, {})
+    lines = [f"{number} {words}" for number in range(40) for words in TEXTS[:2]]
+    data = {
+        GPTRecipe: lambda: text.Documents.from_texts(lines),
+        BertRecipe: lambda: text.Documents.from_texts(lines),
+        TranslationRecipe: lambda: text.TextPairs("pairs", lines, lines[::-1]),
+        TextClassificationRecipe: lambda: text.LabelledTexts("news", lines, [0, 1] * 40, ("a", "b")),
+    }[make]
+    tasks = [make(vocab_size=300, **fields).make_task(data()) for _ in range(2)]
+    assert len(trainings) == 1
+    assert tasks[0].digest == tasks[1].digest
+
+
+def test_a_folder_that_cannot_be_written_to_costs_the_training_alone(trainings, tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+    for _ in range(2):
+        text.build_tokenizer("bpe", TEXTS, 300, cache=tmp_path / "file" / "inside")
+    assert len(trainings) == 2
+    assert [place.name for place in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_write_leaves_no_tokenizer(trainings, tmp_path: Path, monkeypatch):
+    """The folder appears complete: a crash before the rename leaves none, and the next call trains again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            tokenizers_module.atomic, "move_into_place", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
+        text.build_tokenizer("bpe", TEXTS, 300, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    text.build_tokenizer("bpe", TEXTS, 300, cache=tmp_path)
+    assert len(trainings) == 2

@@ -213,7 +213,7 @@ class PretrainingText:
         parts = documents.split(validation=max(0.05, 2 / len(documents)) if len(documents) >= 4 else 0.05, test=0)
         if "nsp" in recipe.tasks:
             check_documents(min(len(parts.train), len(parts.validation)), len(documents))
-        tokenizer = text.make_tokenizer(recipe.tokenizer, parts.train, recipe.vocab_size)
+        tokenizer = text.build_tokenizer(recipe.tokenizer, parts.train, recipe.vocab_size)
         check_special_tokens(tokenizer, recipe)
         stores = [text.build_store(part, tokenizer, unit="sentence") for part in (parts.train, parts.validation)]
         train, validation = (Corpus.from_store(each.tokens, each.starts, each.document_starts) for each in stores)

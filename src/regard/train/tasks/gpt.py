@@ -126,7 +126,7 @@ class LanguageModelTask(Task[GPTRecipe]):
         self.documents = documents
         parts = documents.split()
         train, validation = parts.train, parts.validation
-        self.tokenizer = text.make_tokenizer(recipe.tokenizer, train, recipe.vocab_size)
+        self.tokenizer = text.build_tokenizer(recipe.tokenizer, train, recipe.vocab_size)
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         self.train_store = text.build_store(train, self.tokenizer, suffix=end)
         self.validation_store = text.build_store(validation, self.tokenizer, suffix=end)

@@ -97,6 +97,7 @@ class SpatialRecipe(ImageRecipe):
     """
 
     kind: ClassVar[str] = "spatial"
+    heads_share_channels: ClassVar[bool] = False
 
     position: str = "quadratic"
     patch: int = 2

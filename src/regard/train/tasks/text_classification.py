@@ -137,7 +137,7 @@ class TextClassificationTask(Task[TextClassificationRecipe]):
         self.start: Bert | None = None
         self.length = recipe.length
         if recipe.weights is None:
-            self.tokenizer = text.make_tokenizer(recipe.tokenizer, parts.train.texts, recipe.vocab_size)
+            self.tokenizer = text.build_tokenizer(recipe.tokenizer, parts.train.texts, recipe.vocab_size)
         else:
             weights = find_weights(recipe.weights)
             self.start, self.tokenizer = Bert.from_pretrained(weights), text.read_tokenizer(weights)

@@ -35,7 +35,9 @@ class TranslationRecipe(Recipe):
     Source: Vaswani et al., Attention Is All You Need (2017), section 5.
 
     Attributes:
-        data: "kjv-luther", "sentences-de", or the path of a .jsonl with "source" and "target" or of a .tsv.
+        data: "kjv-luther", "sentences-de", the path of a .jsonl with "source" and "target" or of a .tsv, or the path of
+            a text with one sentence in each line.
+        target_data: the path of its translations, line by line, if `data` is such a text.
         reverse: translate from the second language to the first.
         vocab_size: of the byte-pair encoding that both languages share.
         tokens_per_batch: most source tokens, and most target tokens, of a batch; `batch_size` is not used.
@@ -48,6 +50,7 @@ class TranslationRecipe(Recipe):
     kind: ClassVar[str] = "translate"
 
     data: str = "kjv-luther"
+    target_data: str | None = None
     reverse: bool = False
     vocab_size: int = 8000
     tokens_per_batch: int = 2048
@@ -97,7 +100,11 @@ class TranslationRecipe(Recipe):
 
     def make_task(self, data: Any = None) -> TranslationTask:
         """Translation of the recipe's pairs, of the given file, or of the given pairs."""
-        pairs = data if isinstance(data, text.TextPairs) else text.load_pairs(self.data if data is None else data)
+        pairs = data
+        if data is None:
+            pairs = text.load_pairs(self.data, self.target_data)
+        elif not isinstance(data, text.TextPairs):
+            pairs = text.load_pairs(data)
         return TranslationTask(self, pairs)
 
 
@@ -120,7 +127,7 @@ class TranslationTask(Task[TranslationRecipe]):
         parts = pairs.split()
         train, self.validation, self.test = parts.train, parts.validation, parts.test
         sides = self._sides(train)
-        self.tokenizer = text.make_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
+        self.tokenizer = text.build_tokenizer("bpe", [*train.sources, *train.targets], recipe.vocab_size)
         assert self.tokenizer.eos_token_id is not None
         self.end = self.tokenizer.eos_token_id  # ends a sentence, and starts a translation
         source, target = (text.build_store(side, self.tokenizer, suffix=[self.end]) for side in sides)

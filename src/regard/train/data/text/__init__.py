@@ -7,7 +7,7 @@ from regard.train.data.text.pair_batches import PairBatch, PairBatches, pad_unit
 from regard.train.data.text.pieces import split_sentences
 from regard.train.data.text.store import TokenStore, build_store, open_store
 from regard.train.data.text.tokenizer import Tokenizer
-from regard.train.data.text.tokenizers import make_tokenizer, read_tokenizer
+from regard.train.data.text.tokenizers import build_tokenizer, make_tokenizer, read_tokenizer
 from regard.train.data.text.windows import sample_windows, sequential_windows
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "TokenStore",
     "Tokenizer",
     "build_store",
+    "build_tokenizer",
     "load_documents",
     "load_labelled",
     "load_labelled_pairs",

@@ -47,6 +47,13 @@ def load_labelled(data: str | Path) -> LabelledTexts:
 def load_pairs(data: str | Path, target: str | Path | None = None) -> TextPairs:
     """The pairs of a named data set, or of files: `.jsonl` with "source" and "target", `.tsv`, two parallel files."""
     if target is not None:
+        if data in PAIRS and not Path(data).exists():
+            raise InputError(
+                f"{data} has its own translations.",
+                asked=f"data={str(data)!r}, with the translations {str(target)!r}",
+                because="a named data set is of pairs",
+                instead=f"{data} alone, or two text files",
+            )
         return files.read_pairs(Path(data).expanduser(), Path(target).expanduser())
     return _load(data, PAIRS, files.read_pairs)
 

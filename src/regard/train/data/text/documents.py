@@ -319,7 +319,7 @@ def assign_parts(count: int, validation: float, test: float) -> numpy.ndarray:
         raise InputError(
             "There are too few texts to split.",
             asked=f"validation={validation}, test={test}",
-            found=f"{count} texts",
+            found=f"{count} text{'' if count == 1 else 's'}",
             because="each part needs at least one, and something must be left to train on",
             instead="more texts",
         )

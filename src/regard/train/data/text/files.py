@@ -125,7 +125,11 @@ def read_pairs(path: Path, target: Path | None = None) -> TextPairs:
     elif find_format(path) == TABLE:
         rows = list(read_table(path, ("source", "target")))
     else:
-        raise _wrong_format(path, "one text file", "two files, or .jsonl with 'source' and 'target', or .tsv")
+        raise _wrong_format(
+            path,
+            "one text file",
+            "the file of its translations beside it, or .jsonl with 'source' and 'target', or .tsv",
+        )
     return TextPairs(path.name, [row[0] for row in rows], [row[1] for row in rows])
 
 

@@ -6,17 +6,26 @@ are a BPE without merges there; they are read back and run without that package.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
+from regard.downloads.packages import download_folder
 from regard.errors import ConfigError
 from regard.models.io import atomic
 from regard.train.data.text.characters import ByteTokenizer, CharacterTokenizer
 from regard.train.data.text.documents import Documents
+from regard.train.data.text.store import TextList
 from regard.train.data.text.subwords import SubwordTokenizer, train_bpe, train_wordpiece
 from regard.train.data.text.tokenizer import FILE, ROLES_FILE, Tokenizer, read_role_names
 
 KINDS = ("bytes", "characters", "bpe", "wordpiece")
+TRAINED_ONCE = ("bpe", "wordpiece")
+# Changes whenever the same text would train another tokenizer.
+VERSION = 1
 
 
 def make_tokenizer(
@@ -57,6 +66,55 @@ def make_tokenizer(
             instead='tokenizer="bpe", or the path of a tokenizer.json',
         )
     return read_tokenizer(kind)
+
+
+def build_tokenizer(
+    kind: str | Path,
+    documents: Documents | Sequence[str] = (),
+    vocab_size: int | None = None,
+    *,
+    cache: str | Path | None = None,
+) -> Tokenizer:
+    """`make_tokenizer`, trained now or read if it was trained before on the same text with the same settings.
+
+    cache: the folder for trained tokenizers; one beside the token stores if `None`. A folder that cannot be written to
+        costs the training alone.
+    """
+    if kind not in TRAINED_ONCE:
+        return make_tokenizer(kind, documents, vocab_size)
+    folder = download_folder() / "tokenizers" if cache is None else Path(cache).expanduser()
+    place = folder / _digest_settings(str(kind), documents, vocab_size)[:32]
+    if not (place / FILE).is_file():
+        tokenizer = make_tokenizer(kind, documents, vocab_size)
+        with contextlib.suppress(OSError):
+            _store(tokenizer, place)
+        return tokenizer
+    return read_tokenizer(place)
+
+
+def _digest_settings(kind: str, documents: Documents | Sequence[str], vocab_size: int | None) -> str:
+    """A sha256 of all that a trained tokenizer depends on: text, settings, and the package that trains it."""
+    source = documents if isinstance(documents, Documents) else TextList(documents)
+    try:
+        package = metadata.version("tokenizers")
+    except metadata.PackageNotFoundError:  # training says so
+        package = ""
+    key = [VERSION, kind, vocab_size, source.digest, package]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+
+def _store(tokenizer: Tokenizer, place: Path) -> None:
+    """Write the folder of a tokenizer, complete or not at all."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.lock_folder(place.parent) as alone:
+        if (place / FILE).is_file():  # another process has trained it meanwhile
+            return
+        atomic.remove_stale_folders(place.parent, alone=alone)
+        with atomic.temporary_folder(place.parent) as work:
+            made = work / place.name
+            made.mkdir()
+            tokenizer.save(made)
+            atomic.move_into_place(made, place)
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
