@@ -137,17 +137,20 @@ class Recorder(TorchDispatchMode):
         """What the operations of a module do not tell is recorded beside them.
 
         torch takes an RMS norm apart into operations. Heads whose weights are a product over rows and columns run a
-        softmax for each axis, and attend to all pairs of pixels.
+        softmax for each axis, and attend to all pairs of pixels; unless they called `attend`, as with dropout.
         """
+        path = self.modules.stack[-1]
         if isinstance(module, nn.RMSNorm):
             name, operand = "regard.normalise", self.describe(inputs[0])
         elif isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
+            if any(call.path == path for call in self.calls):
+                return
             batch, rows, columns, _ = inputs[0].shape
             name = "regard.separable_attention"
             operand = Operand((batch, module.heads, rows * columns, rows * columns), 0)
         else:
             return
-        self.trace.operations.append(Operation(name, self.modules.stack[-1], False, {"input": operand}, ()))
+        self.trace.operations.append(Operation(name, path, False, {"input": operand}, ()))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -324,7 +327,8 @@ class ModuleTracker:
 
 
 class DisableDropout(TorchFunctionMode):
-    """Dropout returns its input: it has no products, and where it prevents a fused attention it would change the count.
+    """Dropout of torch returns its input: it has no products, and where it prevents a fused attention it would change
+    the count. That of `attend` runs: it changes no product, and backward needs its seed.
 
     The modules stay in training mode, so that what else depends on it, such as a batch norm, is unchanged.
     """
