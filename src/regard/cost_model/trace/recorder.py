@@ -33,6 +33,7 @@ from regard.cost_model.attention.pairs import find_grid_sides
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
 from regard.cost_model.trace.storages import StorageLog
+from regard.layers import SpatialAttention
 from regard.models.spatial import LearnedPosition, SpatialHeads
 from regard.patterns import Pattern
 
@@ -142,12 +143,8 @@ class Recorder(TorchDispatchMode):
         path = self.modules.stack[-1]
         if isinstance(module, nn.RMSNorm):
             name, operand = "regard.normalise", self.describe(inputs[0])
-        elif isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
-            if any(call.path == path for call in self.calls):
-                return
-            batch, rows, columns, _ = inputs[0].shape
-            name = "regard.separable_attention"
-            operand = Operand((batch, module.heads, rows * columns, rows * columns), 0)
+        elif (pairs := _find_separable_pairs(module, inputs, output)) and not any(c.path == path for c in self.calls):
+            name, operand = "regard.separable_attention", Operand(pairs, 0)
         else:
             return
         self.trace.operations.append(Operation(name, path, False, {"input": operand}, ()))
@@ -210,6 +207,23 @@ class Recorder(TorchDispatchMode):
                                storages=(tuple(read), tuple(written)))  # fmt: skip
             ordered.append((place, 0, merged))
         self.trace.operations = [operation for *_, operation in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _find_separable_pairs(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> tuple[int, ...]:
+    """Batch, heads, and the sides of the grids of queries and keys, if weights are a product over rows and columns.
+
+    A pair is counted where its weight is not zero, as for the same heads in a bare description; that the weights are
+    computed along each axis shows in multiply-adds and exponentials. The null key of `SpatialAttention` is no pixel,
+    and its exact limit picks pixels without weights.
+    """
+    if isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
+        batch, rows, columns, _ = inputs[0].shape
+        return batch, module.heads, rows, columns, rows, columns
+    if isinstance(module, SpatialAttention) and not module.exact:
+        image, axes = inputs[0], module.axes
+        batch = image.shape[0] if image.ndim == axes + 2 else 1
+        return batch, module.heads, *output.shape[-axes:], *image.shape[-axes:]
+    return ()
 
 
 def _describe_request(request: Request) -> Attention:
