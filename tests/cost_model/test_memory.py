@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cost_model.allocator import allocated, forward_peak, recompute, state_bytes, training_peak
+from plain import slow, slow_but
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -119,7 +120,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Any
 
 
 # Every model at two sizes; the larger ones take a while.
-SIZES = [pytest.param(name, marks=[pytest.mark.slow] if "large" in name else []) for name in CASES]
+SIZES = slow_but(("gpt small", "bert small", "vit small", "spatial small"), CASES)
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -299,11 +300,15 @@ def _cache_bytes(model: GPT, batch: int, tokens: int) -> int:
     return sum(cache.bytes for cache in held.layers)
 
 
+@pytest.fixture(scope="module")
+def of_a_long_text() -> Memory:
+    return cost(gpt(dim=24, layers=1, heads=2, context_length=100_000, position="rotary"), tokens=16).memory
+
+
 class TestWhatFits:
-    @pytest.mark.parametrize("step", ["forward", "training", "recomputed", "decode"])
-    def test_the_longest_fits_and_one_more_does_not(self, step: str) -> None:
-        model = gpt(dim=24, layers=1, heads=2, context_length=100_000, position="rotary")
-        memory = cost(model, tokens=16).memory
+    @pytest.mark.parametrize("step", ["training", "decode", *slow("forward", "recomputed")])
+    def test_the_longest_fits_and_one_more_does_not(self, of_a_long_text: Memory, step: str) -> None:
+        memory = of_a_long_text
         limit = 2 << 20
         most = memory.longest(limit, step)
         assert isinstance(most, int)
@@ -314,6 +319,7 @@ class TestWhatFits:
         assert memory.longest(24 << 30) == 384
         assert memory.longest(1 << 10) == 0
 
+    @pytest.mark.slow
     def test_the_largest_batch(self) -> None:
         model = SpatialTransformer(SpatialConfig(image=(8, 12), dim=16, layers=1, heads=3, hidden_dim=24))
         memory = cost(model).memory
