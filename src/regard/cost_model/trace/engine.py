@@ -21,7 +21,8 @@ from regard.cost_model.trace.inputs import make_example_inputs
 from regard.cost_model.trace.operator_costs import OperatorCosts
 from regard.cost_model.trace.part_names import PartNames
 from regard.cost_model.trace.runner import Runner
-from regard.cost_model.trace.symbolic import BASE_LAYERS, LAYERS, SizeSpace, SymbolFinder, SymbolicTrace, TracedRun
+from regard.cost_model.trace.size_space import BASE_LAYERS, LAYERS, SizeSpace
+from regard.cost_model.trace.symbolic import SymbolFinder, SymbolicTrace, TracedRun
 from regard.errors import CostError
 
 

@@ -29,10 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.attention import Attention
 from regard.backends.base import Request, observe_attention
 from regard.biases import Quadratic
+from regard.cost_model.attention.pairs import find_grid_sides
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
 from regard.cost_model.trace.storages import StorageLog
 from regard.models.spatial import LearnedPosition, SpatialHeads
+from regard.patterns import Pattern
 
 ACCUMULATE = 2**63 - 1  # autograd's number for nodes that only accumulate the gradient of a parameter
 TABLES = ("words", "masks", "query_code", "key_code", "start", "stop")  # made once for a pattern and its lengths
@@ -201,7 +203,8 @@ class Recorder(TorchDispatchMode):
             read = {storage for each in inside for storage in each.storages_read()} - (set() if backward else written)
             name = "regard.attend_backward" if backward else "regard.attend"
             merged = Operation(name, call.path, backward, call.reads, call.writes, _constants_of(call.attention),
-                               attention=call.attention, storages=(tuple(read), tuple(written)))  # fmt: skip
+                               attention=call.attention, grid=_find_grid(call.attention),
+                               storages=(tuple(read), tuple(written)))  # fmt: skip
             ordered.append((place, 0, merged))
         self.trace.operations = [operation for *_, operation in sorted(ordered, key=lambda each: each[:2])]
 
@@ -212,13 +215,30 @@ def _describe_request(request: Request) -> Attention:
     return Attention(pattern=pattern, scale=scale, bias=request.bias, feature_map=request.feature_map)
 
 
+def _find_grid(attention: Attention) -> tuple[int, ...]:
+    """Rows and columns of the pattern's grid, or of the bias's."""
+    sides = () if attention.pattern is None else find_grid_sides(attention.pattern)
+    return sides or tuple(getattr(attention.bias, "grid", None) or ())
+
+
 def _constants_of(attention: Attention) -> tuple[Any, ...]:
-    """What the cost of an attention depends on beside sizes; the pattern may hold sizes and is left out."""
+    """What the cost of an attention depends on beside sizes: numbers of the pattern too, except its grid."""
     bias = attention.bias
     learned = bias.requires_grad if isinstance(bias, Tensor) else bias is not None and any(
         each.requires_grad for each in bias.parameters()
     )  # fmt: skip
-    return type(attention.pattern).__name__, attention.scale, type(bias).__name__, learned, repr(attention.feature_map)
+    pattern = _describe_pattern(attention.pattern)
+    return pattern, attention.scale, type(bias).__name__, learned, repr(attention.feature_map)
+
+
+def _describe_pattern(part: Any) -> Any:
+    """A pattern without its grid and its tensors."""
+    if isinstance(part, Pattern) and dataclasses.is_dataclass(part):
+        fields = ((each.name, getattr(part, each.name)) for each in dataclasses.fields(part))
+        return type(part).__name__, *((name, _describe_pattern(value)) for name, value in fields if name != "grid")
+    if isinstance(part, tuple):
+        return tuple(map(_describe_pattern, part))
+    return part if isinstance(part, int | float | str | None) else type(part).__name__
 
 
 def _is_composite(func: Any, known: dict[Any, bool] = {}) -> bool:  # noqa: B006 - a cache
