@@ -76,6 +76,16 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Any
         (ids(4, 307),),
         {"batch": 4, "tokens": 307},
     ),
+    "bert with dropout": lambda: (
+        Bert(BertConfig(vocab_size=499, context_length=1024, dim=64, layers=2, heads=4, dropout=0.3)),
+        (ids(1, 1021),),
+        {"batch": 1, "tokens": 1021},
+    ),
+    "transformer with dropout, large": lambda: (
+        Transformer(TransformerConfig(vocab_size=499, dim=64, layers=1, heads=4, hidden_dim=128, dropout=0.3)),
+        (ids(1, 1021), ids(1, 769)),
+        {"batch": 1, "tokens": 769, "context_tokens": 1021},
+    ),
     "transformer small": lambda: (
         Transformer(TransformerConfig(vocab_size=499, dim=192, layers=1, heads=3, hidden_dim=768)),
         (ids(3, 149), ids(3, 127)),
@@ -156,6 +166,12 @@ class TestPeaks:
     def test_what_is_kept_is_what_saved_tensors_hold(self, case) -> None:
         model, inputs, memory = case
         assert int(memory.activations) == pytest.approx(_saved(model, inputs), rel=0.01)
+
+    def test_dropout_of_attention_weights_needs_no_square(self) -> None:
+        model = Bert(BertConfig(vocab_size=499, context_length=2048, dim=64, layers=2, heads=4, dropout=0.3))
+        peaks = [int(cost(model, tokens=tokens).memory.peak_training) for tokens in (512, 1024, 2048)]
+        assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.01)
+        assert peaks[2] < 4 * 4 * 2048**2  # the weights of one layer
 
     def test_transient_and_resident_are_the_peak(self, case) -> None:
         model, inputs, memory = case

@@ -33,6 +33,7 @@ from regard.cost_model.attention.pairs import find_grid_sides
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
 from regard.cost_model.trace.storages import StorageLog
+from regard.layers import SpatialAttention
 from regard.models.spatial import LearnedPosition, SpatialHeads
 from regard.patterns import Pattern
 
@@ -137,17 +138,16 @@ class Recorder(TorchDispatchMode):
         """What the operations of a module do not tell is recorded beside them.
 
         torch takes an RMS norm apart into operations. Heads whose weights are a product over rows and columns run a
-        softmax for each axis, and attend to all pairs of pixels.
+        softmax for each axis, and attend to all pairs of pixels; unless they called `attend`, as with dropout.
         """
+        path = self.modules.stack[-1]
         if isinstance(module, nn.RMSNorm):
             name, operand = "regard.normalise", self.describe(inputs[0])
-        elif isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
-            batch, rows, columns, _ = inputs[0].shape
-            name = "regard.separable_attention"
-            operand = Operand((batch, module.heads, rows * columns, rows * columns), 0)
+        elif (pairs := _find_separable_pairs(module, inputs, output)) and not any(c.path == path for c in self.calls):
+            name, operand = "regard.separable_attention", Operand(pairs, 0)
         else:
             return
-        self.trace.operations.append(Operation(name, self.modules.stack[-1], False, {"input": operand}, ()))
+        self.trace.operations.append(Operation(name, path, False, {"input": operand}, ()))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -207,6 +207,23 @@ class Recorder(TorchDispatchMode):
                                storages=(tuple(read), tuple(written)))  # fmt: skip
             ordered.append((place, 0, merged))
         self.trace.operations = [operation for *_, operation in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _find_separable_pairs(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> tuple[int, ...]:
+    """Batch, heads, and the sides of the grids of queries and keys, if weights are a product over rows and columns.
+
+    A pair is counted where its weight is not zero, as for the same heads in a bare description; that the weights are
+    computed along each axis shows in multiply-adds and exponentials. The null key of `SpatialAttention` is no pixel,
+    and its exact limit picks pixels without weights.
+    """
+    if isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
+        batch, rows, columns, _ = inputs[0].shape
+        return batch, module.heads, rows, columns, rows, columns
+    if isinstance(module, SpatialAttention) and not module.exact:
+        image, axes = inputs[0], module.axes
+        batch = image.shape[0] if image.ndim == axes + 2 else 1
+        return batch, module.heads, *output.shape[-axes:], *image.shape[-axes:]
+    return ()
 
 
 def _describe_request(request: Request) -> Attention:
@@ -324,7 +341,8 @@ class ModuleTracker:
 
 
 class DisableDropout(TorchFunctionMode):
-    """Dropout returns its input: it has no products, and where it prevents a fused attention it would change the count.
+    """Dropout of torch returns its input: it has no products, and where it prevents a fused attention it would change
+    the count. That of `attend` runs: it changes no product, and backward needs its seed.
 
     The modules stay in training mode, so that what else depends on it, such as a batch norm, is unchanged.
     """
