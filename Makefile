@@ -58,6 +58,7 @@ bench: $(READY) ## ours and peers side by side
 	$(RUN) -m benchmarks.window
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.positional
+	$(RUN) -m benchmarks.training
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build

@@ -88,7 +88,7 @@ def predicted(case: Case, step: str) -> int:
 
 
 def measured(case: Case, step: str) -> int:
-    from tests.cost.allocator import forward_peak, training_peak
+    from tests.cost_model.allocator import forward_peak, training_peak
 
     model, inputs, _ = case
     return (forward_peak if step == "forward" else training_peak)(model, inputs)
@@ -104,7 +104,7 @@ def measured_by_system(name: str, step: str) -> int | None:
 
 def run_alone(name: str, step: str) -> None:
     """Print resident bytes and the growth of this process's high-water mark, together."""
-    from tests.cost.allocator import resident_bytes, run_forward, run_training, state_bytes
+    from tests.cost_model.allocator import resident_bytes, run_forward, run_training, state_bytes
 
     model, inputs, _ = cases()[name]()
     resident = resident_bytes(model, inputs)

@@ -46,20 +46,10 @@ class ModelCase:
 
 @cache
 def library(name: str):
-    """A library of others, imported quietly. torchvision's two missing operators are declared before it asks."""
-    boxes = torch.library.Library("torchvision", "FRAGMENT")
-    _kept.append(boxes)
-    for operator in ("nms", "qnms"):
-        try:
-            torch._C._dispatch_find_schema_or_throw(f"torchvision::{operator}", "")
-        except RuntimeError:
-            boxes.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    """A library of others, imported quietly."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
-
-
-_kept: list = []  # a library of torch forgets its operators when it is let go
 
 
 def _relative_difference(mine: Tensor, theirs: Tensor) -> float:

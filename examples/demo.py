@@ -169,7 +169,7 @@ def run(folder: Path, quick: bool = False) -> Path:
 
     with step("Computing the costs", seconds, "the costs"):
         prices = [costs.measure_cost("Spatial transformer", spatial), costs.measure_cost("Vision transformer", vit)]
-        mixing = costs.mixing(spatial.model.config)
+        mixing = costs.mixing(spatial.model.config, prices[0].formula)
 
     with step("Drawing", seconds, "the pictures"):
         for name, picture in pictures(spatial, vit, converted).items():

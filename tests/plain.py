@@ -17,6 +17,11 @@ def slow(*targets):
     return [pytest.param(target, marks=pytest.mark.slow) for target in targets]
 
 
+def slow_rows(*rows):
+    """As `slow`, for tests of several parameters."""
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+
+
 def long(*values):
     """Values that not even continuous integration looks at, only `make slow`; their like is."""
     return [pytest.param(value, marks=[pytest.mark.slow, pytest.mark.long]) for value in values]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import cost
+from regard.cost_model import Quantity
 from regard.cost_model.symbols import size_symbols
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.train import Run
@@ -26,6 +27,7 @@ class ModelCost:
     macs: int
     saved_bytes: int  # activations for backward
     milliseconds: float
+    formula: Quantity  # multiply-adds of any size
 
 
 @dataclass
@@ -46,6 +48,7 @@ def measure_cost(name: str, run: Run) -> ModelCost:
         int(found.macs),
         int(found.activation_bytes),
         measure_seconds(run.model, images) * 1000,
+        found.macs,
     )
 
 
@@ -61,16 +64,15 @@ def measure_seconds(model: nn.Module, images: Tensor, repeat: int = 5) -> float:
     return sorted(times)[repeat // 2] / len(images)
 
 
-def mixing(config: SpatialConfig) -> list[Mixing]:
-    """The whole model on images of increasing size, with separable heads and with others.
+def mixing(config: SpatialConfig, separable: Quantity) -> list[Mixing]:
+    """The whole model on images of increasing size, with heads whose multiply-adds are `separable`, and with others.
 
     A quadratic score is a sum over the axes, so its softmax is a product; that of a general Gaussian is not. One
     formula of each serves every size.
     """
-    macs = []
-    for position in ("quadratic", "gaussian"):
-        with torch.device("meta"):
-            model = SpatialTransformer(dataclasses.replace(config, position=position))
-        macs.append(cost(model).macs)
+    assert config.position == "quadratic"
+    with torch.device("meta"):
+        model = SpatialTransformer(dataclasses.replace(config, position="gaussian"))
+    macs = separable, cost(model).macs
     rows, columns = size_symbols("R W")
     return [Mixing(side, *(int(each.at({rows: side, columns: side})) for each in macs)) for side in SIDES]

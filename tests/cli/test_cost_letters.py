@@ -7,6 +7,7 @@ import re
 import shlex
 
 import pytest
+from plain import slow_but
 
 from regard import Attention, Causal, cost
 from regard.cli import cost as cost_command
@@ -97,7 +98,7 @@ def examples() -> list[str]:
     return [line for line in lines if not re.search("transformers:|timm:|mypackage", line)]
 
 
-@pytest.mark.parametrize("line", examples())
+@pytest.mark.parametrize("line", slow_but([each for each in examples() if "davit" not in each], examples()))
 def test_the_examples_of_the_help_run(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err

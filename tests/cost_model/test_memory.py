@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cost_model.allocator import allocated, forward_peak, recompute, state_bytes, training_peak
+from plain import slow, slow_but
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -75,6 +76,16 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Any
         (ids(4, 307),),
         {"batch": 4, "tokens": 307},
     ),
+    "bert with dropout": lambda: (
+        Bert(BertConfig(vocab_size=499, context_length=1024, dim=64, layers=2, heads=4, dropout=0.3)),
+        (ids(1, 1021),),
+        {"batch": 1, "tokens": 1021},
+    ),
+    "transformer with dropout, large": lambda: (
+        Transformer(TransformerConfig(vocab_size=499, dim=64, layers=1, heads=4, hidden_dim=128, dropout=0.3)),
+        (ids(1, 1021), ids(1, 769)),
+        {"batch": 1, "tokens": 769, "context_tokens": 1021},
+    ),
     "transformer small": lambda: (
         Transformer(TransformerConfig(vocab_size=499, dim=192, layers=1, heads=3, hidden_dim=768)),
         (ids(3, 149), ids(3, 127)),
@@ -119,7 +130,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Any
 
 
 # Every model at two sizes; the larger ones take a while.
-SIZES = [pytest.param(name, marks=[pytest.mark.slow] if "large" in name else []) for name in CASES]
+SIZES = slow_but(("gpt small", "bert small", "vit small", "spatial small"), CASES)
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -155,6 +166,12 @@ class TestPeaks:
     def test_what_is_kept_is_what_saved_tensors_hold(self, case) -> None:
         model, inputs, memory = case
         assert int(memory.activations) == pytest.approx(_saved(model, inputs), rel=0.01)
+
+    def test_dropout_of_attention_weights_needs_no_square(self) -> None:
+        model = Bert(BertConfig(vocab_size=499, context_length=2048, dim=64, layers=2, heads=4, dropout=0.3))
+        peaks = [int(cost(model, tokens=tokens).memory.peak_training) for tokens in (512, 1024, 2048)]
+        assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.01)
+        assert peaks[2] < 4 * 4 * 2048**2  # the weights of one layer
 
     def test_transient_and_resident_are_the_peak(self, case) -> None:
         model, inputs, memory = case
@@ -277,6 +294,7 @@ class TestCache:
         assert memory.cache == cache.state.sums.nbytes + cache.state.norm.nbytes
         assert memory.longest(1 << 20, "decode") == math.inf
 
+    @pytest.mark.slow
     def test_a_translator_also_keeps_the_other_text(self) -> None:
         model = Transformer(TransformerConfig(vocab_size=499, dim=48, layers=2, heads=3, hidden_dim=64)).eval()
         memory = cost(model, batch=2, tokens=8, context_tokens=17).memory
@@ -299,11 +317,15 @@ def _cache_bytes(model: GPT, batch: int, tokens: int) -> int:
     return sum(cache.bytes for cache in held.layers)
 
 
+@pytest.fixture(scope="module")
+def of_a_long_text() -> Memory:
+    return cost(gpt(dim=24, layers=1, heads=2, context_length=100_000, position="rotary"), tokens=16).memory
+
+
 class TestWhatFits:
-    @pytest.mark.parametrize("step", ["forward", "training", "recomputed", "decode"])
-    def test_the_longest_fits_and_one_more_does_not(self, step: str) -> None:
-        model = gpt(dim=24, layers=1, heads=2, context_length=100_000, position="rotary")
-        memory = cost(model, tokens=16).memory
+    @pytest.mark.parametrize("step", ["training", *slow("forward", "recomputed", "decode")])
+    def test_the_longest_fits_and_one_more_does_not(self, of_a_long_text: Memory, step: str) -> None:
+        memory = of_a_long_text
         limit = 2 << 20
         most = memory.longest(limit, step)
         assert isinstance(most, int)
@@ -314,6 +336,7 @@ class TestWhatFits:
         assert memory.longest(24 << 30) == 384
         assert memory.longest(1 << 10) == 0
 
+    @pytest.mark.slow
     def test_the_largest_batch(self) -> None:
         model = SpatialTransformer(SpatialConfig(image=(8, 12), dim=16, layers=1, heads=3, hidden_dim=24))
         memory = cost(model).memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from plain import slow_rows
 
 import regard
 from regard import Attention, Axial, Causal, First, Full, GridStride, GridWindow, Neighborhood, Where, Window
@@ -50,12 +51,14 @@ def without(found: Cost, name: str) -> int:
 @pytest.mark.parametrize(
     ("size", "alone", "with_heads"),
     [
-        ("tiny", 4_385_920, 4_433_468),
-        ("mini", 11_170_560, 11_267_900),
-        ("small", 28_763_648, 29_058_876),
-        ("medium", 41_373_184, 41_668_412),
         ("base", 109_482_240, 110_106_428),
-        ("large", 335_141_888, 336_226_108),
+        *slow_rows(
+            ("tiny", 4_385_920, 4_433_468),
+            ("mini", 11_170_560, 11_267_900),
+            ("small", 28_763_648, 29_058_876),
+            ("medium", 41_373_184, 41_668_412),
+            ("large", 335_141_888, 336_226_108),
+        ),
     ],
 )
 def test_bert(size: str, alone: int, with_heads: int) -> None:
@@ -75,7 +78,7 @@ def test_bert_base_by_parts_and_cased() -> None:
 
 @pytest.mark.parametrize(
     ("size", "parameters"),
-    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
+    [("small", 124_439_808), *slow_rows(("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200))],
 )
 def test_gpt2(size: str, parameters: int) -> None:
     assert cost(built(GPT, GPTConfig.gpt2(size))).parameters == parameters
@@ -84,15 +87,17 @@ def test_gpt2(size: str, parameters: int) -> None:
 @pytest.mark.parametrize(
     ("name", "image", "parameters", "giga", "tokens"),
     [
-        ("Ti/16", 224, 5_717_416, 1.2537, 197),
-        ("S/16", 224, 22_050_664, 4.5989, 197),
         ("S/32", 224, 22_878_952, 1.1429, 50),
         ("B/16", 224, 86_567_656, 17.5638, 197),
-        ("B/32", 224, 88_224_232, 4.4092, 50),
-        ("L/16", 224, 304_326_632, 61.5547, 197),
-        ("L/32", 224, 306_535_400, 15.3775, 50),
-        ("H/14", 224, 632_045_800, 167.2951, 257),
-        ("B/16", 384, 86_859_496, None, 577),
+        *slow_rows(
+            ("Ti/16", 224, 5_717_416, 1.2537, 197),
+            ("S/16", 224, 22_050_664, 4.5989, 197),
+            ("B/32", 224, 88_224_232, 4.4092, 50),
+            ("L/16", 224, 304_326_632, 61.5547, 197),
+            ("L/32", 224, 306_535_400, 15.3775, 50),
+            ("H/14", 224, 632_045_800, 167.2951, 257),
+            ("B/16", 384, 86_859_496, None, 577),
+        ),
     ],
 )
 def test_vit(name: str, image: int, parameters: int, giga: float | None, tokens: int) -> None:
@@ -108,6 +113,7 @@ def test_vit_base_to_the_unit() -> None:
     assert cost(built(ViT, ViTConfig.vit("B/16"))).macs == 17_563_828_224
 
 
+@pytest.mark.slow  # the fast tests count what one of them executes: tests/models/test_davit.py
 @pytest.mark.parametrize(
     ("name", "image", "parameters", "macs", "published", "normalised"),
     [
@@ -130,10 +136,12 @@ def test_davit(name: str, image: int, parameters: int, macs: int, published: int
     ("position", "heads", "parameters"),
     [
         ("quadratic", 9, 12_086_844),
-        ("gaussian", 9, 12_087_006),
-        ("learned", 9, 12_278_682),
-        ("content", 9, 29_484_282),
-        ("quadratic", 16, 18_806_970),
+        *slow_rows(
+            ("gaussian", 9, 12_087_006),
+            ("learned", 9, 12_278_682),
+            ("content", 9, 29_484_282),
+            ("quadratic", 16, 18_806_970),
+        ),
     ],
 )
 def test_cordonnier_parameters(position: str, heads: int, parameters: int) -> None:
@@ -145,6 +153,7 @@ def test_cordonnier_parameters(position: str, heads: int, parameters: int) -> No
 LINEAR = 256 * 12 * 400 + 6 * 256 * (3600 * 400 + 400 * 400 + 2 * 400 * 512) + 400 * 10
 
 
+@pytest.mark.slow
 def test_cordonnier_products() -> None:
     """What the paper counts, and the sums over values, which it does not."""
     assert round(2 * LINEAR / 1e9, 2) == 6.18
@@ -164,6 +173,7 @@ def test_cordonnier_products() -> None:
 POSITIONS = ("quadratic", "learned", "content")
 
 
+@pytest.mark.slow
 def test_the_transformer() -> None:
     assert cost(built(Transformer, TransformerConfig.base())).parameters == 63_082_496
     assert cost(built(Transformer, TransformerConfig.big())).parameters == 214_245_376

@@ -238,10 +238,15 @@ def _find_formula(part: CostPart, name: str, mode: RunMode) -> sympy.Expr:
 def _simplify_formula(formula: Any) -> sympy.Expr:
     """One shape for one formula: products multiplied out, or their common factors in front where that is shorter."""
     spread = sympy.expand(formula)
-    if spread.is_Add and len(spread.args) <= 12 and spread.free_symbols and spread.is_polynomial():
-        common = sympy.factor_terms(spread)
-        return common if sympy.count_ops(common) < sympy.count_ops(spread) else spread
-    return spread
+    if not spread.is_Add or len(spread.args) > 12 or not spread.free_symbols:
+        return spread
+    # A number of windows, ceiling(R/w), is a letter like others.
+    letters = {each: sympy.Dummy(positive=True, integer=True) for each in spread.atoms(sympy.ceiling, sympy.floor)}
+    plain = spread.xreplace(letters) if letters else spread
+    if not plain.is_polynomial():
+        return spread
+    common = sympy.factor_terms(plain).xreplace({dummy: each for each, dummy in letters.items()})
+    return common if sympy.count_ops(common) < sympy.count_ops(spread) else spread
 
 
 def _list_quantities(cost: Cost) -> dict[str, Any]:

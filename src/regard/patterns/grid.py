@@ -275,8 +275,7 @@ class GridWindow(GridPattern):
         from regard.patterns import pair_counts as count
 
         height, width, down, across = self._window_and_shift
-        rows = count.windows(count.SIDES[0], self.grid[0], height, down)
-        columns = count.windows(count.SIDES[1], self.grid[1], width, across)
+        rows, columns = count.windows(count.SIDES[0], height, down), count.windows(count.SIDES[1], width, across)
         return count.product(self.start, (rows, columns), queries, keys)
 
 
@@ -342,8 +341,7 @@ class GridStride(GridPattern):
     def _pair_count_formulas(self, queries: Any, keys: Any, lengths: tuple[int, int] | None = None) -> Iterator[Any]:
         from regard.patterns import pair_counts as count
 
-        axes = zip(count.SIDES, self.grid, self.steps, strict=True)
-        rows, columns = (count.residues(side, size, step) for side, size, step in axes)
+        rows, columns = (count.residues(side, step) for side, step in zip(count.SIDES, self.steps, strict=True))
         return count.product(self.start, (rows, columns), queries, keys)
 
 

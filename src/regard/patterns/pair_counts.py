@@ -10,6 +10,7 @@ Patterns import this module inside their methods, since importing sympy takes lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,26 +118,29 @@ def axial(start: int, q: sympy.Expr, m: sympy.Expr) -> Iterator[Form]:
     yield Form(SIDES[0] * SIDES[1] * (SIDES[0] + SIDES[1] - 1), fills_grid(start, q, m))
 
 
-def product(start: int, axes: tuple[Form, Form], q: sympy.Expr, m: sympy.Expr) -> Iterator[Form]:
+def product(start: int, axes: tuple[list[Form], list[Form]], q: sympy.Expr, m: sympy.Expr) -> Iterator[Form]:
     """Pairs along the rows times pairs along the columns."""
-    rows, columns = axes
-    yield Form(rows.formula * columns.formula, (*fills_grid(start, q, m), *rows.when, *columns.when))
+    for rows, columns in itertools.product(*axes):
+        yield Form(rows.formula * columns.formula, (*fills_grid(start, q, m), *rows.when, *columns.when))
 
 
-def neighbors(side: sympy.Symbol, radius: int, step: int, edges: str) -> Form:
+def neighbors(side: sympy.Symbol, radius: int, step: int, edges: str) -> list[Form]:
     """Along one axis of a neighbourhood."""
     if edges == "shift":
-        return Form((2 * radius + 1) * side)
-    return Form((2 * radius + 1) * side - step * radius * (radius + 1), (sympy.Ge(side, radius * step),))
+        return [Form((2 * radius + 1) * side)]
+    return [Form((2 * radius + 1) * side - step * radius * (radius + 1), (sympy.Ge(side, radius * step),))]
 
 
-def windows(side: sympy.Symbol, size: int, window: int, shift: int) -> Form:
-    """Along one axis, cut into windows after the first `shift` tokens."""
-    rest = (size - shift) % window
-    return Form(window * (side - shift - rest) + rest**2 + shift**2, (sympy.Ge(side, shift),))
+def windows(side: sympy.Symbol, window: int, shift: int) -> list[Form]:
+    """Along one axis, cut into windows after the first `shift` tokens; the last window may be smaller."""
+    rest = sympy.Mod(side - shift, window)
+    whole = Form(window * (side - shift) + shift**2, (sympy.Eq(rest, 0), sympy.Ge(side, shift)))
+    cut = Form(window**2 * sympy.floor((side - shift) / sympy.Integer(window)) + rest**2 + shift**2, whole.when[1:])
+    return [whole, cut] if window > 1 else [Form(side)]
 
 
-def residues(side: sympy.Symbol, size: int, step: int) -> Form:
-    """Along one axis, classes of residues."""
-    rest = size % step
-    return Form((side**2 + rest * (step - rest)) / step)
+def residues(side: sympy.Symbol, step: int) -> list[Form]:
+    """Along one axis, classes of residues; as `strided`."""
+    rest = sympy.Mod(side, step)
+    even = Form(side**2 / step, (sympy.Eq(rest, 0),))
+    return [even, Form((side**2 + rest * (step - rest)) / step)] if step > 1 else [Form(side**2)]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from plain import slow
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import Attention, Causal, Window, cost
+from regard import Attention, Causal, Quadratic, Window, cost
 from regard.cost_model.symbols import size_symbol, size_symbols
-from regard.layers import AttentionSizes, GridPositions, MultiHeadAttention, Rotary
+from regard.layers import AttentionSizes, GridPositions, Lattice, MultiHeadAttention, Rotary, SpatialAttention
 from regard.models import GPT, Bert, BertConfig, GPTConfig, SpatialConfig, SpatialTransformer, ViT, ViTConfig
 
 B, N = size_symbol("B"), size_symbol("N")
@@ -37,7 +38,7 @@ def floats(output: Any) -> list[torch.Tensor]:
     return [each for each in output if isinstance(each, torch.Tensor)]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "alibi", "bert", "vit"])
+@pytest.mark.parametrize("kind", ["gpt", "bert", *slow("alibi", "vit")])
 def test_products_are_those_of_a_real_run_with_the_kernels(kind: str) -> None:
     sizes = {"batch": 2} if kind == "vit" else {"batch": 2, "tokens": 13}
     built, x = model(kind).eval(), real(kind)
@@ -84,6 +85,26 @@ def test_separable_heads_attend_to_every_pair_of_pixels() -> None:
     found = cost(model, batch=2)
     assert found.pairs == 2 * 3 * (4 * 6) ** 2
     assert found.exponentials == 3 * (4**2 + 6**2)  # a softmax over rows and one over columns
+
+
+@pytest.mark.parametrize("edges", ["zeros", "replicate"])
+def test_soft_spatial_attention_attends_to_every_pair_of_pixels(edges: str) -> None:
+    layer = SpatialAttention(3, 5, [(0, -1), (0, 0), (0, 1)], alpha=0.5, lattice=Lattice(edges=edges))
+    found = cost(layer, inputs=("B", 3, "R", "W"), batch=2, image=(4, 6))
+    R, W = size_symbols("R W")
+    assert (found.pairs.formula - 3 * B * (R * W) ** 2).expand() == 0
+    assert found.exponentials == 3 * (4**2 + 6**2)
+    assert cost(layer.with_alpha(float("inf")), inputs=("B", 3, "R", "W"), batch=2, image=(4, 6)).pairs == 0
+    bare = cost(Attention(scale=0.0, bias=Quadratic(3, grid=(4, 6))), batch=2, tokens=24, heads=3, dim=3)
+    assert found.pairs == bare.pairs
+
+
+def test_queries_at_every_second_pixel_meet_every_pixel() -> None:
+    layer = SpatialAttention(3, 5, [(0, 0), (1, 1)], alpha=0.5, lattice=Lattice(stride=2))
+    found = cost(layer, inputs=("B", 3, "R", "W"), batch=2, image=(4, 6))
+    assert found.pairs == 2 * 2 * (2 * 3) * (4 * 6)
+    line = SpatialAttention(3, 5, [-1, 0, 1], alpha=0.5)
+    assert cost(line, inputs=("B", 3, "N"), batch=2, tokens=7).pairs == 2 * 3 * 7 * 7
 
 
 def test_rotary_embedding_reads_tables_of_its_positions() -> None:

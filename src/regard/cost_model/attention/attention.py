@@ -36,7 +36,7 @@ from regard.cost_model.attention.executed_work import (
     find_executed_pairs,
 )
 from regard.cost_model.attention.linear_attention import count_linear_attention, count_saved_by_mean
-from regard.cost_model.attention.pairs import AllowedPairs, count_pairs, find_longest_row
+from regard.cost_model.attention.pairs import AllowedPairs, count_allowed_pairs, find_longest_row
 from regard.cost_model.attention.positional import count_positional, count_saved_by_positional
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.cost_part import ZERO, CostPart, PassCost
@@ -181,7 +181,7 @@ def _describe(attention: Attention) -> str:
 def _count_softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Scores, their softmax, and the weighted sums of values."""
     item, fused = mode.item, mode.backend in ("native", "blocked")
-    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    seen = count_allowed_pairs(pattern, shape)
     visits = find_executed_pairs(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
     row = find_longest_row(pattern, shape.keys, shape.values)
@@ -259,7 +259,7 @@ def _count_uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: Feat
     feature map changes who runs, and so what is kept.
     """
     item = mode.item
-    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    seen = count_allowed_pairs(pattern, shape)
     row = find_longest_row(pattern, shape.keys, shape.values)
     steps = depth.total(row, mode.serial) + 1
     notes = seen.notes
@@ -300,7 +300,7 @@ def _count_hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Bre
     Ties, which share their values, are not foreseen. The reference multiplies weights of zero and one.
     """
     item, square = mode.item, mode.backend == "reference"
-    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    seen = count_allowed_pairs(pattern, shape)
     visits = find_executed_pairs(pattern, shape, mode, seen)
     met, area = shape.heads * seen.formula, shape.heads * visits.area
     row = find_longest_row(pattern, shape.keys, shape.values)

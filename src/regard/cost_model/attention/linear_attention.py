@@ -19,7 +19,7 @@ import dataclasses
 import sympy
 
 from regard.cost_model import depth
-from regard.cost_model.attention.pairs import count_pairs, find_longest_row
+from regard.cost_model.attention.pairs import count_allowed_pairs, find_longest_row
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
@@ -276,7 +276,7 @@ def _count_pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: Run
     item, wide = mode.item, mode.wide
     keys = shape.batch * shape.heads * shape.keys
     square = keys * shape.queries
-    seen = count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values)
+    seen = count_allowed_pairs(pattern, shape)
     area = seen.formula if mode.backend is None else shape.batch * shape.queries * shape.keys
     row, area = find_longest_row(pattern, shape.keys, shape.values), shape.heads * area
     queried, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width

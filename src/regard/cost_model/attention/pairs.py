@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
+from regard.cost_model.attention.shape import Shape
 from regard.cost_model.symbols import size_symbol
 from regard.patterns import Pattern
 from regard.patterns.pair_counts import SIDES, Form
@@ -28,22 +29,34 @@ class AllowedPairs(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def count_allowed_pairs(pattern: Pattern, shape: Shape) -> AllowedPairs:
+    """The pairs of a pattern in an attention of this shape."""
+    return count_pairs(pattern, shape.batch, shape.queries, shape.keys, shape.lengths, shape.values, sides=shape.sides)
+
+
 def count_pairs(
-    pattern: Pattern, batch: sympy.Expr, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None, values: Any
+    pattern: Pattern,
+    batch: sympy.Expr,
+    queries: sympy.Expr,
+    keys: sympy.Expr,
+    lengths: Lengths | None,
+    values: Any,
+    sides: tuple[Any, ...] = (),
 ) -> AllowedPairs:
     """The pairs of a pattern between `queries` and `keys`, which are `lengths` if those are known.
 
     values: the numbers of the letters in `queries` and `keys`.
+    sides: rows and columns of the pattern's grid in the same letters; without them R and W are those of the grid.
     """
     pattern = pattern._simplify()
-    sides = sorted(pattern._list_grids(), key=lambda grid: grid.start)
-    grid: dict[sympy.Symbol, int] = dict(zip(SIDES, (sides[-1].rows, sides[-1].columns), strict=True)) if sides else {}
+    own_sides = find_grid_sides(pattern)
+    grid: dict[sympy.Symbol, int] = {} if sides or not own_sides else dict(zip(SIDES, own_sides, strict=True))
     if pattern.rows is not None or pattern.heads is not None:
         return _add_rows(pattern, batch, queries, keys, lengths)
     # Replaced and not substituted: sympy's subs looks at much more, and layers ask for pairs again and again.
     known = {symbol: sympy.Integer(number) for symbol, number in ({**values, **grid} if lengths else grid).items()}
     exact = None if lengths is None else pattern.pairs(*lengths)
-    found = list(pattern._pair_count_formulas(queries, keys, lengths))
+    found = _list_forms(pattern, queries, keys, lengths, sides)
     if lengths is None:  # forms for lengths that happen to be equal come last, unless they are equal for certain
         found.sort(key=lambda form: any(isinstance(each, sympy.Eq) and queries in each.args for each in form.when))
     for form in found:
@@ -55,12 +68,33 @@ def count_pairs(
         if exact is not None and form.formula.xreplace(known) != exact:
             continue
         used = {symbol: number for symbol, number in grid.items() if symbol in form.formula.free_symbols}
-        return AllowedPairs(batch * form.formula, used, _describe_range(form, bool(grid)))
+        return AllowedPairs(batch * form.formula, used, _describe_range(form, bool(own_sides)))
     symbol = size_symbol("P")
     if lengths is None or exact is None:
         return AllowedPairs(batch * symbol, {}, (f"pairs: {pattern!r} has no formula; P needs the number of tokens",))
     remark = f"pairs: {pattern!r} has no formula here; P = {exact:,} was counted at {lengths[0]:,} x {lengths[1]:,}"
     return AllowedPairs(batch * symbol, {symbol: exact}, (remark,))
+
+
+def find_grid_sides(pattern: Pattern) -> tuple[int, ...]:
+    """Rows and columns of the grid that a pattern is about, or nothing."""
+    grids = sorted(pattern._list_grids(), key=lambda grid: grid.start)
+    return (grids[-1].rows, grids[-1].columns) if grids else ()
+
+
+def _list_forms(
+    pattern: Pattern, queries: sympy.Expr, keys: sympy.Expr, lengths: Lengths | None, sides: tuple[Any, ...]
+) -> list[Form]:
+    """The closed forms of a pattern. Its forms call the sides of its grid R and W, which `sides` replaces."""
+    if not sides:
+        return list(pattern._pair_count_formulas(queries, keys, lengths))
+    apart = {symbol: sympy.Dummy(str(symbol), positive=True, integer=True) for symbol in SIDES}
+    queries, keys = (sympy.sympify(each).xreplace(apart) for each in (queries, keys))
+    inner: Any = dict(zip(SIDES, map(sympy.sympify, sides), strict=True)) | {new: old for old, new in apart.items()}
+    return [
+        Form(form.formula.xreplace(inner), tuple(_substitute(each, inner) for each in form.when))
+        for form in pattern._pair_count_formulas(queries, keys, lengths)
+    ]
 
 
 def _add_rows(
@@ -84,8 +118,12 @@ def _add_rows(
 def _describe_range(form: Form, on_grid: bool) -> tuple[str, ...]:
     """For which sizes a form holds, in words; that a grid has as many tokens as cells goes without saying."""
     left = dict.fromkeys(each for each in form.when if sympy.sympify(each) is not sympy.true)
-    words = [_describe_condition(each) for each in left if not (on_grid and isinstance(each, sympy.Eq))]
+    words = [_describe_condition(each) for each in left if not (on_grid and _fills_grid(each))]
     return (f"pairs: {form.formula} holds for {' and '.join(words)}",) if words else ()
+
+
+def _fills_grid(condition: Any) -> bool:
+    return isinstance(condition, sympy.Eq) and not condition.has(sympy.Mod)
 
 
 def _describe_condition(condition: Any) -> str:

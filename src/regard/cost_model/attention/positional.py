@@ -60,11 +60,12 @@ def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode:
         )
     assert isinstance(bias, Bias)
     grid: Any = bias.grid
+    rows, columns = shape.sides or (R, W)
     item, heads = mode.item, sympy.Integer(bias.heads)
-    squares: Any = heads * (R**2 + W**2)
-    products = shape.batch * shape.heads * R * W * (R + W) * shape.value_dim
-    half = shape.batch * shape.heads * R * W * shape.value_dim  # between the two sums
-    longest = sympy.Max(R, W)
+    squares: Any = heads * (rows**2 + columns**2)
+    products = shape.batch * shape.heads * rows * columns * (rows + columns) * shape.value_dim
+    half = shape.batch * shape.heads * rows * columns * shape.value_dim  # between the two sums
+    longest = sympy.Max(rows, columns)
     weights = CostPart(
         "weights",
         parameters=count_parameters(bias),
@@ -75,7 +76,7 @@ def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode:
         ),
         backward=PassCost(bytes=3 * item * squares, depth=depth.inner(longest, mode.serial) + 2),
     )
-    both = depth.inner(R, mode.serial) + depth.inner(W, mode.serial)
+    both = depth.inner(rows, mode.serial) + depth.inner(columns, mode.serial)
     moved = item * (shape.value + 2 * half + shape.output + squares)
     values = CostPart(
         "values",
@@ -83,7 +84,7 @@ def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode:
         backward=PassCost(macs=(2 if is_learned(bias) else 1) * products, bytes=2 * moved, depth=both),
         saved=_count_saved(bias, shape, mode) if shape.keeps else sympy.Integer(0),
     )
-    return Breakdown([weights, values], {R: grid[0], W: grid[1]})
+    return Breakdown([weights, values], {} if shape.sides else {R: grid[0], W: grid[1]})
 
 
 def count_saved_by_positional(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr | None:

@@ -15,6 +15,7 @@ class Shape:
     Attributes:
         batch, queries, keys, heads, kv_heads, dim, value_dim: sympy expressions.
         values: the number of every letter that has one.
+        sides: rows and columns of the pattern's grid in these letters; see `count_pairs`.
         keeps: whether activation bytes are computed; inside a trace they are those of the tensors that autograd saves.
     """
 
@@ -26,6 +27,7 @@ class Shape:
     dim: sympy.Expr
     value_dim: sympy.Expr
     values: dict[sympy.Symbol, Any] = field(default_factory=dict)
+    sides: tuple[Any, ...] = ()
     keeps: bool = True
 
     def number(self, formula: sympy.Expr) -> int | None:

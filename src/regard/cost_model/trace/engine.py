@@ -21,7 +21,8 @@ from regard.cost_model.trace.inputs import make_example_inputs
 from regard.cost_model.trace.operator_costs import OperatorCosts
 from regard.cost_model.trace.part_names import PartNames
 from regard.cost_model.trace.runner import Runner
-from regard.cost_model.trace.symbolic import BASE_LAYERS, LAYERS, SizeSpace, SymbolFinder, SymbolicTrace, TracedRun
+from regard.cost_model.trace.size_space import BASE_LAYERS, LAYERS, SizeSpace
+from regard.cost_model.trace.symbolic import SymbolFinder, SymbolicTrace, TracedRun
 from regard.errors import CostError
 
 
@@ -29,9 +30,10 @@ def trace_cost(target: Any, given_sizes: Sizes, mode: RunMode) -> Breakdown:
     """What a module or a function costs, with symbols for the sizes of its input and of its configuration.
 
     It runs a few times with fake tensors: forward in eval mode; forward and backward in the mode it is in, without
-    dropout; or one decode step. Multiply-adds, bytes and pairs are sums over its operations, depth is the critical path
-    at the sizes asked for. An attention of Regard costs what its description costs by itself. Attention of torch that
-    is causal counts the pairs that it allows; with a `backend` the whole square, as torch's own counter does.
+    torch's dropout; or one decode step. Multiply-adds, bytes and pairs are sums over its operations, depth is the
+    critical path at the sizes asked for. An attention of Regard costs what its description costs by itself. Attention
+    of torch that is causal counts the pairs that it allows; with a `backend` the whole square, as torch's own counter
+    does.
     """
     traced = TracedTarget(target, mode.dtype)
     inputs = make_example_inputs(traced, given_sizes)

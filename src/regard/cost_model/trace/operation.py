@@ -57,6 +57,7 @@ class Operation:
         is_attention: whether it computes weights with which another product sums values; see `critical_path`.
         is_factor: whether these weights are one factor of those of an attention, whose pairs are counted elsewhere.
         attention: the description of an attention that is one operation.
+        grid: rows and columns of the grid that the pattern or the bias of that attention is about.
         storages: the storages that such an operation reads and writes beside its operands.
     """
 
@@ -70,12 +71,14 @@ class Operation:
     is_attention: bool = False
     is_factor: bool = False
     attention: Attention | None = None
+    grid: tuple[Any, ...] = ()
     storages: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def sizes(self) -> Iterable[Any]:
-        """Every size of every operand, in a fixed order."""
+        """Every size of every operand, in a fixed order, and of the grid."""
         for operand in (*self.reads.values(), *self.writes):
             yield from operand.shape
+        yield from self.grid
 
     def structure(self) -> tuple[Any, ...]:
         """All but the sizes: equal for the same operation of two runs."""
@@ -93,7 +96,7 @@ class Operation:
         reads = {name: resize(operand) for name, operand in self.reads.items()}
         writes = tuple(resize(operand) for operand in self.writes)
         return Operation(self.name, self.path, self.backward, reads, writes, self.constants, self.mutates,
-                         self.is_attention, self.is_factor, self.attention)  # fmt: skip
+                         self.is_attention, self.is_factor, self.attention, tuple(left))  # fmt: skip
 
     def storages_read(self) -> Iterable[int]:
         yield from (operand.storage for operand in self.reads.values())

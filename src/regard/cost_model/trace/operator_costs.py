@@ -44,7 +44,7 @@ class OperatorCosts:
         """Identifies operations of equal cost."""
         described = "" if operation.attention is None else describe_attention(operation.attention)
         key = (operation.name, tuple(operation.reads.items()), operation.writes, operation.constants,
-               operation.is_attention, operation.is_factor, operation.backward, described)  # fmt: skip
+               operation.is_attention, operation.is_factor, operation.backward, operation.grid, described)  # fmt: skip
         if key not in self.known:
             costs = self._cost_of_attention(operation) if operation.attention is not None else None
             if costs is None:
@@ -61,10 +61,10 @@ class OperatorCosts:
         assert operation.attention is not None
         query, key, value = (operation.reads[name].shape for name in ("query", "key", "value"))
         sizes = [sympy.sympify(size) for size in (*query[:1], query[2], key[2], query[1], key[1], query[3], value[3])]
-        shape = Shape(*sizes, values=dict(self.values), keeps=False)
+        shape = Shape(*sizes, values=dict(self.values), sides=operation.grid, keeps=False)
         found = count_attention(operation.attention, shape, self.mode)
         self.notes |= dict.fromkeys(found.notes)
-        # A symbol of the pattern, such as the rows of its grid, may stand for another number in the module.
+        # A symbol of one attention, such as P, may stand for another number in the next.
         common = find_common_values(self.values, self.found_values, found.values)
         common = {symbol: number for symbol, number in common.items() if symbol in self.values or symbol in OWN}
         self.found_values |= {symbol: number for symbol, number in found.values.items() if symbol in common}

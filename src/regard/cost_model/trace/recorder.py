@@ -29,10 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.attention import Attention
 from regard.backends.base import Request, observe_attention
 from regard.biases import Quadratic
+from regard.cost_model.attention.pairs import find_grid_sides
 from regard.cost_model.trace.operation import Operand, Operation, bind_arguments, describe_tensor, named_tensors
 from regard.cost_model.trace.operator_arguments import read_constants
 from regard.cost_model.trace.storages import StorageLog
+from regard.layers import SpatialAttention
 from regard.models.spatial import LearnedPosition, SpatialHeads
+from regard.patterns import Pattern
 
 ACCUMULATE = 2**63 - 1  # autograd's number for nodes that only accumulate the gradient of a parameter
 TABLES = ("words", "masks", "query_code", "key_code", "start", "stop")  # made once for a pattern and its lengths
@@ -135,17 +138,16 @@ class Recorder(TorchDispatchMode):
         """What the operations of a module do not tell is recorded beside them.
 
         torch takes an RMS norm apart into operations. Heads whose weights are a product over rows and columns run a
-        softmax for each axis, and attend to all pairs of pixels.
+        softmax for each axis, and attend to all pairs of pixels; unless they called `attend`, as with dropout.
         """
+        path = self.modules.stack[-1]
         if isinstance(module, nn.RMSNorm):
             name, operand = "regard.normalise", self.describe(inputs[0])
-        elif isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
-            batch, rows, columns, _ = inputs[0].shape
-            name = "regard.separable_attention"
-            operand = Operand((batch, module.heads, rows * columns, rows * columns), 0)
+        elif (pairs := _find_separable_pairs(module, inputs, output)) and not any(c.path == path for c in self.calls):
+            name, operand = "regard.separable_attention", Operand(pairs, 0)
         else:
             return
-        self.trace.operations.append(Operation(name, self.modules.stack[-1], False, {"input": operand}, ()))
+        self.trace.operations.append(Operation(name, path, False, {"input": operand}, ()))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -201,9 +203,27 @@ class Recorder(TorchDispatchMode):
             read = {storage for each in inside for storage in each.storages_read()} - (set() if backward else written)
             name = "regard.attend_backward" if backward else "regard.attend"
             merged = Operation(name, call.path, backward, call.reads, call.writes, _constants_of(call.attention),
-                               attention=call.attention, storages=(tuple(read), tuple(written)))  # fmt: skip
+                               attention=call.attention, grid=_find_grid(call.attention),
+                               storages=(tuple(read), tuple(written)))  # fmt: skip
             ordered.append((place, 0, merged))
         self.trace.operations = [operation for *_, operation in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _find_separable_pairs(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> tuple[int, ...]:
+    """Batch, heads, and the sides of the grids of queries and keys, if weights are a product over rows and columns.
+
+    A pair is counted where its weight is not zero, as for the same heads in a bare description; that the weights are
+    computed along each axis shows in multiply-adds and exponentials. The null key of `SpatialAttention` is no pixel,
+    and its exact limit picks pixels without weights.
+    """
+    if isinstance(module, SpatialHeads) and isinstance(module.position, Quadratic | LearnedPosition):
+        batch, rows, columns, _ = inputs[0].shape
+        return batch, module.heads, rows, columns, rows, columns
+    if isinstance(module, SpatialAttention) and not module.exact:
+        image, axes = inputs[0], module.axes
+        batch = image.shape[0] if image.ndim == axes + 2 else 1
+        return batch, module.heads, *output.shape[-axes:], *image.shape[-axes:]
+    return ()
 
 
 def _describe_request(request: Request) -> Attention:
@@ -212,13 +232,30 @@ def _describe_request(request: Request) -> Attention:
     return Attention(pattern=pattern, scale=scale, bias=request.bias, feature_map=request.feature_map)
 
 
+def _find_grid(attention: Attention) -> tuple[int, ...]:
+    """Rows and columns of the pattern's grid, or of the bias's."""
+    sides = () if attention.pattern is None else find_grid_sides(attention.pattern)
+    return sides or tuple(getattr(attention.bias, "grid", None) or ())
+
+
 def _constants_of(attention: Attention) -> tuple[Any, ...]:
-    """What the cost of an attention depends on beside sizes; the pattern may hold sizes and is left out."""
+    """What the cost of an attention depends on beside sizes: numbers of the pattern too, except its grid."""
     bias = attention.bias
     learned = bias.requires_grad if isinstance(bias, Tensor) else bias is not None and any(
         each.requires_grad for each in bias.parameters()
     )  # fmt: skip
-    return type(attention.pattern).__name__, attention.scale, type(bias).__name__, learned, repr(attention.feature_map)
+    pattern = _describe_pattern(attention.pattern)
+    return pattern, attention.scale, type(bias).__name__, learned, repr(attention.feature_map)
+
+
+def _describe_pattern(part: Any) -> Any:
+    """A pattern without its grid and its tensors."""
+    if isinstance(part, Pattern) and dataclasses.is_dataclass(part):
+        fields = ((each.name, getattr(part, each.name)) for each in dataclasses.fields(part))
+        return type(part).__name__, *((name, _describe_pattern(value)) for name, value in fields if name != "grid")
+    if isinstance(part, tuple):
+        return tuple(map(_describe_pattern, part))
+    return part if isinstance(part, int | float | str | None) else type(part).__name__
 
 
 def _is_composite(func: Any, known: dict[Any, bool] = {}) -> bool:  # noqa: B006 - a cache
@@ -304,7 +341,8 @@ class ModuleTracker:
 
 
 class DisableDropout(TorchFunctionMode):
-    """Dropout returns its input: it has no products, and where it prevents a fused attention it would change the count.
+    """Dropout of torch returns its input: it has no products, and where it prevents a fused attention it would change
+    the count. That of `attend` runs: it changes no product, and backward needs its seed.
 
     The modules stay in training mode, so that what else depends on it, such as a batch norm, is unchanged.
     """

@@ -94,8 +94,6 @@ class Runner:
         """`with_grad`, `with_backward`: as in `record`; `training`: in the module's own mode, not in eval mode."""
 
         def run(prepared: PreparedRun) -> Trace:
-            if training and prepared.module is not None:
-                _disable_attention_dropout(prepared.module)
             how = {"with_grad": with_grad, "with_backward": with_backward, "fake": self.fake}
             with DisableDropout() if training else contextlib.nullcontext():
                 trace = record(prepared.call, prepared.recorder, prepared.given, **how)
@@ -187,14 +185,6 @@ class Runner:
             else "inputs=... that it accepts, or sizes that it is made for",
         )
         return NeedsValuesError(reported, operation, path) if needs_values and self.fake else reported
-
-
-def _disable_attention_dropout(module: nn.Module) -> None:
-    """Dropout of attention weights builds the square; without it the attention runs as it does in eval mode."""
-    for part in module.modules():
-        for name in ("dropout", "attention_dropout"):
-            if type(part).__module__.startswith("regard.") and isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
 
 
 class NeedsValuesError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -23,20 +24,61 @@ def recognise_size(
     >>> n, d = size_symbol("N"), size_symbol("D")
     >>> recognise_size((30, 154, 442), [(n, [5, 7, 13]), (d, [3, 11, 17])]), recognise_size((11, 15), [(n, [5, 7])])
     (2*D*N, 2*N + 1)
+    >>> recognise_size((60, 90, 150), [(n, [2, 3, 5])])
+    30*N
     """
-    if all(value == column[0] for value in column):
-        return sympy.Integer(column[0])
+    if (found := _recognise_product(column, variables)) is not None or not with_sums:
+        return found
     rest, factor = list(column), sympy.Integer(1)
     for expression, values in variables:
-        while any(rest) and all(value % each == 0 for value, each in zip(rest, values, strict=True)):
+        while any(rest) and _divides(values, rest) and any(each != 1 for each in values):
             rest = [value // each for value, each in zip(rest, values, strict=True)]
             factor *= expression
-            if all(each == 1 for each in values):
-                break
-    if all(value == rest[0] for value in rest):
-        return factor * rest[0]
-    sums = _recognise_sum(rest, variables) if with_sums else None
+    sums = _recognise_sum(rest, variables)
     return None if sums is None else factor * sums
+
+
+def _recognise_product(column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
+    """A number times powers of the variables. A number such as 30 may itself be divisible by a variable everywhere."""
+    if all(value == column[0] for value in column):
+        return sympy.Integer(column[0])
+    for place, (expression, values) in enumerate(variables):
+        if any(column) and _divides(values, column) and any(each != 1 for each in values):
+            rest = tuple(value // each for value, each in zip(column, values, strict=True))
+            if (found := _recognise_product(rest, variables[place:])) is not None:
+                return expression * found
+    return None
+
+
+def recognise_rounded(
+    column: tuple[int, ...],
+    variables: list[tuple[sympy.Expr, list[int]]],
+    roundings: list[list[tuple[sympy.Expr, list[int]]]],
+) -> sympy.Expr | None:
+    """A product of the variables and of at most one expression of each of several lists, or None.
+
+    >>> from regard.cost_model.symbols import size_symbol
+    >>> b, r = size_symbol("B"), size_symbol("R")
+    >>> windows = [(r, [7, 8, 10]), (sympy.ceiling(r / 3), [3, 3, 4])]
+    >>> recognise_rounded((18, 45, 84), [(b, [2, 5, 7])], [windows])
+    3*B*ceiling(R/3)
+    """
+    fitting = [
+        [(sympy.Integer(1), [1] * len(column)), *(each for each in some if _divides(each[1], column))]
+        for some in roundings
+    ]
+    for several in sorted(itertools.product(*fitting), key=lambda each: sum(one[0] != 1 for one in each)):
+        factors = [math.prod(each) for each in zip(*(values for _, values in several), strict=True)]
+        if not _divides(factors, column):
+            continue
+        rest = tuple(value // factor for value, factor in zip(column, factors, strict=True))
+        if (found := recognise_size(rest, variables, with_sums=False)) is not None:
+            return sympy.Mul(found, *(expression for expression, _ in several))
+    return None
+
+
+def _divides(factors: Iterable[int], column: Iterable[int]) -> bool:
+    return all(factor and value % factor == 0 for factor, value in zip(factors, column, strict=True))
 
 
 def _recognise_sum(values: list[int], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:

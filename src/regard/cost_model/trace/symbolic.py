@@ -1,19 +1,22 @@
 """Symbols for sizes: a few runs at neighbouring sizes, and an expression for every size in them.
 
-The sizes of one run after the other are chosen so that no two symbols are alike: distinct primes, or multiples where
-one size divides another. Every size of every tensor is then recognised from its values in these runs, as a product of
-symbols, or as a sum of few such products with small coefficients, and one more run than is needed must agree. Sizes of
-the input (batch, tokens, rows and columns of an image) vary with the input, those of the configuration (width, heads,
-hidden size, vocabulary, layers) by building the module again. A symbol whose sizes are not recognised, or with which
-other operations run, stays a number.
+The sizes of one run after the other are chosen so that no two symbols are alike: the next size, which is even where
+the first is odd, then distinct primes, or multiples where one size divides another. Every size of every tensor is then
+recognised from its values in these runs, as a product of symbols, or as a sum of few such products with small
+coefficients, and one more run than is needed must agree. Sizes of the input (batch, tokens, rows and columns of an
+image) vary with the input, those of the configuration (width, heads, hidden size, vocabulary, layers) by building the
+module again. A symbol whose sizes are not recognised, or with which other operations run, stays a number.
+
+Rows and columns that are cut into windows or patches are a case of their own: a formula that holds for whole windows
+need not hold for others. It is compared with a run at the next size, and a note says for which sizes it holds. Where
+the size asked for is no whole number of windows, the runs have different remainders, and sizes are recognised with
+`ceiling(R/w)` and `floor(R/w)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +26,12 @@ from regard.cost_model.symbols import name_size, size_symbol
 from regard.cost_model.trace.operation import Operand, Operation
 from regard.cost_model.trace.part_names import PartNames
 from regard.cost_model.trace.recorder import Trace
-from regard.cost_model.trace.size_expressions import recognise_size
+from regard.cost_model.trace.size_expressions import recognise_rounded, recognise_size
+from regard.cost_model.trace.size_space import ALIGNED, BASE_LAYERS, LAYERS, RAGGED, SizeSpace, SymbolError
 from regard.errors import CostError
 
-LAYERS = "L"
-BASE_LAYERS = 2  # with which symbols are found; one more run has a layer more
-GRID = ("R", "W")  # rows and columns of a grid, which has 2 n - 1 relative positions along each
 POINTS = 3  # beside the run at the sizes that were asked for
+HELD_OUT = 2  # more runs where rows and columns have remainders
 MIN_RUNS = 3  # enough to recognise products of sizes and to check them; sums need one more
 
 
@@ -39,112 +41,6 @@ class TracedRun:
 
     trace: Trace
     names: PartNames
-
-
-@dataclass
-class SizeSpace:
-    """The symbols of a target.
-
-    Attributes:
-        sizes: the number of every symbol: of the input, then of the configuration.
-        configuration: those that need the module to be built again.
-        multiples, at_least: as in `adapters.rebuild.Configuration`.
-        limits: the largest number of a symbol.
-        tied: symbols that are always as large as another: the columns of a square image.
-    """
-
-    sizes: dict[str, int]
-    configuration: set[str] = field(default_factory=set)
-    multiples: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
-    at_least: dict[str, str] = field(default_factory=dict)
-    limits: dict[str, int] = field(default_factory=dict)
-    tied: dict[str, str] = field(default_factory=dict)
-
-    def points(self, active: set[str], count: int) -> list[dict[str, int]]:
-        """Sizes of `count` runs, in which every active symbol has another value each time."""
-        found = [dict(self.sizes) for _ in range(count)]
-        chosen: list[tuple[int, ...]] = []
-        for name in self._in_order():
-            if name in self.tied or name == LAYERS:
-                continue
-            of, step = self._multiple(name)
-            units = [step * math.prod(point[other] for other in of) for point in found]
-            unit = step * math.prod(self.sizes[other] for other in of)
-            if name in active:
-                floor = [point.get(self.at_least.get(name, ""), 0) for point in found]
-                values = self._choose(name, unit, units, floor, chosen)
-            else:
-                values = (
-                    [each * max(1, self.sizes[name] // unit) for each in units] if of else [self.sizes[name]] * count
-                )
-            for point, value in zip(found, values, strict=True):
-                point[name] = value
-        for point in found:
-            point.update({name: point[other] for name, other in self.tied.items()})
-            if LAYERS in active:
-                point[LAYERS] = BASE_LAYERS
-        return found
-
-    def variables(self, active: set[str], points: list[dict[str, int]]) -> list[tuple[sympy.Expr, list[int]]]:
-        """What sizes are made of: expressions in the symbols, and their values at some points."""
-        found: list[tuple[sympy.Expr, list[int]]] = []
-        for name in self._in_order():
-            if name in self.tied or name == LAYERS:
-                continue
-            of, _ = self._multiple(name)
-            if name not in active and not any(other in active for other in of):
-                continue
-            if name not in active:
-                continue  # a multiple of others, which are recognised themselves
-            divisors = [other for other in of if other in active]
-            expression = size_symbol(name) / sympy.Mul(*(size_symbol(other) for other in divisors))
-            values = [point[name] // math.prod(point[other] for other in divisors) for point in points]
-            found.append((expression, values))
-            if name in GRID:
-                found.append((2 * expression - 1, [2 * value - 1 for value in values]))
-        return found
-
-    def _multiple(self, name: str) -> tuple[tuple[str, ...], int]:
-        of, step = self.multiples.get(name, ((), 1))
-        return tuple(other for other in of if other in self.sizes), step
-
-    def _in_order(self) -> list[str]:
-        """Symbols after those that they are multiples of, or at least as large as."""
-        order: list[str] = []
-
-        def add(name: str) -> None:
-            if name not in order and name in self.sizes:
-                for other in (*self.multiples.get(name, ((), 1))[0], self.at_least.get(name, name)):
-                    if other != name:
-                        add(other)
-                order.append(name)
-
-        for name in sorted(self.sizes, key=lambda each: self.sizes[each]):
-            add(name)
-        return order
-
-    def _choose(
-        self, name: str, unit: int, units: list[int], floor: list[int], chosen: list[tuple[int, ...]]
-    ) -> list[int]:
-        """Multiples of the units by primes next to the size itself, in an order that no other symbol has."""
-        own, offset = divmod(self.sizes[name], unit)
-        offset = offset if len(set(units)) == 1 else 0  # a size that is no multiple keeps its remainder
-        limit = self.limits.get(name, math.inf)
-        upward = max(units) * (own + 60) + offset <= limit
-        primes = itertools.islice(_primes_near(max(own, 2) if upward else own, upward), len(units) + 12)
-        fitting = [
-            each for each in primes if min(units) * each + offset >= max(floor) and max(units) * each + offset <= limit
-        ]
-        for counts in itertools.permutations(fitting[: len(units) + 3], len(units)):
-            if all(sum(a != b for a, b in zip(counts, other, strict=True)) > 1 for other in chosen if len(counts) > 1):
-                chosen.append(counts)
-                return [each * count + offset for each, count in zip(units, counts, strict=True)]
-        raise SymbolError(f"{name_size(name)} has too few other sizes up to {limit}")
-
-
-def _primes_near(start: int, upward: bool) -> Iterator[int]:
-    numbers = range(start + 1, start + 10_000) if upward else range(start - 1, 1, -1)
-    return (each for each in numbers if all(each % factor for factor in range(2, math.isqrt(each) + 1)))
 
 
 @dataclass
@@ -166,9 +62,9 @@ class SymbolicTrace:
     deeper: SymbolicTrace | None = None
     notes: list[str] = field(default_factory=list)
 
-
-class SymbolError(Exception):
-    """Why a symbol stays a number."""
+    def list_sizes(self) -> list[Any]:
+        """In the order of `_list_sizes`."""
+        return _list_sizes(self)
 
 
 Runner = Callable[[dict[str, int]], TracedRun]
@@ -203,16 +99,18 @@ class SymbolFinder:
     def find(self) -> SymbolicTrace:
         """The run at the sizes that were asked for, with as many symbols as can be had."""
         real = self.run(self.space.sizes)  # what fails at the sizes that were asked for fails
-        reasons, origin = dict(self._excluded), dict(self.space.sizes)
+        reasons = dict(self._excluded)
         active = set(self.space.sizes) - set(self.space.tied) - set(reasons)
+        *others, last = self.space.list_remainders()
+        for self.space.remainders in others:
+            with contextlib.suppress(SymbolError):
+                return self._finish(self._fit_any_batch(active), active, reasons)
+        self.space.remainders = last
         for attempt in range(5):
-            reason = ""
-            for batch in (1, 2) if "B" in active and self.space.sizes["B"] == 1 else (self.space.sizes.get("B", 1),):
-                origin = {**self.space.sizes, **({"B": batch} if "B" in self.space.sizes else {})}
-                try:
-                    return self._finish(self._fit(active, origin), active, reasons)
-                except (SymbolError, CostError) as why:
-                    reason = str(why) if isinstance(why, SymbolError) else _first_line(why)
+            try:
+                return self._finish(self._fit_any_batch(active), active, reasons)
+            except SymbolError as why:
+                reason = str(why)
             if attempt == 0:
                 dropped = self._find_single_culprit(active, reasons) or self._find_culprits(active, reasons)
             elif attempt == 1:
@@ -228,12 +126,23 @@ class SymbolFinder:
 
     def _finish(self, made: SymbolicTrace, active: set[str], reasons: dict[str, str]) -> SymbolicTrace:
         sizes = self.space.sizes
-        made.notes = [
+        made.notes += [
             f"{name_size(name)} stays the number {sizes[name]}: {reasons[name]}"
             for name in sizes
             if name not in active and name in reasons
         ]
         return made
+
+    def _fit_any_batch(self, active: set[str]) -> SymbolicTrace:
+        """With a batch of one, which is what most ask for; with two where a single row runs other operations."""
+        reason = ""
+        for batch in (1, 2) if "B" in active and self.space.sizes["B"] == 1 else (self.space.sizes.get("B", 1),):
+            origin = {**self.space.sizes, **({"B": batch} if "B" in self.space.sizes else {})}
+            try:
+                return self._fit(active, origin)
+            except (SymbolError, CostError) as why:
+                reason = str(why) if isinstance(why, SymbolError) else _first_line(why)
+        raise SymbolError(reason)
 
     def _find_single_culprit(self, active: set[str], reasons: dict[str, str]) -> set[str]:
         """The last symbol without which all others can be had: one that crosses a threshold, alone or with others.
@@ -288,9 +197,46 @@ class SymbolFinder:
             origin = {**origin, LAYERS: BASE_LAYERS}
         points = [origin, *self.space.points(active, POINTS)]
         made = self._recognise(points, active)
+        made.notes = self._check_remainders(made, points[0], active)
         if LAYERS in active:
             made.deeper = self._deepen(made, points[1:])
         return made
+
+    def _check_remainders(self, made: SymbolicTrace, origin: dict[str, int], active: set[str]) -> list[str]:
+        """Compare formulas in rows and columns that are cut with runs of other remainders; notes on where they hold."""
+        remainders = {name: each for name, each in self.space.remainders.items() if name in active}
+        aligned = [name for name, each in remainders.items() if each == ALIGNED]
+        ragged = [name for name, each in remainders.items() if each == RAGGED]
+        if len(aligned) < len(remainders):
+            for point in self.space.points(active, HELD_OUT, skip=POINTS):
+                self._compare(made, point, active)
+        if aligned:
+            point = origin | {name: origin[name] + 1 for name in aligned}
+            point |= {name: point[other] for name, other in self.space.tied.items()}
+            try:
+                self._compare(made, point, active)
+            except CostError:  # no other size is accepted
+                aligned = []
+            except SymbolError:
+                aligned += [name for name, other in self.space.tied.items() if other in aligned]
+            else:
+                aligned = []
+        return [
+            f"formulas hold for {' and '.join(map(name_size, names))} that are {what} {self.space.describe_unit(names)}"
+            for names, what in ((aligned, "multiples of"), (ragged, "no multiples of"))
+            if names
+        ]
+
+    def _compare(self, made: SymbolicTrace, point: dict[str, int], active: set[str]) -> None:
+        """Refuse expressions that a run at other sizes does not have."""
+        trace = self.run(point).trace
+        _check_same(made.run.trace, trace, point, active, self.space.sizes)
+        numbers: Any = {size_symbol(name): sympy.Integer(size) for name, size in point.items()}
+        expressions = made.list_sizes()
+        values = {each: sympy.sympify(each).xreplace(numbers) for each in dict.fromkeys(expressions)}
+        for expression, size in zip(expressions, _list_sizes(trace), strict=True):
+            if values[expression] != size:
+                raise SymbolError(f"a size of {size} is not {expression}")
 
     def _recognise(self, points: list[dict[str, int]], active: set[str], quick: bool = False) -> SymbolicTrace:
         base = self.run(points[0])
@@ -301,7 +247,7 @@ class SymbolFinder:
             runs.append(self.run(point))
             _check_same(base.trace, runs[-1].trace, point, active, self.space.sizes)
             columns = list(zip(*(_list_sizes(each.trace) for each in runs), strict=True))
-            if len(runs) == MIN_RUNS and len(runs) < len(points):
+            if len(runs) == MIN_RUNS and len(runs) < len(points) and not self.space.roundings(active, points):
                 expressions = self._express(columns, points[:MIN_RUNS], active, with_sums=False)
                 if None not in expressions:
                     break
@@ -328,8 +274,13 @@ class SymbolFinder:
         self, columns: list[tuple[int, ...]], points: list[dict[str, int]], active: set[str], with_sums: bool
     ) -> list[sympy.Expr | None]:
         """An expression for every size; None for one that is not recognised."""
-        variables = self.space.variables(active, points)
+        variables, roundings = self.space.variables(active, points), self.space.roundings(active, points)
         known = {column: recognise_size(column, variables, with_sums) for column in dict.fromkeys(columns)}
+        if roundings:
+            plain = self.space.variables(active - set(roundings), points)
+            for column in known:
+                rounded = recognise_rounded(column, plain, list(roundings.values()))
+                known[column] = known[column] if rounded is None else rounded
         return [known[column] for column in columns]
 
     def _deepen(self, made: SymbolicTrace, points: list[dict[str, int]]) -> SymbolicTrace:
@@ -410,7 +361,7 @@ def _check_same(one: Trace, other: Trace, point: dict[str, int], active: set[str
             )
 
 
-def _list_sizes(trace: Trace) -> list[int]:
+def _list_sizes(trace: Trace | SymbolicTrace) -> list[Any]:
     found = [size for operation in trace.operations for size in operation.sizes()]
     found += [size for *_, operand in trace.saved for size in operand.shape]
     return found + [size for *_, shape in trace.parameters for size in shape]
