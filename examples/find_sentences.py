@@ -1,3 +1,4 @@
+# slow
 # weights: minilm
 """Find the sentences that mean most nearly the same: a search by meaning, with real weights, on the CPU.
 

@@ -1,3 +1,4 @@
+# slow
 """Patterns of attention: draw every one, attend over a long sequence, and write a report.
 
 It writes out/patterns.svg and out/report.html in the working folder.

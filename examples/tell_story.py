@@ -1,3 +1,4 @@
+# slow
 # weights: stories15m
 """Tell a story, word by word: a LLaMA of 15 million parameters, with its cache, on the CPU.
 

@@ -14,29 +14,44 @@ SOURCES = Path(__file__).resolve().parent.parent / "src"
 HEAVY = ("sympy", "torch._dynamo", "rich", "matplotlib", "regard.laws", "regard.cost_model", "regard.visualize")
 
 
-def run_python(code: str) -> str:
-    program = f"import sys\nsys.path.insert(0, {str(SOURCES)!r})\n{code}"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_import_and_attend_load_nothing_heavy():
-    code = f"""
+PACKAGES = {"cost": "cost_model", "plan": "planner", "show": "visualize", "check": "laws"}
+# What is loaded, step by step, in one process: each step prints a line.
+STEPS = f"""
+import sys
+sys.path.insert(0, {str(SOURCES)!r})
 import torch, regard
 x = torch.randn(1, 2, 5, 8)
 regard.attend(x, x, x, pattern=regard.Causal() & regard.Window(2, 0), bias=regard.Alibi(2))
 print([name for name in {HEAVY} if name in sys.modules])
+import regard.laws
+print("rich" in sys.modules)
+regard.cost
+print("sympy" in sys.modules)
+import {", ".join(f"regard.{package}" for package in PACKAGES.values())}
+print(all(callable(getattr(regard, name)) for name in {list(PACKAGES)}))
 """
-    assert run_python(code) == "[]"
 
 
-def test_the_probe_sees_what_is_loaded():
-    assert run_python(f"import regard; regard.cost; print([n for n in {HEAVY} if n in sys.modules][:1])") == "['sympy']"
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, str]:
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
+    return dict(zip(("attend", "laws", "cost", "packages"), done.stdout.splitlines(), strict=True))
 
 
-def test_a_public_function_stays_one_when_its_package_is_imported():
-    packages = {"cost": "cost_model", "plan": "planner", "show": "visualize", "check": "laws"}
-    imports = "\n".join(f"import regard.{package}" for package in packages.values())
-    assert run_python(f"{imports}\nprint([callable(getattr(regard, n)) for n in {list(packages)}])") == str([True] * 4)
+def test_import_and_attend_load_nothing_heavy(loaded):
+    assert loaded["attend"] == "[]"
+
+
+def test_rich_is_not_imported_before_something_is_printed(loaded):
+    assert loaded["laws"] == "False"
+
+
+def test_the_probe_sees_what_is_loaded(loaded):
+    assert loaded["cost"] == "True"
+
+
+def test_a_public_function_stays_one_when_its_package_is_imported(loaded):
+    assert loaded["packages"] == "True"
 
 
 def test_no_package_has_the_name_of_a_public_function():

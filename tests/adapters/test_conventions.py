@@ -38,6 +38,7 @@ class Keeping(nn.Module):
             return self.weights @ v
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_copied_is_judged_rightly_and_left_as_it_was():
     module = Keeping().train()
     module(torch.randn(2, 3, 6)).sum().backward()

@@ -22,6 +22,7 @@ def block(version: str, grid: tuple[int, int], **more):
     return cls(8, grid, 2, window_size=4, **more)
 
 
+@pytest.mark.slow
 def test_images_hold_in_timm():
     timm()
     vit = library("timm.models.vision_transformer")

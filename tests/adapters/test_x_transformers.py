@@ -33,7 +33,7 @@ def wrapped(x, layers: str, **more):
 @pytest.mark.parametrize(
     ("layers", "options"),
     [
-        ("Decoder", {"rotary_pos_emb": True, "attn_flash": True}),
+        pytest.param("Decoder", {"rotary_pos_emb": True, "attn_flash": True}, marks=pytest.mark.slow),
         pytest.param("Decoder", {"alibi_pos_bias": True, "attn_kv_heads": 2}, marks=pytest.mark.slow),
         pytest.param("Decoder", {"rotary_pos_emb": True, "cross_attend": True}, marks=pytest.mark.slow),
         pytest.param("Decoder", {"attn_max_attend_past": 3, "attn_num_mem_kv": 2}, marks=pytest.mark.slow),
@@ -93,6 +93,7 @@ def test_shifted_tokens_break_the_cache_and_let_padding_in(x):
     assert encoder.verdicts["padding"].outcome == "broken"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_data_dependent_alibi_breaks_the_cache_and_memory_tokens_break_padding(x):
     gated = check(wrapped(x, "Decoder", attn_data_dependent_alibi=True), claims=["cache"], fast=True)

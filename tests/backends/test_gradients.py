@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from catalog import PATTERNS, ROWS, TILED, TOKENS, assert_agree, biases, bounds, make_bias, results, tensors
+from plain import slow_rows
 
 from regard import Causal, First, Full, Padding, Quadratic, RelativeTable, Window, attend
 from regard.errors import BackendError
@@ -142,7 +143,8 @@ def test_vmap_over_a_tensor_bias_equals_a_loop(backend):
 # Where blocked breaks the graph, torch itself looks at `.grad` of tensors in flight and warns.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    ("backend", "fullgraph"), [("reference", True), ("sdpa", True), *((name, name != "blocked") for name in TILED)]
+    ("backend", "fullgraph"),
+    [(TILED[-1], TILED[-1] != "blocked"), *slow_rows(("reference", True), ("sdpa", True), ("blocked", False))],
 )
 def test_a_compiled_attention_equals_an_eager_one(backend, fullgraph):
     torch._dynamo.reset()

@@ -39,6 +39,7 @@ def test_the_mean_over_a_long_past_is_as_exact_as_a_float64_sum():
     assert float((found - truth).abs().max()) <= bound
 
 
+@pytest.mark.slow
 def test_hard_attention_over_a_long_sequence_holds_no_square():
     query, key, value = torch.randn(3, 1, 1, 20_011, 4, generator=torch.Generator().manual_seed(1))
     found = attend(query, key, value, scale=math.inf, pattern=Causal(), backend="blocked")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plain import slow
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import Gaussian, Quadratic, RowColumn, attend, weights
@@ -74,7 +75,7 @@ def test_the_products_are_as_many_as_rows_and_columns_not_their_square():
     assert counter.get_total_flops() == 2 * 2 * HEADS * 35 * (5 + 7) * 11
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, *slow(torch.float32)])
 def test_queries_on_another_grid_than_the_keys_see_all_of_them(dtype):
     generator = torch.Generator().manual_seed(3)
     rows, columns = axis_weights(

@@ -240,6 +240,7 @@ def test_help_has_every_word_and_examples(capsys):
 # The shell
 
 
+@pytest.mark.slow
 def test_piped_it_is_plain_text_of_one_width():
     run = subprocess.run(
         [sys.executable, "-m", "regard", "cost", "Causal()", "--tokens", "512", "--dim", "64"],

@@ -143,6 +143,7 @@ def test_a_download_is_announced_and_its_failure_reported(capsys, monkeypatch, t
     assert "npm error no network" in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_prints_how_to_resume(tmp_path):
     words = ["train", "spatial", "--epochs", "500", "--folder", "long", *SMALL]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -294,6 +294,7 @@ class TestCache:
         assert memory.cache == cache.state.sums.nbytes + cache.state.norm.nbytes
         assert memory.longest(1 << 20, "decode") == math.inf
 
+    @pytest.mark.slow
     def test_a_translator_also_keeps_the_other_text(self) -> None:
         model = Transformer(TransformerConfig(vocab_size=499, dim=48, layers=2, heads=3, hidden_dim=64)).eval()
         memory = cost(model, batch=2, tokens=8, context_tokens=17).memory
@@ -322,7 +323,7 @@ def of_a_long_text() -> Memory:
 
 
 class TestWhatFits:
-    @pytest.mark.parametrize("step", ["training", "decode", *slow("forward", "recomputed")])
+    @pytest.mark.parametrize("step", ["training", *slow("forward", "recomputed", "decode")])
     def test_the_longest_fits_and_one_more_does_not(self, of_a_long_text: Memory, step: str) -> None:
         memory = of_a_long_text
         limit = 2 << 20

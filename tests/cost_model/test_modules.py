@@ -72,7 +72,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]] = 
 }
 
 
-@pytest.mark.parametrize("name", slow_but([name for name in LAYERS if name != "spatial"], LAYERS))
+@pytest.mark.parametrize("name", slow_but([name for name in LAYERS if name not in ("spatial", "grid")], LAYERS))
 def test_costs_are_those_of_a_run(name: str) -> None:
     module, inputs, sizes = LAYERS[name]
     forward = cost(module, backend="reference", **sizes)
@@ -146,7 +146,8 @@ def test_formulas_hold_at_other_sizes() -> None:
         assert formula.subs(values) == large.quantity(name).value, name
 
 
-@pytest.mark.parametrize("position", ["quadratic", *slow("gaussian", "content")])
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["quadratic", "gaussian", "content"])
 def test_formulas_of_rows_and_columns_hold_at_other_sizes(position: str) -> None:
     """Rows and columns have the same operations, so one layer more must not take one for the other."""
     kept = {"position": position, "channels": 3, "patch": 2, "hidden_dim": 7, "classes": 2}
@@ -167,6 +168,7 @@ def test_what_was_changed_after_it_was_built_is_not_rebuilt() -> None:
     assert {str(symbol) for symbol in found.macs.formula.free_symbols} <= {"B", "N"}
 
 
+@pytest.mark.slow
 def test_layers_with_another_description_are_not_multiplied() -> None:
     """The second layer was given a window after it was built, which no configuration shows."""
     model = GPT(GPTConfig(vocab_size=11, context_length=16, dim=12, layers=2, heads=3))

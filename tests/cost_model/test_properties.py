@@ -120,6 +120,7 @@ def test_costs_can_be_added_and_asked_again(kind: str, data: st.DataObject) -> N
     check_algebra(drawn(data, kind))
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=3)
 @given(case=gpts())
 def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:

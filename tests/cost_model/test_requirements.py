@@ -153,6 +153,7 @@ def test_cordonnier_parameters(position: str, heads: int, parameters: int) -> No
 LINEAR = 256 * 12 * 400 + 6 * 256 * (3600 * 400 + 400 * 400 + 2 * 400 * 512) + 400 * 10
 
 
+@pytest.mark.slow
 def test_cordonnier_products() -> None:
     """What the paper counts, and the sums over values, which it does not."""
     assert round(2 * LINEAR / 1e9, 2) == 6.18
@@ -172,6 +173,7 @@ def test_cordonnier_products() -> None:
 POSITIONS = ("quadratic", "learned", "content")
 
 
+@pytest.mark.slow
 def test_the_transformer() -> None:
     assert cost(built(Transformer, TransformerConfig.base())).parameters == 63_082_496
     assert cost(built(Transformer, TransformerConfig.big())).parameters == 214_245_376

@@ -43,7 +43,7 @@ QUESTIONS: dict[str, list[Question]] = {
     "swin": [image(derivations.swin, 1, 224, 224), image(derivations.swin, 3, 224, 224)],
 }
 each = pytest.mark.parametrize("name", QUESTIONS)
-# Of four stages, or of two stacks: what takes long, and is followed above in its published size.
+# Of four stages, or of two stacks: what takes long, and is left to the slow tests.
 LONG = ("t5", "davit", "swin")
 quickly = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in QUESTIONS]
@@ -73,7 +73,7 @@ def asked(name: str) -> Cost:
 # At full size
 
 
-@each
+@quickly
 def test_a_published_model_costs_what_the_hand_derived(name: str) -> None:
     derived = QUESTIONS[name][0][1]
     assert asked(name).parameters == derived.parameters

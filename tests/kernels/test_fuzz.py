@@ -187,6 +187,7 @@ def test_any_attention_agrees_in_many_segments(small_segments):
         narrow_cases_agree()
 
 
+@pytest.mark.slow
 @settings(quietly, max_examples=15)
 @given(cases(shortest=200, longest=700, widest=20))
 def test_any_attention_agrees_over_several_blocks_of_keys(case):

@@ -353,6 +353,7 @@ print("touched nothing else")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guards pages as Linux does")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer guards memory itself")
 def test_no_number_outside_of_the_tensors_is_touched():

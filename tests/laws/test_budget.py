@@ -79,6 +79,7 @@ def test_a_padding_fault_is_found_however_slow_the_machine_is(slow_clock, fast):
     assert report.verdicts["padding"].outcome == "broken"
 
 
+@pytest.mark.slow
 def test_verdicts_do_not_depend_on_the_clock(monkeypatch, slow_clock):
     claims = ["padding", "gradients", "shape"]
     slow = check(Padded(), kind="layer", claims=claims, fast=True)

@@ -21,8 +21,8 @@ from regard.laws.recording import Recording, Ref
 HOUSE = {exhibit.id: house.__name__.removeprefix("zoo.") for house in HOUSES for exhibit in house.EXHIBITS}
 EXHIBITS = [exhibit for house in HOUSES for exhibit in house.EXHIBITS]
 # Operators and layers, a cache, gradients, state, masks; and more of each, random numbers, shapes, code paths.
-SAMPLE = ("AL1", "CA8", "PA1", "L13-scale", "L22-running")
-MORE = ("AL1", "CA7", "L12-functional", "L23-longest", "SM1", "PA8", "KV7")
+SAMPLE = ("AL1", "CA8", "L13-scale")
+MORE = ("AL1", "PA1", "L22-running", "CA7", "L12-functional", "L23-longest", "SM1", "PA8", "KV7")
 # Comparisons that are not of outputs of calls, with what is said instead.
 WITHOUT = {
     "cost": "weights inside, of counts or of statistics",

@@ -133,6 +133,7 @@ def test_what_cannot_be_classified_is_refused(tmp_path: Path):
         TextClassificationRecipe(**SIZES, tokenizer="bytes").make_task(make_texts(60))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(downloads.find("minilm") is None, reason="minilm is not downloaded")
 def test_minilms_weights_and_tokenizer_begin_a_classification():
     recipe = TextClassificationRecipe.on(

@@ -147,6 +147,7 @@ def chance_bound(chance: float, examples: int) -> float:
     return chance + 5 * math.sqrt(chance * (1 - chance) / examples)
 
 
+@pytest.mark.slow
 def test_a_small_bert_learns_next_sentences_and_masked_tokens_of_two_templates(templates):
     recipe = BertRecipe(**SIZES, steps=170, dropout=0.0, eval_every=170, eval_batches=25)
     run = train(recipe, data=templates, progress=False)

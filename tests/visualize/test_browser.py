@@ -81,6 +81,7 @@ def sideways(page) -> int:
     return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_report_can_be_read_on_a_phone(visit, quick_page, scheme):
     page = visit(quick_page, PHONE, scheme)
@@ -100,6 +101,7 @@ def test_small_words_are_found_where_there_are_some(visit, tmp_path):
     assert [word.split(":")[0] for word in page.evaluate(SMALL_WORDS, SMALLEST)] == ["small", "drawn"]
 
 
+@pytest.mark.slow
 def test_dark_paper_is_dark_and_ink_stands_out_from_it(visit, quick_page):
     light, dark = (visit(quick_page, scheme=scheme) for scheme in ("light", "dark"))
     for page, brighter in ((light, True), (dark, False)):
@@ -111,6 +113,7 @@ def test_dark_paper_is_dark_and_ink_stands_out_from_it(visit, quick_page):
         assert abs(paper - ink) > 500
 
 
+@pytest.mark.slow
 def test_the_slider_moves_the_heads(visit, quick_page):
     page = visit(quick_page)
     dots = ".player .dot"
@@ -127,6 +130,7 @@ def test_the_slider_moves_the_heads(visit, quick_page):
     assert "epoch 3" in page.locator(".player output").inner_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
 def test_the_button_plays_to_the_end_also_without_motion(visit, quick_page, motion):
     page = visit(quick_page, motion=motion)
@@ -145,6 +149,7 @@ def test_the_button_plays_to_the_end_also_without_motion(visit, quick_page, moti
     assert "epoch 3" in told.inner_text()
 
 
+@pytest.mark.slow
 def test_a_pixel_can_be_pointed_at_by_mouse_and_by_keys(visit, quick_page):
     page = visit(quick_page)
     board, status = page.locator("[data-board]"), page.locator("[data-status]")
@@ -170,6 +175,7 @@ def painted(page) -> list[list[int]]:
     )
 
 
+@pytest.mark.slow
 def test_tabs_models_and_images_change_what_is_seen(visit, quick_page):
     page = visit(quick_page)
     tabs = page.locator("[data-layers] button")

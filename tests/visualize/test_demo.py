@@ -95,6 +95,7 @@ def test_the_other_process_stops_when_this_one_is_killed(demo, tmp_path):
     assert learned(tmp_path / "vit") == epochs
 
 
+@pytest.mark.slow
 @two_cores
 def test_a_failed_subprocess_is_repeated_in_the_foreground(demo, tmp_path):
     (tmp_path / "vit").mkdir()

@@ -48,6 +48,7 @@ def assert_alone(text: str) -> Reader:
     return read
 
 
+@pytest.mark.slow
 def test_the_page_of_the_demo_is_well_formed_alone_and_not_heavy(quick_page):
     text = quick_page.read_text(encoding="utf-8")
     read = assert_alone(text)
@@ -62,6 +63,7 @@ def test_the_page_of_the_demo_is_well_formed_alone_and_not_heavy(quick_page):
         assert (quick_page.parent / name).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_fresh_start_deletes_trained_models_and_nothing_else(quick_page, tmp_path):
     import demo
 
@@ -74,6 +76,7 @@ def test_a_fresh_start_deletes_trained_models_and_nothing_else(quick_page, tmp_p
     assert left == ["mine/recipe.json", "report.html", "vit/notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_training_is_refused_with_an_alternative(quick_page, monkeypatch, capsys):
     import demo
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cost_model.counting import in_input_sizes
+from plain import slow_but
 from torch.utils.flop_counter import FlopCounterMode
 from twins import library, timm
 
@@ -50,7 +51,7 @@ def counted(model: Any, x: torch.Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-@pytest.mark.parametrize("kind", list(IMAGES))
+@pytest.mark.parametrize("kind", slow_but(("vit", "swin"), IMAGES))
 def test_products_are_those_of_a_real_run(kind: str) -> None:
     model, image = built(kind), IMAGES[kind]
     found = cost(model, batch=2, image=image)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain import slow
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import Attention, Causal, Quadratic, Window, cost
@@ -38,7 +39,7 @@ def floats(output: Any) -> list[torch.Tensor]:
     return [each for each in output if isinstance(each, torch.Tensor)]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "alibi", "bert", "vit"])
+@pytest.mark.parametrize("kind", ["gpt", "bert", *slow("alibi", "vit")])
 def test_products_are_those_of_a_real_run_with_the_kernels(kind: str) -> None:
     sizes = {"batch": 2} if kind == "vit" else {"batch": 2, "tokens": 13}
     built, x = model(kind).eval(), real(kind)

@@ -157,6 +157,7 @@ class Dropping(nn.Module):
         return self.inner(torch.dropout(x, 0.3, True) + (x.mean(0) if self.across else 0), mask)
 
 
+@pytest.mark.slow
 def test_a_buffer_shared_by_callers_is_found():
     for seed in range(3):
         assert verdict(SharedBuffer(), "layer", seed=seed).outcome == "broken"

@@ -118,7 +118,7 @@ def length_by_zeros(ids):
     [
         padding_in_place_of_the_past,
         open_tail,
-        capped_after_the_mask,
+        pytest.param(capped_after_the_mask, marks=pytest.mark.slow),
         OpenInTraining(),
         Words(length_by_zeros),
         lambda q, k, v: attention(q, k, v, ~past(q, k)),

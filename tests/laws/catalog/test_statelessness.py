@@ -136,7 +136,7 @@ def changed_value(query, key, value, mask=None):
         pytest.param(nn.TransformerEncoderLayer(12, 4, 20, batch_first=True), None, marks=pytest.mark.slow),
         pytest.param(*RIGHT["filled"], marks=pytest.mark.slow),
         pytest.param(*RIGHT["inside"], marks=pytest.mark.slow),
-        RIGHT["model"],
+        pytest.param(*RIGHT["model"], marks=pytest.mark.slow),
     ],
     ids=["naive", "causal", "fused", "layer", "growing", "locked", "torch", "encoder", "filled", "inside", "model"],
 )
