@@ -76,8 +76,8 @@ def _from_regard_config(module: nn.Module, image: tuple[int, int] | None) -> Con
     config: Any = getattr(module, "config", None)
     if not type(module).__module__.startswith("regard.models") or not hasattr(config, "__dataclass_fields__"):
         return None
-    if hasattr(config, "dims"):  # stages of different widths, whose batch is cut into pieces by size
-        return None
+    if hasattr(config, "dims"):
+        return _describe_stages(module, config)
     values: dict[str, Any] = {name: getattr(config, name) for name in FIELDS if hasattr(config, name)}
     if values.get("hidden_dim", 0) is None:
         values["hidden_dim"] = 4 * values["dim"]
@@ -132,6 +132,24 @@ def _from_regard_config(module: nn.Module, image: tuple[int, int] | None) -> Con
         return type(module)(dataclasses.replace(config, **changes))
 
     return Configuration(sizes, build, multiples, {"S": "N"})
+
+
+def _describe_stages(module: nn.Module, config: Any) -> Configuration | None:
+    """DaViT: the width of every stage, channels and classes.
+
+    The window is a number of the pattern, whose closed forms have it as a number. Heads are groups of channels, each of
+    which takes products of its own, and a stage of another depth has other layers.
+    """
+    if any(config.expansion * dim % dim for dim in config.dims):  # hidden channels are rounded
+        return None
+    stages = {f"D_{index}": dim for index, dim in enumerate(config.dims, 1)}
+    sizes = stages | {"C": config.channels} | ({"A": config.classes} if config.classes else {})
+
+    def build(sizes: Values) -> nn.Module:
+        changes = {"dims": tuple(sizes[stage] for stage in stages), "channels": sizes["C"]}
+        return type(module)(dataclasses.replace(config, **changes, classes=sizes.get("A", 0)))
+
+    return Configuration(sizes, build, {stage: ((), heads) for stage, heads in zip(stages, config.heads, strict=True)})
 
 
 # Models of Hugging Face

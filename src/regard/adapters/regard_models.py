@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +21,7 @@ from regard.adapters.regard_cache import RegardCache
 from regard.adapters.rng import Rng
 from regard.errors import CacheError
 from regard.layers.cache import ModelCache
-from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT
+from regard.models import GPT, Bert, DaViT, SpatialTransformer, Transformer, ViT, davit
 
 OTHER = 7  # tokens of the text on the other side
 DECODER_CLAIMS = ("causality", "cache", "cache-algebra", *TEXT_CLAIMS)
@@ -211,6 +215,16 @@ class TransformerCache(GPTCache):
         return target.output(target.decode(x, context, cache=state)), state
 
 
+@contextlib.contextmanager
+def assume_whole_batches() -> Iterator[None]:
+    """Stages of a DaViT read the whole batch at once.
+
+    How many images they read at once depends on the sizes, and changes no product. A formula is for all sizes.
+    """
+    with patch.object(davit, "PIECE", sys.maxsize):
+        yield
+
+
 def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
     """Example inputs by the names in `forward`: tokens, a source and a target, or images."""
     config, names = getattr(module, "config", None), list(parameters(module))
@@ -230,4 +244,4 @@ def fill_inputs(module: nn.Module, inputs: ExampleInputs) -> bool:
     return bool(inputs.args)
 
 
-__all__ = ["fill_inputs", "recognise"]
+__all__ = ["assume_whole_batches", "fill_inputs", "recognise"]

@@ -22,6 +22,7 @@ from regard.cost_model.symbols import size_symbol
 from regard.cost_model.trace.inputs import make_example_inputs
 from regard.cost_model.trace.operator_costs import OperatorCosts
 from regard.cost_model.trace.runner import Runner
+from regard.cost_model.trace.size_space import SizeSpace
 from regard.errors import CostError
 from regard.layers import MultiHeadAttention, PatchEmbedding, TransformerBlock, WindowAttention
 from regard.models import GPT, Bert, BertConfig, DaViT, DaViTConfig, GPTConfig
@@ -210,6 +211,27 @@ def test_sizes_of_the_configuration_hold_at_many_others(build: Callable[..., Any
         assert predicted(found, others) == expected, others
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("image", [(64, 64), (70, 90)])
+def test_widths_of_stages_hold_at_many_others(image: tuple[int, int]) -> None:
+    found = cost(davit(), batch=2, image=image)
+    assert {"D_1", "D_2", "A", "C"} <= {str(symbol) for symbol in found.macs.formula.free_symbols}
+    for first, second in ((14, 18), (10, 40), (16, 30)):
+        config = DaViTConfig(dims=(first, second), depths=(1, 1), heads=(2, 2), window=4, classes=7)
+        expected = traced(DaViT(config), batch=2, image=image)
+        assert predicted(found, {"D_1": first, "D_2": second, "A": 7}) == expected
+
+
+def test_no_two_symbols_rise_in_proportion() -> None:
+    """12, 13, 17, 19 are 6, 7, 11, 13 and six more: a formula in one would pass for a formula in the other."""
+    sizes = {"B": 1, "D": 6, "F": 12, "O": 12, "V": 42, "S": 40}
+    for start in (1, 2):
+        runs = [sizes | {"B": start}, *SizeSpace(sizes).points(set(sizes), 3)]
+        rises = [[run[name] - runs[0][name] for run in runs[1:3]] for name in sizes]
+        for one, other in itertools.combinations(rises, 2):
+            assert one[0] * other[1] != one[1] * other[0]
+
+
 # Models of other libraries, and DaViT
 
 
@@ -264,5 +286,5 @@ def test_an_image_that_no_formula_holds_for_stays_numbers(build: Callable[[], An
     found = cost(model, batch=2, image=(70, 90))
     for name, size in (("rows", 70), ("columns", 90)):
         assert any(note.startswith(f"{name} stays the number {size}: ") for note in found.notes), found.notes
-    assert {str(symbol) for symbol in found.macs.formula.free_symbols} <= {"B"}
+    assert not {"R", "W"} & {str(symbol) for symbol in found.macs.formula.free_symbols}
     assert predicted(found, {"B": 3}) == traced(model, batch=3, image=(70, 90))

@@ -19,6 +19,7 @@ from regard.adapters.decode_step import prepare_decode_step
 from regard.adapters.example_inputs import ExampleInputs
 from regard.adapters.fake_copies import TracedTarget, first_line
 from regard.adapters.huggingface import assume_unpacked
+from regard.adapters.regard_models import assume_whole_batches
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.trace.critical_path import mark_attention
 from regard.cost_model.trace.operation import Operation
@@ -95,7 +96,7 @@ class Runner:
 
         def run(prepared: PreparedRun) -> Trace:
             how = {"with_grad": with_grad, "with_backward": with_backward, "fake": self.fake}
-            with DisableDropout() if training else contextlib.nullcontext():
+            with DisableDropout() if training else contextlib.nullcontext(), assume_whole_batches():
                 trace = record(prepared.call, prepared.recorder, prepared.given, **how)
             mark_attention(trace.operations, {prepared.recorder.storages.find_id(each) for each in prepared.owned})
             return trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -29,25 +29,28 @@ def recognise_size(
     """
     if (found := _recognise_product(column, variables)) is not None or not with_sums:
         return found
-    rest, factor = list(column), sympy.Integer(1)
-    for expression, values in variables:
-        while any(rest) and _divides(values, rest) and any(each != 1 for each in values):
-            rest = [value // each for value, each in zip(rest, values, strict=True)]
-            factor *= expression
-    sums = _recognise_sum(rest, variables)
-    return None if sums is None else factor * sums
+    for factor, rest in _list_quotients(column, variables):
+        if (sums := _recognise_sum(list(rest), variables)) is not None:
+            return factor * sums
+    return None
+
+
+def _list_quotients(
+    column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]
+) -> Iterator[tuple[sympy.Expr, tuple[int, ...]]]:
+    """Products of variables that divide the values at all points, and what is left; the largest products first."""
+    for place, (expression, values) in enumerate(variables):
+        if any(column) and _divides(values, column) and any(each != 1 for each in values):
+            rest = tuple(value // each for value, each in zip(column, values, strict=True))
+            for factor, left in _list_quotients(rest, variables[place:]):
+                yield expression * factor, left
+    yield sympy.Integer(1), column
 
 
 def _recognise_product(column: tuple[int, ...], variables: list[tuple[sympy.Expr, list[int]]]) -> sympy.Expr | None:
     """A number times powers of the variables. A number such as 30 may itself be divisible by a variable everywhere."""
-    if all(value == column[0] for value in column):
-        return sympy.Integer(column[0])
-    for place, (expression, values) in enumerate(variables):
-        if any(column) and _divides(values, column) and any(each != 1 for each in values):
-            rest = tuple(value // each for value, each in zip(column, values, strict=True))
-            if (found := _recognise_product(rest, variables[place:])) is not None:
-                return expression * found
-    return None
+    quotients = _list_quotients(column, variables)
+    return next((factor * rest[0] for factor, rest in quotients if all(each == rest[0] for each in rest)), None)
 
 
 def recognise_rounded(

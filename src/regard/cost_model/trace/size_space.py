@@ -163,7 +163,8 @@ class SizeSpace:
     def _choose(self, name: str, units: list[int], floor: list[int], chosen: list[tuple[int, ...]]) -> list[int]:
         """Multiples of the units: by the next number, which is even where the size is odd, then by primes.
 
-        They come in an order that no other symbol has.
+        They rise in another proportion than those of every other symbol: `D - 6` would pass for `E` where both rise by
+        1, 5 and 7.
         """
         own = self.sizes[name] // self._unit(name)
         limit = self.limits.get(name, math.inf)
@@ -176,11 +177,19 @@ class SizeSpace:
             if min(units) * each >= max(max(floor), 1) and max(units) * each <= limit
         ]
         rests = [self._find_remainder(name, unit, index) for index, unit in enumerate(units)]
-        for counts in itertools.permutations(fitting[: len(units) + 3], len(units)):
-            if all(sum(a != b for a, b in zip(counts, other, strict=True)) > 1 for other in chosen if len(counts) > 1):
-                chosen.append(counts)
+        first = (own, 2) if name == "B" and own == 1 else (own,)  # formulas are found with one batch row or with two
+        orders = itertools.permutations(fitting[: len(units) + 6], len(units))
+        for counts in sorted(orders, key=lambda each: (sum(each[:2]), sum(each))):  # large sizes cross thresholds
+            rises = [tuple(count - start for count in counts) for start in first]
+            if len(counts) < 2 or not any(_are_proportional(mine, other) for mine in rises for other in chosen):
+                chosen += rises
                 return [unit * count + rest for unit, count, rest in zip(units, counts, rests, strict=True)]
         raise SymbolError(f"{name_size(name)} has too few other sizes up to {limit}")
+
+
+def _are_proportional(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether the first two numbers are, which are all that the fewest runs have."""
+    return one[0] * other[1] == one[1] * other[0]
 
 
 def _primes_near(start: int, upward: bool) -> Iterator[int]:

@@ -111,6 +111,11 @@ class SymbolFinder:
                 return self._finish(self._fit_any_batch(active), active, reasons)
             except SymbolError as why:
                 reason = str(why)
+            if attempt == 0 and (cut := set(last) & active):
+                # Rows and columns that are cut are the likeliest reason; the others take many runs to tell apart.
+                with contextlib.suppress(SymbolError):
+                    made = self._fit_any_batch(active - cut)
+                    return self._finish(made, active - cut, reasons | dict.fromkeys(cut, reason))
             if attempt == 0:
                 dropped = self._find_single_culprit(active, reasons) or self._find_culprits(active, reasons)
             elif attempt == 1:
@@ -141,7 +146,7 @@ class SymbolFinder:
             try:
                 return self._fit(active, origin)
             except (SymbolError, CostError) as why:
-                reason = str(why) if isinstance(why, SymbolError) else _first_line(why)
+                reason = str(why) if isinstance(why, SymbolError) else f"another size fails ({_first_line(why)})"
         raise SymbolError(reason)
 
     def _find_single_culprit(self, active: set[str], reasons: dict[str, str]) -> set[str]:
