@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 from agreement import refused
-from plain import slow
+from plain import long, slow
 from torch.nn import functional
 
 from regard.errors import ConfigError, InputError
@@ -232,7 +232,7 @@ train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
 
 
 @pytest.mark.slow  # the fast tests kill a run once, in test_loop.py
-@pytest.mark.parametrize("deaths", [2, 20])
+@pytest.mark.parametrize("deaths", [2, *long(20)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, tmp_path):
     """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
     recipe = ViTRecipe(
