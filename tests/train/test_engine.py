@@ -4,17 +4,11 @@ import dataclasses
 import itertools
 import json
 import math
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from agreement import refused
-from plain import long, slow
+from plain import slow
 from torch.nn import functional
 
 from regard.errors import ConfigError, InputError
@@ -221,42 +215,3 @@ def test_recipes_are_read_from_json_and_toml(tmp_path):
     (tmp_path / "none.json").write_text("{}")
     with refused(ConfigError, "There is no recipe of the kind None"):
         read_recipe(tmp_path / "none.json")
-
-
-PROGRAM = """
-import sys, torch
-torch.set_num_threads(1)
-from regard.train import ViTRecipe, read_recipe, train
-train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
-"""
-
-
-@pytest.mark.slow  # the fast tests kill a run once, in test_loop.py
-@pytest.mark.parametrize("deaths", [2, *long(20)])
-def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, tmp_path):
-    """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
-    recipe = ViTRecipe(
-        epochs=1, steps=60 + 20 * deaths, batch_size=16, layers=1, dim=8, heads=2, dropout=0.1, eval_every=2,
-        keep_checkpoints=2, ema_decay=0.9,
-    )  # fmt: skip
-    recipe.save(tmp_path / "recipe.json")
-    expected = train(recipe)
-    folder, moments = tmp_path / "run", random.Random(deaths)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "recipe.json")]
-    for _ in range(deaths):
-        before = find_checkpoints(folder)
-        program = subprocess.Popen(command, env=environment)
-        try:
-            deadline = time.monotonic() + 120
-            while find_checkpoints(folder) == before and program.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(moments.uniform(0, 0.1))
-        finally:
-            program.kill()
-        assert program.wait() in (0, -signal.SIGKILL)
-    run = train(recipe, folder)
-    assert largest_difference(weights_of(run), weights_of(expected)) == 0
-    assert [repr(one.loss) for one in run.evaluations] == [repr(one.loss) for one in expected.evaluations]
-    assert len(find_checkpoints(folder)) == 2
-    assert not [path.name for path in folder.rglob(".*")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.output import check_writable
+from regard.cli.output import check_writable, report_written
 from regard.errors import InputError
 from regard.render.files import check_suffix
 
@@ -189,15 +189,6 @@ def run_translate(args: argparse.Namespace) -> int:
 
 def _draw_alignment(model: Any, tokenizer: Tokenizer, source: str, target: str, file: Path) -> None:
     """Draw the cross-attention from each token of the translation to the source."""
-    import torch
+    from regard.cli.train_attention import draw_alignment
 
-    from regard.visualize import show
-
-    end = tokenizer.eos_token_id
-    inputs = {
-        "source": torch.tensor([[*tokenizer.encode(source), end]]),
-        "target": torch.tensor([[end, *tokenizer.encode(target)]]),
-    }
-    picture = show(model, inputs)
-    picture.save(file)
-    print(file, file=sys.stderr)
+    report_written(draw_alignment(model, tokenizer, source, target).save(file))

@@ -36,6 +36,8 @@ EPILOG = """examples:
   regard train spatial --folder runs/gaussian --position gaussian --resume --prune
   regard train vit mnist --recipe mine.toml --layers 4
   regard train teacher --json teacher.json
+  regard train ablation gutenberg --labels bbc --minutes 20
+  regard train compare cifar10 --minutes 30 --folder runs/cifar10
 
 Exit codes: 0 when the run is complete or its time is over, 2 for a wrong command or input, 130 if interrupted;
 --resume continues then.
@@ -50,7 +52,10 @@ KINDS = {
     "davit": "a transformer that attends within windows and between channels",
     "resnet": "a small residual network, to compare with",
     "teacher": "nine heads learn a random convolution: is its kernel recovered?",
+    "ablation": "BERT with both pre-training tasks, either and none, fine-tuned alike: why two tasks?",
+    "compare": "spatial, vit, davit and resnet after equal time on the same images",
 }
+COMPARISONS = ("ablation", "compare")
 
 
 def add(commands: Any) -> None:
@@ -67,7 +72,13 @@ def make_parser() -> Parser:
     subparsers = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
     for kind, text in KINDS.items():
         one = subparsers.add_parser(kind, help=text, description=f"Train {text}.")
-        if kind != "teacher":
+        if kind in COMPARISONS:
+            from regard.cli.train_compare import add_options
+
+            one.add_argument("data", nargs="?", metavar="DATA", help="a data set, or the path of your own")
+            one.add_argument("--minutes", metavar="N", type=read_minutes, help="of training, for each of the models")
+            add_options(one, kind)
+        elif kind != "teacher":
             one.add_argument("data", nargs="?", metavar="DATA", help="a data set, or the path of your own")
             if kind == "translate":
                 one.add_argument(
@@ -76,6 +87,9 @@ def make_parser() -> Parser:
             one.add_argument("--data", dest="data_option", metavar="DATA", help="the same, as an option")
             one.add_argument("--resume", action="store_true", help="resume the run in the folder")
             one.add_argument("--minutes", metavar="N", type=read_minutes, help="stop after this time; --resume goes on")
+            one.add_argument(
+                "--no-laws", dest="laws", action="store_false", help="do not check the trained model for the report"
+            )
             one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
         if kind in ("spatial", "vit", "davit", "resnet"):
             one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
@@ -87,7 +101,8 @@ def make_parser() -> Parser:
         one.add_argument(
             "--option", metavar="NAME=VALUE", action="append", default=[], help="a field of the recipe: layers=2"
         )
-        _add_fields(one, kind)
+        if kind not in COMPARISONS:
+            _add_fields(one, kind)
     return parser
 
 
@@ -127,6 +142,13 @@ def run(words: argparse.Namespace) -> int:
     except SystemExit as end:  # help, or a usage error
         return int(end.code or 0)
     check_writable(args.json)
+    if args.kind in COMPARISONS:
+        from regard.cli.train_compare import run_ablation, run_comparison
+
+        args.data = args.data or {"ablation": "gutenberg", "compare": "cifar10"}[args.kind]
+        for name in (args.data, *([args.labels] if args.kind == "ablation" else [])):
+            _fetch(name)
+        return (run_ablation if args.kind == "ablation" else run_comparison)(args)
     return run_teacher(args) if args.kind == "teacher" else _run_recipe(args)
 
 
@@ -209,17 +231,22 @@ def _print_evaluation(evaluation: Evaluation) -> None:
 
 def _print_result(args: argparse.Namespace, done: Run, pruned: Any, folder: Path) -> None:
     from regard.cli.train_heads import answer_questions, print_answers
+    from regard.cli.train_laws import check_laws, describe_laws
     from regard.cli.train_output import print_heads, print_summary, summarize_run
     from regard.cli.train_report import write_report
 
     last = done if pruned is None else pruned.tuned
     print_heads(last)
-    print_answers(answer_questions(done))
+    answers = answer_questions(done)
+    print_answers(answers)
     print_summary(done, pruned)
+    laws = check_laws(done) if args.laws else None
+    if laws is not None:
+        print(describe_laws(laws))
     pictures = _save_head_pictures(folder, last)
-    report_written(*pictures, write_report(done))
+    report_written(*pictures, write_report(done, laws, answers))
     if args.json:
-        write_json(summarize_run(done, pruned, pictures), args.json)
+        write_json(summarize_run(done, pruned, pictures, laws, answers), args.json)
 
 
 def _fetch(data: str) -> None:

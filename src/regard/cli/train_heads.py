@@ -9,7 +9,7 @@ from regard.render.table import Cell, Column, Table
 from regard.train import Run
 from regard.train.head_analysis import ALL_LAYERS, MEANINGS, Answer, analyze_heads
 
-KINDS = {"yes": "holds", "no": "broken", "undecided": "flaky"}
+KINDS = {"yes": "strong", "no": "strong", "undecided": "faint"}
 COLUMNS = 78
 
 

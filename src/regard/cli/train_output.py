@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.train import Pruned, Run, TeacherResult
+    from regard.laws import Report
+    from regard.train import Answer, Pruned, Run, TeacherResult
 
 
 def print_heads(run: Run) -> None:
@@ -76,9 +77,10 @@ def format_position(pair: list[float]) -> str:
     return f"{pair[0]:+.2f} {pair[1]:+.2f}"
 
 
-def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict[str, Any]:
+def summarize_run(
+    run: Run, pruned: Pruned | None, pictures: list[Path], laws: Report | None, answers: list[Answer]
+) -> dict[str, Any]:
     """The summary of a run, for JSON."""
-    from regard.cli.train_heads import answer_questions
     from regard.train.history import evaluation_to_json
 
     last = run if pruned is None else pruned.tuned
@@ -93,7 +95,10 @@ def summarize_run(run: Run, pruned: Pruned | None, pictures: list[Path]) -> dict
             for one in run.evaluations
         ],
         "heads": evaluation_to_json(last.evaluations[-1])["layers"],
-        "answers": [answer.to_json() for answer in answer_questions(run)],
+        "answers": [answer.to_json() for answer in answers],
+        "laws": {}
+        if laws is None
+        else {one.slug: {"verdict": one.outcome, "cases": one.tried} for one in laws.verdicts},
         "pictures": list(map(str, pictures)),
     }
     if pruned is not None:

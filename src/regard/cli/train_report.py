@@ -1,15 +1,24 @@
-"""The page that `regard train` leaves in the folder of a run: curves, samples, the recipe, and what the model costs."""
+"""The page that `regard train` leaves in the folder of a run.
+
+Curves, samples, attention of a few heads, the laws it obeys, what its heads have learned, cost, and the recipe.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+from regard.cli.train_attention import render_attention
+from regard.cli.train_heads import describe_values, make_answer_table
+from regard.cli.train_laws import render_laws
+from regard.laws import Report
 from regard.render.chart import share_chart
-from regard.render.page import Page, code_block, paragraph, tiles
+from regard.render.markup import Markup, element
+from regard.render.page import Page, code_block, figure, paragraph, tiles
 from regard.render.table import Column, Table
-from regard.train import Run
+from regard.train import Answer, Run
 from regard.train.history import SAMPLES, STEPS, read_lines
 from regard.train.progress import format_metric
 
@@ -17,8 +26,11 @@ REPORT = "report.html"
 POINTS = 400  # of a curve
 
 
-def write_report(run: Run) -> Path:
-    """Write `report.html` to the folder of a run."""
+def write_report(run: Run, laws: Report | None = None, answers: list[Answer] | None = None) -> Path:
+    """Write `report.html` to the folder of a run.
+
+    laws: the verdicts on the trained model; answers: those about its positional heads.
+    """
     assert run.folder is not None
     last = run.evaluations[-1]
     name = getattr(run.data, "name", run.recipe.data)
@@ -35,11 +47,44 @@ def write_report(run: Run) -> Path:
         parts = [part for line in chosen for part in (paragraph(f"After step {line['step']}:"),
                  *map(code_block, line["samples"]))]  # fmt: skip
         page.add("Samples", *parts)
+    if attention := render_attention(run):
+        page.add("Attention", *attention)
+    if answers:
+        _add_answers(page, run, answers)
+    if laws is not None:
+        page.add("Laws", *render_laws(laws))
     page.add("Model", _make_size_table(run).to_html())
     fields = {field: value for field, value in run.recipe.to_json().items() if value is not None}
     rows = [(field, json.dumps(value)) for field, value in fields.items()]
     page.add("Recipe", Table([Column("field"), Column("value")], rows).to_html())
     return page.save(run.folder / REPORT)
+
+
+def _add_answers(page: Page, run: Run, answers: list[Answer]) -> None:
+    """What the heads have learned, as numbers, and the paths of their centres."""
+    page.add(
+        "Heads",
+        *_draw_paths(run),
+        make_answer_table(answers, with_reasons=True).to_html(),
+        paragraph("What the values are:"),
+        element("ul", *(element("li", line) for line in describe_values())),
+        paragraph(
+            "No: the interval excludes an effect of a tenth of the width, a quarter of a token, half the distance of "
+            "chance. Yes: p < 0.05, adjusted for the number of layers. Heads without a position are left out. The loss "
+            "determines the effective kernel of a layer, not its single heads: a layer may be a convolution without a "
+            "grid of centres.",
+            kind="faint",
+        ),
+    )
+
+
+def _draw_paths(run: Run) -> list[Markup]:
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    from regard.visualize import draw_head_paths
+
+    paths = draw_head_paths([each.head_profiles for each in run.evaluations])
+    return [figure(Markup(paths.svg), paths.caption, kind="picture")]
 
 
 def _describe_run(run: Run) -> str:
@@ -72,20 +117,21 @@ def _draw(series: dict[str, list[float]], caption: str, steps: int) -> Any:
     values = [value for each in series.values() for value in each]
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 0.5
+    bottom = max(low - margin, 0.0) if low >= 0 else low - margin
     is_share = all(name.endswith("accuracy") for name in series)
     form = ".0%" if is_share else ".3g"
     ends = ("step 0", f"step {steps:,}")
-    return share_chart(series, caption[0].upper() + caption[1:], ends, low - margin, high + margin, form)
+    return share_chart(series, caption[0].upper() + caption[1:], ends, bottom, high + margin, form)
 
 
 def _make_size_table(run: Run) -> Table:
     """Parameters, and floating-point operations of a token or an image in training, counted on a real batch."""
     from regard.cli.train_speed import count_flops
 
-    unit = run.task.unit.removesuffix("s")
+    unit = {"tokens": "a token", "images": "an image"}[run.task.unit]
     flops = count_flops(run.task, run.model, run.task.make_batches(0)[0])
     rows = [
         ("parameters", f"{sum(parameter.numel() for parameter in run.model.parameters()):,}"),
-        (f"floating-point operations of a {unit}, forward and backward", f"{flops:,.0f}"),
+        (f"floating-point operations of {unit}, forward and backward", f"{flops:,.0f}"),
     ]
     return Table([Column("model"), Column("", "right")], rows)

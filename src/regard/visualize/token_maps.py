@@ -21,12 +21,15 @@ NUMBER = "#4a4f57"  # color of weights, on a bar and on paper
 
 
 def draw_matrices(
-    maps: Sequence[AttentionMap], heads: Sequence[int] | None = None, words: Sequence[str] | None = None
+    maps: Sequence[AttentionMap],
+    heads: Sequence[int] | None = None,
+    words: Sequence[str] | None = None,
+    query_words: Sequence[str] | None = None,
 ) -> Picture:
     """The weights of all pairs: rows are queries, columns are keys; a row of panels for each layer.
 
     Texts of more than 128 tokens are max-pooled; the whole matrix is never in memory. `words` label the keys, and the
-    queries where there are as many.
+    queries where there are as many; `query_words` are those of cross-attention.
     """
     longest = max(max(attention.queries, attention.keys) for attention in maps)
     cell = -(-longest // MOST_CELLS)
@@ -46,7 +49,8 @@ def draw_matrices(
         norm = PowerNorm(0.5, vmin=0, vmax=max(largest, 1e-30))
         panel.imshow(square.numpy(), cmap=_make_colormap(), norm=norm, interpolation="nearest")
         if labels is not None:
-            _label_ticks(panel, labels, queries=maps[layer].queries == len(labels))
+            own = labels if query_words is None else query_words
+            _label_ticks(panel, labels, own if maps[layer].queries == len(own) else None)
         panel.set_xlabel(f"max {percent(largest)}", fontsize=7, labelpad=2)
 
     with style():
@@ -130,11 +134,10 @@ def _draw_bars(
         panel.text(0.98, line, percent(value), ha="right", color=NUMBER, **where)
 
 
-def _label_ticks(axes: Axes, words: Sequence[str], queries: bool) -> None:
-    shown = [escape_missing(word) for word in words]
-    axes.set_xticks(range(len(words)), shown, rotation=90, fontsize=7)
-    if queries:
-        axes.set_yticks(range(len(words)), shown, fontsize=7)
+def _label_ticks(axes: Axes, keys: Sequence[str], queries: Sequence[str] | None) -> None:
+    axes.set_xticks(range(len(keys)), [escape_missing(word) for word in keys], rotation=90, fontsize=7)
+    if queries is not None:
+        axes.set_yticks(range(len(queries)), [escape_missing(word) for word in queries], fontsize=7)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
     axes.tick_params(length=0, pad=2)

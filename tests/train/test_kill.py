@@ -1,0 +1,86 @@
+"""SIGKILL at random moments, and resumption: the final weights are bit-identical to those of an undisturbed run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from regard.train import BertRecipe, GPTRecipe, TranslationRecipe, ViTRecipe, train
+from regard.train.checkpoint import find_checkpoints
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+from regard.train import read_recipe, train
+train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
+"""
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "old", "owls", "sleep"]
+SMALL = {"layers": 1, "dim": 8, "heads": 2, "dropout": 0.1, "eval_every": 2, "keep_checkpoints": 2}
+
+
+def write_texts(folder):
+    """Documents and sentence pairs of random words."""
+    draw = random.Random(0)
+    sentences = [" ".join(draw.choices(WORDS, k=draw.randint(3, 7))) for _ in range(240)]
+    blocks = ["\n".join(f"{sentence}." for sentence in sentences[start : start + 6]) for start in range(0, 240, 6)]
+    (folder / "text.txt").write_text("\n\n".join(blocks))
+    (folder / "pairs.tsv").write_text("".join(f"{one}\t{' '.join(one.split()[::-1])}\n" for one in sentences))
+
+
+def make_recipe(kind, folder, steps):
+    text, pairs = str(folder / "text.txt"), str(folder / "pairs.tsv")
+    if kind == "vit":
+        return ViTRecipe(epochs=1, steps=steps, batch_size=16, ema_decay=0.9, **SMALL)
+    if kind == "gpt":
+        return GPTRecipe(data=text, steps=steps, batch_size=4, accumulation=2, context_length=8, eval_batches=2,
+                         sample_tokens=4, **SMALL)  # fmt: skip
+    if kind == "bert":
+        return BertRecipe(data=text, separator="blank_line", steps=steps, batch_size=8, length=16, vocab_size=100,
+                          eval_batches=1, **SMALL)  # fmt: skip
+    return TranslationRecipe(data=pairs, steps=steps, tokens_per_batch=64, vocab_size=300, hidden_dim=8, eval_pairs=2,
+                             warmup_steps=5, **SMALL)  # fmt: skip
+
+
+DEATHS = [2, pytest.param(20, marks=pytest.mark.long)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["vit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt", "bert", "translate"))]
+)
+@pytest.mark.parametrize("deaths", DEATHS)
+def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, kind, tmp_path):
+    """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
+    write_texts(tmp_path)
+    recipe = make_recipe(kind, tmp_path, steps=60 + 20 * deaths)
+    recipe.save(tmp_path / "recipe.json")
+    expected = train(recipe)
+    folder, moments = tmp_path / "run", random.Random(deaths)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "recipe.json")]
+    killed = 0
+    for _ in range(deaths):
+        before = find_checkpoints(folder)
+        program = subprocess.Popen(command, env=environment)
+        try:
+            deadline = time.monotonic() + 900
+            while find_checkpoints(folder) == before and program.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.1))
+        finally:
+            program.kill()
+        assert program.wait() in (0, -signal.SIGKILL)
+        killed += program.returncode == -signal.SIGKILL
+    assert killed >= deaths // 2  # on a fast machine the last ones may find the run complete
+    run = train(recipe, folder)
+    weights, others = run.model.state_dict(), expected.model.state_dict()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    assert [repr(one.loss) for one in run.evaluations] == [repr(one.loss) for one in expected.evaluations]
+    assert [one.metrics for one in run.evaluations] == [one.metrics for one in expected.evaluations]
+    assert len(find_checkpoints(folder)) == 2
+    assert not [path.name for path in folder.rglob(".*")]
