@@ -136,6 +136,7 @@ def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:
     assert cost(model, step="decode", backend="reference", **asked).macs == counted
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=3)
 @given(case=attentions(), tokens=st.integers(1, 40))
 def test_a_formula_holds_at_other_lengths(case: Case, tokens: int) -> None:

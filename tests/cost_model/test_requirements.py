@@ -132,16 +132,15 @@ def test_davit(name: str, image: int, parameters: int, macs: int, published: int
     assert found.macs + 5 * found.normalised == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("position", "heads", "parameters"),
     [
         ("quadratic", 9, 12_086_844),
-        *slow_rows(
-            ("gaussian", 9, 12_087_006),
-            ("learned", 9, 12_278_682),
-            ("content", 9, 29_484_282),
-            ("quadratic", 16, 18_806_970),
-        ),
+        ("gaussian", 9, 12_087_006),
+        ("learned", 9, 12_278_682),
+        ("content", 9, 29_484_282),
+        ("quadratic", 16, 18_806_970),
     ],
 )
 def test_cordonnier_parameters(position: str, heads: int, parameters: int) -> None:
@@ -277,6 +276,7 @@ def test_tokens_or_channels() -> None:
     assert float(channel.macs / layer.macs) == 1.2
 
 
+@pytest.mark.slow
 def test_formulas_of_the_two_attentions_of_davit() -> None:
     """P tokens of C channels: 2 P^2 C + 4 P C^2 over all patches and 6 P C^2 over all channels; with windows of P_w
     patches 2 P P_w C + 4 P C^2, with groups of C_g channels 2 P C_g C + 4 P C^2."""

@@ -83,6 +83,7 @@ def test_a_published_model_costs_what_the_hand_derived(name: str) -> None:
     assert asked(name).exponentials == derived.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_its_formula_is_right_for_other_texts(name: str) -> None:
     """Letters for the sizes of the input: the formula itself with other numbers, not another run."""
