@@ -93,6 +93,7 @@ def test_products_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
     check_forward(drawn(data, kind))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @everything
 @QUICK
@@ -109,6 +110,7 @@ def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) 
     check_kept(drawn(data, kind))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @everything
 @QUICK
@@ -152,6 +154,7 @@ def check_everything(case: Case) -> None:
     check_kept(case)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 @THOROUGH

@@ -118,9 +118,9 @@ def test_vit_base_to_the_unit() -> None:
     ("name", "image", "parameters", "macs", "published", "normalised"),
     [
         ("tiny", 224, 28_360_168, 4_521_801_216, 4_540_244_736, 3_688_704),
-        ("small", 224, 49_745_896, 8_773_012_992, 8_800_488_192, 5_495_040),
-        ("base", 224, 87_954_408, 15_473_797_120, 15_510_430_720, 7_326_720),
-        ("large", 384, 196_811_752, 102_805_204_992, 102_966_676_992, 32_294_400),
+        pytest.param("small", 224, 49_745_896, 8_773_012_992, 8_800_488_192, 5_495_040, marks=pytest.mark.long),
+        pytest.param("base", 224, 87_954_408, 15_473_797_120, 15_510_430_720, 7_326_720, marks=pytest.mark.long),
+        pytest.param("large", 384, 196_811_752, 102_805_204_992, 102_966_676_992, 32_294_400, marks=pytest.mark.long),
     ],
 )
 def test_davit(name: str, image: int, parameters: int, macs: int, published: int, normalised: int) -> None:
