@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from plain import long
 
 import regard
 from regard import (
@@ -107,7 +108,7 @@ def test_every_pattern_equals_the_reference(tracing, pattern):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queries", [TOKENS, 401, 1])
+@pytest.mark.parametrize("queries", [TOKENS, *long(401, 1)])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=shown)
 def test_every_pattern_equals_the_reference_at_other_lengths(pattern, queries):
     assert_agrees(*tensors(queries), pattern=pattern)
@@ -267,7 +268,7 @@ def test_patterns_are_pointwise_or_listed_as_not():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles its CPU kernels with a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("queries", [TOKENS, 131])
+@pytest.mark.parametrize("queries", [131, *long(TOKENS)])
 @pytest.mark.parametrize(
     ("pattern", "bias"),
     [

@@ -278,7 +278,7 @@ def test_panels_and_parameters(capsys):
         (["vit-b16"], 86_567_656, 17_563_828_224),
         pytest.param(["vit-b16", "--image", "384"], 86_859_496, None, marks=pytest.mark.slow),
         pytest.param(["davit-tiny"], 28_360_168, 4_521_801_216, marks=pytest.mark.slow),
-        pytest.param(["davit-large"], 196_811_752, 102_805_204_992, marks=pytest.mark.slow),
+        pytest.param(["davit-large"], 196_811_752, 102_805_204_992, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(["transformer-base"], 63_082_496, None, marks=pytest.mark.slow),
         pytest.param(["transformer-big"], 214_245_376, None, marks=pytest.mark.slow),
         (["cordonnier"], 12_086_844, None),

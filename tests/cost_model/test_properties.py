@@ -17,13 +17,10 @@ QUICK = settings(
 )
 THOROUGH, SEVERAL = settings(QUICK, max_examples=60), settings(QUICK, max_examples=8)
 
-everything = pytest.mark.parametrize("kind", EVERYTHING)
-mostly = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.slow] if kind in ("transformer", "davit", "spatial") else [])
-        for kind in EVERYTHING
-    ],
+# Models of two stacks or of four stages take a minute each.
+LONG = ("transformer", "davit", "spatial")
+everything = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in LONG else []) for kind in EVERYTHING]
 )
 
 
@@ -113,7 +110,7 @@ def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) 
 
 
 @pytest.mark.slow
-@mostly
+@everything
 @QUICK
 @given(data=st.data())
 def test_costs_can_be_added_and_asked_again(kind: str, data: st.DataObject) -> None:

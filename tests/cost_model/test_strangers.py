@@ -119,8 +119,9 @@ def test_its_parts_add_up_to_the_whole(name: str) -> None:
 # Small ones, of random sizes
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@quickly
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@each
 def test_a_random_model_costs_what_the_hand_derived(name: str, seed: int) -> None:
     small, inputs, derived = RANDOM[name](random.Random(f"{name} {seed}"))
     found = cost(small, step="training", inputs=inputs)

@@ -75,12 +75,11 @@ def _run_until_killed(server, folder, delay):
     return status != 0
 
 
-DEATHS = [2, pytest.param(20, marks=pytest.mark.slow)]
+DEATHS = [2, pytest.param(20, marks=pytest.mark.long)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["vit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt", "bert", "translate"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "gpt", "bert", "translate"])
 @pytest.mark.parametrize("deaths", DEATHS)
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, kind, tmp_path):
     """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""

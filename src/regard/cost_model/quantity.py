@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 
 from regard.caching import lazy_property
-from regard.cost_model.symbols import Values, find_common_values, fix_differing
+from regard.cost_model.symbols import Values, find_common_values, fix_differing, substitute_numbers
 from regard.errors import CostError
 
 
@@ -30,8 +30,7 @@ class Quantity:
     @lazy_property
     def value(self) -> int | float:
         """The number: an `int` wherever it is whole."""
-        numbers: dict[Any, Any] = self.values
-        number = self.formula.subs(numbers)
+        number = substitute_numbers(self.formula, self.values)
         if number.free_symbols:
             missing = ", ".join(sorted(map(str, number.free_symbols)))
             raise CostError(

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard import Attention, Causal, Quadratic, Window, cost
 from regard.cost_model.symbols import size_symbol, size_symbols
+from regard.cost_model.trace.runner import Runner
 from regard.layers import AttentionSizes, GridPositions, Lattice, MultiHeadAttention, Rotary, SpatialAttention
 from regard.models import GPT, Bert, BertConfig, GPTConfig, SpatialConfig, SpatialTransformer, ViT, ViTConfig
 
@@ -50,6 +51,18 @@ def test_products_are_those_of_a_real_run_with_the_kernels(kind: str) -> None:
     assert found.flops + recomputed == counter.get_total_flops()
     assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert built(x) is not None  # what is cached between runs still has its values
+
+
+@pytest.mark.parametrize(("kind", "most"), [("gpt", 4), ("bert", 5), ("spatial", 6)])
+def test_formulas_take_few_runs(kind: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run costs about as much time as all that is done with its result."""
+    spatial = SpatialConfig(image=(8, 12), dim=16, layers=2, heads=3, hidden_dim=24)
+    built = SpatialTransformer(spatial) if kind == "spatial" else model(kind)
+    runs: list[dict[str, int]] = []
+    run = Runner.run
+    monkeypatch.setattr(Runner, "run", lambda self, sizes: runs.append(sizes) or run(self, sizes))
+    cost(built, **({} if kind == "spatial" else {"tokens": 13}))
+    assert len(runs) <= most
 
 
 def test_a_causal_model_visits_half_the_square_unless_the_reference_is_asked_for() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sympy
 
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.symbols import size_symbol
+from regard.cost_model.symbols import size_symbol, substitute_numbers
 from regard.patterns import Pattern
 from regard.patterns.pair_counts import SIDES, Form
 
@@ -144,5 +144,5 @@ def find_longest_row(pattern: Pattern, keys: sympy.Expr, values: Any) -> sympy.E
     found = pattern._simplify().max_keys_per_query
     if found is None:
         return keys
-    number = keys.subs(values)
+    number = substitute_numbers(keys, values)
     return keys if number.is_number and number <= found else sympy.Integer(found)

@@ -7,6 +7,8 @@ from typing import Any
 
 import sympy
 
+from regard.cost_model.symbols import substitute_numbers
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -32,8 +34,7 @@ class Shape:
 
     def number(self, formula: sympy.Expr) -> int | None:
         """What a formula comes to, if its letters have numbers."""
-        numbers = {symbol: sympy.sympify(number) for symbol, number in self.values.items()}
-        found: Any = sympy.sympify(formula).xreplace(numbers)
+        found = substitute_numbers(formula, self.values)
         return int(found) if found.is_Integer else None
 
     @property

@@ -15,7 +15,7 @@ from regard.adapters.rebuild import Configuration, find_configuration
 from regard.cost_model.cost_part import ZERO, CostPart, PassCost
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown, Sizes
-from regard.cost_model.symbols import Values, name_size, size_symbol
+from regard.cost_model.symbols import Values, name_size, size_symbol, substitute_numbers
 from regard.cost_model.trace.critical_path import find_critical_path
 from regard.cost_model.trace.inputs import make_example_inputs
 from regard.cost_model.trace.operator_costs import OperatorCosts
@@ -173,8 +173,8 @@ class TracedCost:
             return set()
         sizes = {size_symbol(name): size for name, size in self.finder.space.sizes.items()}
         mine, theirs = _add_parts(parts), _add_parts(self._make_parts_of(real, OperatorCosts(self.mode, {}), {}))
-        every: dict[Any, Any] = {**values, **sizes}
-        return {name for name, formula in mine.items() if formula.subs(every) != theirs[name]}
+        every = {**values, **sizes}
+        return {name for name, formula in mine.items() if substitute_numbers(formula, every) != theirs[name]}
 
     @property
     def _real_trace(self) -> SymbolicTrace:

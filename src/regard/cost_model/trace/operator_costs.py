@@ -11,7 +11,7 @@ from regard.attention import Attention
 from regard.cost_model.attention.attention import count_attention
 from regard.cost_model.attention.shape import Shape
 from regard.cost_model.run_mode import RunMode
-from regard.cost_model.symbols import Values, find_common_values, fix_differing, size_symbols
+from regard.cost_model.symbols import Values, find_common_values, fix_differing, size_symbols, substitute_numbers
 from regard.cost_model.trace.operation import Operation
 from regard.cost_model.trace.operator_formulas import FORMULAS, OperatorCost, count_elementwise
 
@@ -82,8 +82,8 @@ class OperatorCosts:
     def depth(self, key: Any, sizes: Values) -> int:
         """The depth of an operation at some sizes."""
         if key not in self._depths:
-            numbers: Any = {**self.found_values, **sizes}
-            self._depths[key] = int(sympy.Add(*(each.depth for each in self.known[key])).subs(numbers))
+            numbers = {**self.found_values, **sizes}
+            self._depths[key] = sum(int(substitute_numbers(each.depth, numbers)) for each in self.known[key])
         return self._depths[key]
 
 
