@@ -5,6 +5,7 @@ A block that must not run is preceded by a line with the reason: `<!-- skip: nex
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
@@ -27,9 +28,17 @@ LONGEST = (
     "tests/zoo/",
     "tests/laws/",
     "tests/test_documents.py",
+    "tests/cost_model/",
     "tests/visualize/",
     "tests/adapters/",
 )
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and their modules live as long as the run: the garbage collector need not look at them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from plain import long
 
 import regard
 from regard import (
@@ -107,7 +108,7 @@ def test_every_pattern_equals_the_reference(tracing, pattern):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queries", [TOKENS, 401, 1])
+@pytest.mark.parametrize("queries", [TOKENS, *long(401, 1)])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=shown)
 def test_every_pattern_equals_the_reference_at_other_lengths(pattern, queries):
     assert_agrees(*tensors(queries), pattern=pattern)
@@ -267,15 +268,15 @@ def test_patterns_are_pointwise_or_listed_as_not():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles its CPU kernels with a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("queries", [TOKENS, 131])
+@pytest.mark.parametrize("queries", [131, *long(TOKENS)])
 @pytest.mark.parametrize(
     ("pattern", "bias"),
     [
         (Causal(), Alibi(6)),
-        (Window(40, 7), RelativeTable(6, grid=GRID)),
-        (Segments(torch.arange(2 * TOKENS).reshape(2, TOKENS) // 61), None),
-        (Neighborhood(GRID, 2), Gaussian(6, GRID)),
-        (Causal() & Padding([3, 211]), BIASES["tensor by head and key"]),
+        pytest.param(Window(40, 7), RelativeTable(6, grid=GRID), marks=pytest.mark.long),
+        pytest.param(Segments(torch.arange(2 * TOKENS).reshape(2, TOKENS) // 61), None, marks=pytest.mark.long),
+        pytest.param(Neighborhood(GRID, 2), Gaussian(6, GRID), marks=pytest.mark.long),
+        pytest.param(Causal() & Padding([3, 211]), BIASES["tensor by head and key"], marks=pytest.mark.long),
     ],
     ids=str,
 )

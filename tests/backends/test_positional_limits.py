@@ -195,6 +195,7 @@ for kind, size in ((Quadratic, (127, 131)), (Gaussian, (127, 131)), (RelativeTab
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc as Linux does")
 def test_memory_grows_with_the_pixels_and_not_with_their_square():
     import subprocess

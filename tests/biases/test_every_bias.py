@@ -95,6 +95,7 @@ def test_a_bias_with_one_head_serves_every_head():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/backends/test_flex.py compiles some of them
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_a_compiled_flex_attention_takes_the_score_of_one_head(case):
     from torch.nn.attention.flex_attention import flex_attention

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.cli.train_attention import draw_attention, label_tokens
+from regard.cli.train_attention import draw_alignment, draw_attention, label_tokens
 from regard.cli.train_heads import answer_questions
 from regard.cli.train_laws import check_laws
+from regard.models import Transformer, TransformerConfig
 from regard.train import read_run
+from regard.train.data.text import make_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "old", "owls", "sleep"]
 TINY = ["--layers", "1", "--dim", "8", "--heads", "2", "--steps", "4", "--eval-every", "2"]
@@ -114,7 +116,24 @@ def test_attention_is_drawn_of_the_first_middle_and_last_layer_on_the_validation
 
 
 def test_spaces_and_line_breaks_of_tokens_can_be_seen():
-    from regard.train.data.text import make_tokenizer
-
     tokenizer = make_tokenizer("bytes")
     assert label_tokens(tokenizer, tokenizer.encode("a \nb")) == ["a", "·", "\\n", "b"]
+
+
+def test_an_alignment_has_the_translation_in_rows_and_the_source_in_columns():
+    """Only the cross-attention is drawn; its row is the token that is predicted there."""
+    tokenizer = make_tokenizer("bpe", [" ".join(WORDS)] * 9, 300)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": tokenizer.vocab_size, "dim": 8, "layers": 2, "heads": 2, "hidden_dim": 8}
+    model = Transformer(TransformerConfig(start=tokenizer.eos_token_id, **sizes)).eval()
+    source, target = "the quick fox", "sleep owls"
+    picture = draw_alignment(model, tokenizer, source, target)
+    rows, columns = ([*label_tokens(tokenizer, tokenizer.encode(text)), "(end)"] for text in (target, source))
+    assert len(rows) != len(columns)
+    panel = picture.figure.axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == rows
+    assert [label.get_text() for label in panel.get_xticklabels()] == columns
+    assert [name.count("cross") for name in picture.data["layers"]] == [1, 1]
+    for weights in picture.data["layers"].values():
+        assert weights.shape == (2, len(rows), len(columns))
+        assert torch.allclose(weights.sum(-1), torch.ones(2, len(rows)))

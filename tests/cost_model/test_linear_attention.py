@@ -9,7 +9,7 @@ import pytest
 import torch
 from cost_model.cases import Described
 from cost_model.counting import Counter, kept_bytes
-from plain import slow
+from plain import long, slow
 
 from regard import Attention, Causal, Full, Padding, Window, attend
 from regard.backends import linear_attention as linear_backend
@@ -80,7 +80,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("turned", [False, *slow(True)])
+@pytest.mark.parametrize("turned", [False, *long(True)])
 @pytest.mark.parametrize("scale", [None, 0.0, math.inf])
 @pytest.mark.parametrize("pattern", [Causal(), *slow(None, Padding([3, 5]), Padding([3, 5]) & Causal(), Window(2, 1))])
 def test_a_layer_keeps_what_its_formula_says(pattern: Pattern | None, scale: float | None, turned: bool) -> None:

@@ -123,7 +123,7 @@ HOUSE |= {
 }
 
 
-# One operator, of each kind of layer, and a model; the slow tests look at the others, and longer at one of each kind.
+# One operator, of each kind of layer, and a model; the slow tests look at the others.
 FAST = {
     "attend, window and first, on native",
     "attend, causal and linear",
@@ -133,16 +133,11 @@ FAST = {
     "ChannelAttention",
     "LLaMA",
 }
-ONE_OF_EACH = FAST | {
-    *("attend, full, on reference", "attend, alibi, on blocked", "attend, causal, on sdpa"),
-    *("IncrementalAttention", "BlockList", "Bert", "Transformer", "ViT"),
-}
 fast_and_slow = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in HOUSE]
-slow_and_long = [pytest.param(name, marks=[] if name in ONE_OF_EACH else pytest.mark.long) for name in HOUSE]
 
 
 def test_every_fast_name_is_one_of_the_house():
-    assert set(HOUSE) >= ONE_OF_EACH
+    assert set(HOUSE) >= FAST
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +151,9 @@ def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
     assert find_violations(HOUSE[name]()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_and_long)
+@pytest.mark.parametrize("name", HOUSE)
 def test_regard_holds_every_claimed_law(name: str):
     report = check(HOUSE[name](), seed=1, fast=True)
     assert [str(verdict) for verdict in report.verdicts if not verdict.ok] == []

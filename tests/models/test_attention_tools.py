@@ -81,15 +81,16 @@ def test_pictures_show_what_each_layer_sees():
     assert len(show(model, tokens).data["layers"]) == 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "described"),
     [
         ("gpt", Attention(pattern=Window(2, 0))),
-        ("gpt", Attention(pattern=Blocks(3))),
-        ("bert", Attention(pattern=First(1) | Window(1, 0))),
-        ("bert", Attention(feature_map="elu1")),
-        ("vit", Attention(bias=RelativeTable(3, distance=4))),
+        pytest.param("gpt", Attention(pattern=Blocks(3)), marks=pytest.mark.long),
+        pytest.param("bert", Attention(pattern=First(1) | Window(1, 0)), marks=pytest.mark.long),
+        pytest.param("bert", Attention(feature_map="elu1"), marks=pytest.mark.long),
+        pytest.param("vit", Attention(bias=RelativeTable(3, distance=4)), marks=pytest.mark.long),
         ("vit", Attention(feature_map="elu1")),
     ],
     ids=str,

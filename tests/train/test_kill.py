@@ -1,5 +1,6 @@
 """SIGKILL at random moments, and resumption: the final weights are bit-identical to those of an undisturbed run."""
 
+import contextlib
 import os
 import random
 import signal
@@ -13,11 +14,22 @@ import torch
 from regard.train import BertRecipe, GPTRecipe, TranslationRecipe, ViTRecipe, train
 from regard.train.checkpoint import find_checkpoints
 
-PROGRAM = """
-import sys, torch
+# Imports once; then forks a process for each line of its input, which trains, and prints its id and how it ended.
+SERVER = """
+import os, sys, torch
 torch.set_num_threads(1)
+import tokenizers, sacrebleu, regard.train.tasks
 from regard.train import read_recipe, train
-train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
+for _ in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        try:
+            train(read_recipe(sys.argv[2]), sys.argv[1], progress=False)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "old", "owls", "sleep"]
 SMALL = {"layers": 1, "dim": 8, "heads": 2, "dropout": 0.1, "eval_every": 2, "keep_checkpoints": 2}
@@ -46,12 +58,28 @@ def make_recipe(kind, folder, steps):
                              warmup_steps=5, **SMALL)  # fmt: skip
 
 
-DEATHS = [2, pytest.param(20, marks=pytest.mark.slow)]
+def _run_until_killed(server, folder, delay):
+    """Start or resume the run, and kill it some time after its next checkpoint; False if it was complete before."""
+    before = find_checkpoints(folder)
+    server.stdin.write("\n")
+    server.stdin.flush()
+    child = int(server.stdout.readline())
+    deadline = time.monotonic() + 300
+    while find_checkpoints(folder) == before and os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(delay)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    status = int(server.stdout.readline())
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["vit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt", "bert", "translate"))]
-)
+DEATHS = [2, pytest.param(20, marks=pytest.mark.long)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "gpt", "bert", "translate"])
 @pytest.mark.parametrize("deaths", DEATHS)
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, kind, tmp_path):
     """Checkpoints every 2 steps of about 10 ms: kills hit steps, evaluations, and files half written."""
@@ -60,21 +88,16 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_weights(deaths, kind,
     recipe.save(tmp_path / "recipe.json")
     expected = train(recipe)
     folder, moments = tmp_path / "run", random.Random(deaths)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "recipe.json")]
+    command = [sys.executable, "-c", SERVER, str(folder), str(tmp_path / "recipe.json")]
+    server = subprocess.Popen(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     killed = 0
-    for _ in range(deaths):
-        before = find_checkpoints(folder)
-        program = subprocess.Popen(command, env=environment)
-        try:
-            deadline = time.monotonic() + 900
-            while find_checkpoints(folder) == before and program.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(moments.uniform(0, 0.1))
-        finally:
-            program.kill()
-        assert program.wait() in (0, -signal.SIGKILL)
-        killed += program.returncode == -signal.SIGKILL
+    try:
+        for _ in range(deaths):
+            killed += _run_until_killed(server, folder, moments.uniform(0, 0.1))
+    finally:
+        server.communicate()  # its input ends, and so does it
     assert killed >= deaths // 2  # on a fast machine the last ones may find the run complete
     run = train(recipe, folder)
     weights, others = run.model.state_dict(), expected.model.state_dict()

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from agreement import refused
+from plain import slow, slow_but
 
 from regard.errors import CheckpointError, InputError
 from regard.models.spatial import POSITIONS, SpatialTransformer
@@ -55,7 +56,7 @@ def assert_same(one, other):
     assert all(torch.equal(value, other_state[name]) for name, value in state.items())
 
 
-@pytest.mark.parametrize("name", ["learned", "content", "sgd", "vit"])
+@pytest.mark.parametrize("name", ["sgd", "vit", *slow("learned", "content")])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tmp_path):
     recipe = RECIPES[name]
     torch.manual_seed(1)
@@ -73,7 +74,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name, few, tm
     assert all(list(epoch.head_profiles) == layers for epoch in one.evaluations)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", slow_but(("quadratic", "vit"), RECIPES))
 def test_a_run_that_was_stopped_within_an_epoch_goes_on_to_the_same_numbers(name, few, tmp_path, monkeypatch):
     whole, folder, taken = train(RECIPES[name], data=few), tmp_path / "run", []
     step = loops.Training._run_step
@@ -136,7 +137,8 @@ train(SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden
 """
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [1, 5])
 def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
     recipe = SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden_dim=4)
     reached = 0

@@ -216,6 +216,7 @@ def test_a_film_is_a_page_of_its_own(visit, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/test_documents.py runs the demo too
 def test_the_whole_demo_leaves_a_report_that_opens(visit, tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "demo.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=880, check=False)

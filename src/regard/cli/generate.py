@@ -135,7 +135,7 @@ def generate_beyond_context(
         if limit is not None and len(text) + count > limit:
             seen = text[-max(limit // 2, 1) :] if len(text) >= limit else text
             count = min(count, max(limit - len(seen), 1))
-        given = options | {"seed": None if seed is None else seed + number}
+        given: dict[str, Any] = options | {"seed": None if seed is None else seed + number}
         return stream(model, [seen], max_new_tokens=count, stop_tokens=stop, **given), count
 
     first = begin(prompt, max_new_tokens, 0)  # checks the options before anything is written

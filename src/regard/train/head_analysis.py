@@ -170,7 +170,7 @@ def _test_widths(layer: str, heads: _Heads) -> Answer:
     change = (heads.width / heads.first_width).log()
     details = {"width": heads.width.mean().item(), "initial width": heads.first_width.mean().item()}
     value, low, high, p = _test_change(change)
-    return _judge(TRAINING, layer, *map(math.exp, (value, low, high)), p, len(change), details)
+    return _judge(TRAINING, layer, math.exp(value), math.exp(low), math.exp(high), p, len(change), details)
 
 
 def _test_centres(layer: str, heads: _Heads) -> Answer:
@@ -256,7 +256,7 @@ def _make_undecided(
     heads: int,
     reason: str,
     details: dict[str, float],
-    numbers: tuple[float, float, float, float] = (math.nan,) * 4,
+    numbers: tuple[float, float, float, float] = (math.nan, math.nan, math.nan, math.nan),
 ) -> Answer:
     return Answer(question, layer, "undecided", *numbers, heads, reason, details)
 
