@@ -28,6 +28,7 @@ LONGEST = (
     "tests/zoo/",
     "tests/laws/",
     "tests/test_documents.py",
+    "tests/cost_model/",
     "tests/visualize/",
     "tests/adapters/",
 )

@@ -37,7 +37,7 @@ MODULES = {
 }
 
 
-FAST = ("attention", "decoder layer, tokens first", "fused, causal")
+FAST = ("attention", "fused, causal")
 
 
 @pytest.fixture(autouse=True)

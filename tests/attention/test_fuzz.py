@@ -29,7 +29,7 @@ def test_every_backend_agrees_with_the_dense_oracle(part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [*range(3), *long(*range(3, 20))])
+@pytest.mark.parametrize("part", [0, *long(*range(1, 20))])
 def test_every_backend_agrees_with_the_dense_oracle_on_many_more(part):
     _, compared = operator_cases.run(FIRST + 1_000_000 + 1000 * part, 1000)
     _were_really_compared(compared, 1000)

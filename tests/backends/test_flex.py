@@ -273,10 +273,10 @@ def test_patterns_are_pointwise_or_listed_as_not():
     ("pattern", "bias"),
     [
         (Causal(), Alibi(6)),
-        (Window(40, 7), RelativeTable(6, grid=GRID)),
-        (Segments(torch.arange(2 * TOKENS).reshape(2, TOKENS) // 61), None),
-        (Neighborhood(GRID, 2), Gaussian(6, GRID)),
-        (Causal() & Padding([3, 211]), BIASES["tensor by head and key"]),
+        pytest.param(Window(40, 7), RelativeTable(6, grid=GRID), marks=pytest.mark.long),
+        pytest.param(Segments(torch.arange(2 * TOKENS).reshape(2, TOKENS) // 61), None, marks=pytest.mark.long),
+        pytest.param(Neighborhood(GRID, 2), Gaussian(6, GRID), marks=pytest.mark.long),
+        pytest.param(Causal() & Padding([3, 211]), BIASES["tensor by head and key"], marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -262,6 +262,7 @@ def test_a_layer_of_ours_is_its_projections_and_its_pairs():
 # Sizes for, and only then
 
 
+@pytest.mark.slow
 def test_importing_regard_leaves_torchs_table_alone_and_measures_nothing(tmp_path):
     code = """
 from torch.utils.flop_counter import flop_registry

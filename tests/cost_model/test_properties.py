@@ -93,6 +93,7 @@ def test_products_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
     check_forward(drawn(data, kind))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @everything
 @QUICK
@@ -109,6 +110,7 @@ def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) 
     check_kept(drawn(data, kind))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @everything
 @QUICK
@@ -136,6 +138,7 @@ def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:
     assert cost(model, step="decode", backend="reference", **asked).macs == counted
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=3)
 @given(case=attentions(), tokens=st.integers(1, 40))
 def test_a_formula_holds_at_other_lengths(case: Case, tokens: int) -> None:
@@ -151,6 +154,7 @@ def check_everything(case: Case) -> None:
     check_kept(case)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 @THOROUGH

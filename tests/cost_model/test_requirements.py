@@ -118,9 +118,9 @@ def test_vit_base_to_the_unit() -> None:
     ("name", "image", "parameters", "macs", "published", "normalised"),
     [
         ("tiny", 224, 28_360_168, 4_521_801_216, 4_540_244_736, 3_688_704),
-        ("small", 224, 49_745_896, 8_773_012_992, 8_800_488_192, 5_495_040),
-        ("base", 224, 87_954_408, 15_473_797_120, 15_510_430_720, 7_326_720),
-        ("large", 384, 196_811_752, 102_805_204_992, 102_966_676_992, 32_294_400),
+        pytest.param("small", 224, 49_745_896, 8_773_012_992, 8_800_488_192, 5_495_040, marks=pytest.mark.long),
+        pytest.param("base", 224, 87_954_408, 15_473_797_120, 15_510_430_720, 7_326_720, marks=pytest.mark.long),
+        pytest.param("large", 384, 196_811_752, 102_805_204_992, 102_966_676_992, 32_294_400, marks=pytest.mark.long),
     ],
 )
 def test_davit(name: str, image: int, parameters: int, macs: int, published: int, normalised: int) -> None:
@@ -132,16 +132,15 @@ def test_davit(name: str, image: int, parameters: int, macs: int, published: int
     assert found.macs + 5 * found.normalised == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("position", "heads", "parameters"),
     [
         ("quadratic", 9, 12_086_844),
-        *slow_rows(
-            ("gaussian", 9, 12_087_006),
-            ("learned", 9, 12_278_682),
-            ("content", 9, 29_484_282),
-            ("quadratic", 16, 18_806_970),
-        ),
+        ("gaussian", 9, 12_087_006),
+        ("learned", 9, 12_278_682),
+        ("content", 9, 29_484_282),
+        ("quadratic", 16, 18_806_970),
     ],
 )
 def test_cordonnier_parameters(position: str, heads: int, parameters: int) -> None:
@@ -277,6 +276,7 @@ def test_tokens_or_channels() -> None:
     assert float(channel.macs / layer.macs) == 1.2
 
 
+@pytest.mark.slow
 def test_formulas_of_the_two_attentions_of_davit() -> None:
     """P tokens of C channels: 2 P^2 C + 4 P C^2 over all patches and 6 P C^2 over all channels; with windows of P_w
     patches 2 P P_w C + 4 P C^2, with groups of C_g channels 2 P C_g C + 4 P C^2."""

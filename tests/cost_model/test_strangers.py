@@ -13,6 +13,7 @@ from cost_model import derivations, others
 from cost_model.counting import in_input_sizes
 from cost_model.derivations import Derived
 from cost_model.test_derivations import RANDOM
+from plain import long
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -83,6 +84,7 @@ def test_a_published_model_costs_what_the_hand_derived(name: str) -> None:
     assert asked(name).exponentials == derived.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_its_formula_is_right_for_other_texts(name: str) -> None:
     """Letters for the sizes of the input: the formula itself with other numbers, not another run."""
@@ -120,7 +122,7 @@ def test_its_parts_add_up_to_the_whole(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, *long(1)])
 @each
 def test_a_random_model_costs_what_the_hand_derived(name: str, seed: int) -> None:
     small, inputs, derived = RANDOM[name](random.Random(f"{name} {seed}"))
@@ -183,6 +185,7 @@ def test_the_way_back_of_a_fused_attention(causal: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @each
 def test_both_ways_and_other_sizes(name: str) -> None:
     (sizes, derived), (other, another) = QUESTIONS[name]

@@ -123,7 +123,7 @@ HOUSE |= {
 }
 
 
-# One operator, of each kind of layer, and a model; the slow tests look at the others, and longer at these.
+# One operator, of each kind of layer, and a model; the slow tests look at the others.
 FAST = {
     "attend, window and first, on native",
     "attend, causal and linear",
@@ -134,7 +134,6 @@ FAST = {
     "LLaMA",
 }
 fast_and_slow = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in HOUSE]
-slow_and_long = [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in HOUSE]
 
 
 def test_every_fast_name_is_one_of_the_house():
@@ -152,8 +151,9 @@ def test_a_piece_of_regard_obeys_the_laws_that_it_claims(name: str):
     assert find_violations(HOUSE[name]()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_and_long)
+@pytest.mark.parametrize("name", HOUSE)
 def test_regard_holds_every_claimed_law(name: str):
     report = check(HOUSE[name](), seed=1, fast=True)
     assert [str(verdict) for verdict in report.verdicts if not verdict.ok] == []

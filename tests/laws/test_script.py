@@ -168,6 +168,7 @@ def test_missing_imports_and_unbroken_laws_give_one_line():
     assert sound.script() == "# there is no script, because no law is broken\n"
 
 
+@pytest.mark.slow
 def test_a_module_without_a_name_is_put_into_its_script_with_its_weights(tmp_path):
     layer = torch.nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
     text = check(layer, claims=["causality"], only=["causality"], fast=True).script(tmp_path / "encoder.py")

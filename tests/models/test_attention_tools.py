@@ -81,6 +81,7 @@ def test_pictures_show_what_each_layer_sees():
     assert len(show(model, tokens).data["layers"]) == 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "described"),

@@ -75,6 +75,7 @@ def test_a_damaged_checkpoint_is_read_or_refused_in_four_parts(kind: str, tmp_pa
     assert run_cases(kind, tmp_path, range(FEW)) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("kind", FORMATS)

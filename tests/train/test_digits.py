@@ -8,8 +8,8 @@ from regard.train import SpatialRecipe, ViTRecipe, train
 RECIPES = {**{position: SpatialRecipe(position=position) for position in POSITIONS}, "vit": ViTRecipe()}
 
 
-# A training takes a minute and a half; one of each model in continuous integration.
-names = [pytest.param(name, marks=[] if name in ("quadratic", "vit") else pytest.mark.long) for name in RECIPES]
+# A training takes a minute and a half; one in continuous integration.
+names = [pytest.param(name, marks=[] if name == "vit" else pytest.mark.long) for name in RECIPES]
 
 
 @pytest.mark.slow

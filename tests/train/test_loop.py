@@ -137,7 +137,8 @@ train(SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden
 """
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [1, 5])
 def test_a_run_that_is_killed_loses_an_epoch_at_most(deaths, tmp_path):
     recipe = SpatialRecipe(epochs=300, batch_size=721, layers=1, heads=3, dim=4, hidden_dim=4)
     reached = 0

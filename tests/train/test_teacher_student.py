@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plain import long
 from torch.nn import functional
 
 from regard.errors import InputError
@@ -69,7 +70,7 @@ def test_other_kinds_of_heads_learn_the_kernel_too(position):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *long(1, 2)])
 def test_nine_heads_find_a_convolution_of_three_by_three(seed):
     result = train_student(TeacherRecipe(seed=seed))
     assert result.loss <= 1e-4

@@ -97,6 +97,7 @@ def test_fused_attention_counts_as_written_out() -> None:
     assert eager.exponentials == fused.exponentials
 
 
+@pytest.mark.slow
 def test_an_encoder_and_a_decoder_have_two_lengths() -> None:
     found = cost(built("t5"), **asked("t5"))
     assert (in_input_sizes(found.macs) - FORMULAS["t5"]).expand() == 0
@@ -110,6 +111,7 @@ def test_a_tied_matrix_is_one_matrix() -> None:
     assert set(found.by_part(levels=1)) >= {"transformer", "lm_head"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_decoding_reads_one_token_after_those_in_the_cache(kind: str) -> None:
     model = built(kind).eval()
@@ -127,6 +129,7 @@ def test_an_encoder_has_nothing_to_decode_with() -> None:
         cost(built("bert"), tokens=5, step="decode")
 
 
+@pytest.mark.slow
 def test_the_longest_text_has_letters_and_a_longer_one_a_remark() -> None:
     model = built("gpt2")
     longest = cost(model, batch=2, tokens=32)
