@@ -15,7 +15,7 @@ from regard.downloads import packages
 from regard.train import read_run
 
 SMALL = ["--option", "layers=2", "--option", "dim=8", "--option", "heads=3", "--option", "hidden_dim=8"]
-SMALL += ["--option", "batch_size=240"]
+SMALL += ["--option", "batch_size=240", "--no-laws"]
 
 
 @pytest.fixture(autouse=True)

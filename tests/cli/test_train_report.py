@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     return place
 
 
-SLOW = ("bert", "classify", "davit", "resnet", "translate", "vit")
+SLOW = ("gpt", "bert", "classify", "davit", "resnet", "translate", "vit")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,7 @@ def test_the_laws_are_left_out_on_request(folder, monkeypatch, capsys):
     assert 'id="laws"' not in (folder / "unchecked" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_broken_model_is_reported(folder, monkeypatch):
     """The report of a GPT whose later tokens change earlier logits says so."""
     monkeypatch.chdir(folder)

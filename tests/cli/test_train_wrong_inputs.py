@@ -11,9 +11,9 @@ from regard.train import read_run
 GOOD = "the quick brown fox jumps over the lazy dog. "
 TINY = ["--layers", "1", "--dim", "8", "--heads", "2", "--eval-every", "2"]
 GPT = ["train", "gpt", "good.txt", *TINY, "--steps", "4", "--eval-batches", "2", "--sample-tokens", "3"]
-GPT += ["--context-length", "16", "--folder", "gpt"]
+GPT += ["--context-length", "16", "--folder", "gpt", "--no-laws"]
 TRANSLATE = ["train", "translate", "pairs.tsv", *TINY, "--steps", "2", "--eval-pairs", "2", "--hidden-dim", "8"]
-TRANSLATE += ["--vocab-size", "300", "--folder", "translate"]
+TRANSLATE += ["--vocab-size", "300", "--no-laws", "--folder", "translate"]
 FILES = {
     "good.txt": GOOD * 60,
     "empty.txt": "",

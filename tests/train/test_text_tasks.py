@@ -249,7 +249,20 @@ def test_a_text_run_stopped_at_every_step_ends_with_the_same_weights(kind, book,
 
 def test_the_command_trains_and_continues_a_text(book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = ["train", "gpt", str(book), "--steps", "20", "--eval-every", "10", "--dim", "16", "--layers", "1"]
+    command = [
+        "train",
+        "gpt",
+        str(book),
+        "--steps",
+        "20",
+        "--eval-every",
+        "10",
+        "--dim",
+        "16",
+        "--layers",
+        "1",
+        "--no-laws",
+    ]
     command += ["--heads", "2", "--context-length", "32", "--eval-batches", "2", "--folder", "run"]
     assert main(command) == 0
     out, err = capsys.readouterr()
