@@ -110,7 +110,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def recompute(blocks: list[nn.Module]) -> None:
-    """Let blocks run again on the way back, as torch.utils.checkpoint does it."""
+    """Recompute blocks in backward, as torch.utils.checkpoint does."""
 
     def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **named: checkpoint(forward, *args, use_reentrant=False, **named)

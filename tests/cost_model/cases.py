@@ -90,7 +90,7 @@ class Case:
 
 
 class Described(nn.Module):
-    """A description as a module, so that it runs like one. Its inputs are somebody's results, and kept if needed."""
+    """A description as a module. Its inputs are results of other operations, and saved if needed."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ def linears(draw) -> Case:
 @st.composite
 def feed_forwards(draw) -> Case:
     width, hidden, batch, tokens = draw(LENGTH), draw(LENGTH), draw(SMALL), draw(LENGTH)
-    bend = draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "reglu"]))
-    layer = FeedForward(width, hidden, bend, bias=draw(st.booleans()))
+    activation = draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "reglu"]))
+    layer = FeedForward(width, hidden, activation, bias=draw(st.booleans()))
     return Case(layer, (torch.randn(batch, tokens, width),), {"batch": batch, "tokens": tokens})
 
 

@@ -1,4 +1,4 @@
-"""What a real run does, counted by somebody who knows none of the formulas.
+"""What a real run does, counted without any of the formulas.
 
 `Counter` watches every operator that torch dispatches and counts products from the shapes of the tensors that really
 arrive. It refuses what it cannot look into, so that no test passes because a product was hidden.
@@ -26,7 +26,7 @@ from regard.backends import find
 from regard.cost_model.quantity import Quantity
 from regard.layers import PatchEmbedding
 
-# Operators that multiply inside, where nobody sees it; and words in a name by which another one would give itself away.
+# Operators with products inside, which are not dispatched; and words in the name of any other that may have some.
 HIDDEN = ("attention", "transformer", "multi_head", "rnn", "lstm", "gru", "cdist", "trilinear", "linalg_solve")
 SUSPICIOUS = ("mm", "matmul", "conv", "linear", "dot", "mv", "bilinear", "einsum")
 HARMLESS = ("upsample", "grid_sampler", "_convert", "comm")
@@ -63,7 +63,7 @@ class Counter(TorchDispatchMode):
             if self.only in (None, dtype):
                 self.by_operation[name] += PRODUCTS[name](args, result)
         elif any(word in name for word in SUSPICIOUS) and not any(word in name for word in HARMLESS):
-            raise AssertionError(f"{space}::{name} may be a product, and nobody here knows how large")
+            raise AssertionError(f"{space}::{name} may be a product of unknown size")
         if name in EXPONENTIALS and self.only in (None, args[0].dtype):
             self.exponentials += args[0].numel()
         return result
@@ -90,7 +90,7 @@ def _convolution(args: Any, result: Tensor) -> int:
 
 
 def _convolution_backward(args: Any, result: Any) -> int:
-    """The gradient of the input and that of the weight pair the same numbers as the forward way."""
+    """The gradient of the input and that of the weight pair the same numbers as forward does."""
     slope, read, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     return (read if transposed else slope).numel() * math.prod(weight.shape[1:]) * (wanted[0] + wanted[1])
 
@@ -149,7 +149,7 @@ def count(
 
 
 def kept_bytes(module: nn.Module, *inputs: Any, learns_input: bool | None = None, **kwargs: Any) -> int:
-    """Bytes that a training step in float32 keeps between its forward and its backward way, without dropout.
+    """Bytes that a training step in float32 keeps between its forward and its backward pass, without dropout.
 
     Storages are counted once and whole. Two runs are watched, with everything kept: what both have saved was there
     before and is no activation. That leaves out parameters, buffers, the input, and what Regard remembers of a pattern.

@@ -5,8 +5,8 @@ products and convolutions, kernels that meet padding included. A matrix of `insi
 `rows * inside * outside`. Attention in heads takes `queries * keys * width` for its scores, whatever the heads, which
 share the width, and as much for its sums; the modules compute the whole square, hidden pairs included.
 
-On the way back every product has two: one for each of its operands. The first convolution of an image has one, because
-nobody learns the image.
+Backward every product has two: one for each of its operands. The first convolution of an image has one, because
+the image has no gradient.
 """
 
 from __future__ import annotations

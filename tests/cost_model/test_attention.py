@@ -413,7 +413,7 @@ def kept(attention: Attention, dtype: torch.dtype, *, inputs_too: bool = True, *
     given_tensors = tensors(dtype, **sizes)
 
     def run():
-        copies = [tensor.clone() for tensor in given_tensors]  # somebody's results, new in each run
+        copies = [tensor.clone() for tensor in given_tensors]  # results of other operations, new in each run
         mine.update(tensor.untyped_storage().data_ptr() for tensor in copies)
         return copies, regard.attend(*copies, attention)
 

@@ -83,7 +83,7 @@ def test_backward_is_two_products_for_each(name: str) -> None:
     run, shapes, expected = HAND[name]
     ours, theirs = counted(run, *shapes, backward=True)
     assert ours == 2 * expected
-    if "groups" not in name and "each channel" not in name:  # torch's counter overlooks groups on the way back
+    if "groups" not in name and "each channel" not in name:  # torch's counter ignores groups in backward
         assert theirs == 2 * expected
 
 
@@ -138,8 +138,8 @@ def test_kept_bytes_of_a_line_of_layers() -> None:
     """The first product keeps its input, which was given; relu keeps its result, which the second product reads."""
     layers = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
     assert kept_bytes(layers, torch.randn(2, 11, 5)) == 4 * 2 * 11 * 7
-    bent = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))  # gelu keeps what came before it
-    assert kept_bytes(bent, torch.randn(2, 11, 5)) == 2 * 4 * 2 * 11 * 7
+    with_gelu = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))  # gelu keeps what came before it
+    assert kept_bytes(with_gelu, torch.randn(2, 11, 5)) == 2 * 4 * 2 * 11 * 7
 
 
 def test_kept_bytes_leave_out_what_is_remembered() -> None:

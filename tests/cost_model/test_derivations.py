@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cost_model import derivations, others
+from cost_model import derivations, third_party_models
 from cost_model.counting import Counter, count
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,21 +55,32 @@ def _text(draw: random.Random) -> dict[str, Any]:
 def _bert(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
     sizes = _text(draw) | {"hidden": draw.randint(3, 29), "positions": 31, "kinds": draw.randint(1, 3)}
     batch, tokens = draw.randint(1, 3), draw.randint(2, 31)
-    return others.bert(**sizes), {"input_ids": others.words(batch, tokens)}, derivations.bert(batch, tokens, **sizes)
+    return (
+        third_party_models.bert(**sizes),
+        {"input_ids": third_party_models.words(batch, tokens)},
+        derivations.bert(batch, tokens, **sizes),
+    )
 
 
 def _gpt2(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
     sizes = _text(draw) | {"positions": 31, "head": draw.random() < 0.7}
     batch, tokens = draw.randint(1, 3), draw.randint(2, 31)
-    return others.gpt2(**sizes), {"input_ids": others.words(batch, tokens)}, derivations.gpt2(batch, tokens, **sizes)
+    return (
+        third_party_models.gpt2(**sizes),
+        {"input_ids": third_party_models.words(batch, tokens)},
+        derivations.gpt2(batch, tokens, **sizes),
+    )
 
 
 def _t5(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
     sizes = _text(draw) | {"hidden": draw.randint(3, 29), "size": draw.randint(2, 7), "buckets": 8}
     sizes["decoder_layers"] = draw.randint(1, 3)
     batch, context, tokens = draw.randint(1, 3), draw.randint(2, 17), draw.randint(2, 13)
-    inputs = {"input_ids": others.words(batch, context), "decoder_input_ids": others.words(batch, tokens)}
-    return others.t5(**sizes), inputs, derivations.t5(batch, context, tokens, **sizes)
+    inputs = {
+        "input_ids": third_party_models.words(batch, context),
+        "decoder_input_ids": third_party_models.words(batch, tokens),
+    }
+    return third_party_models.t5(**sizes), inputs, derivations.t5(batch, context, tokens, **sizes)
 
 
 def _vit(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
@@ -79,8 +90,8 @@ def _vit(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.De
     sizes = {"built_for": image, "patch": patch, "channels": draw.randint(1, 4), "width": width, "heads": heads}
     sizes |= {"layers": draw.randint(1, 3), "hidden": width * draw.randint(1, 4), "classes": draw.randint(2, 11)}
     batch = draw.randint(1, 3)
-    inputs = {"x": others.picture(batch, image, sizes["channels"])}
-    return others.vit(**sizes), inputs, derivations.vit(batch, image, **sizes)
+    inputs = {"x": third_party_models.picture(batch, image, sizes["channels"])}
+    return third_party_models.vit(**sizes), inputs, derivations.vit(batch, image, **sizes)
 
 
 def _davit(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
@@ -96,8 +107,8 @@ def _davit(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.
         "ratio": draw.randint(1, 4),
     }
     batch, image = draw.randint(1, 2), (draw.randint(9, 60), draw.randint(9, 60))
-    inputs = {"x": others.picture(batch, image, sizes["channels"])}
-    return others.davit(**sizes), inputs, derivations.davit(batch, image, **sizes)
+    inputs = {"x": third_party_models.picture(batch, image, sizes["channels"])}
+    return third_party_models.davit(**sizes), inputs, derivations.davit(batch, image, **sizes)
 
 
 def _swin(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.Derived]:
@@ -115,8 +126,8 @@ def _swin(draw: random.Random) -> tuple[nn.Module, dict[str, Any], derivations.D
     # timm halves the sides it builds for downwards and those it runs upwards, so only even ones are the same.
     even = patch * 2 ** (stages - 1)
     batch, image = draw.randint(1, 2), (even * draw.randint(2, 7), even * draw.randint(2, 7))
-    inputs = {"x": others.picture(batch, image, sizes["channels"])}
-    return others.swin(image=image, **sizes), inputs, derivations.swin(batch, image, **sizes)
+    inputs = {"x": third_party_models.picture(batch, image, sizes["channels"])}
+    return third_party_models.swin(image=image, **sizes), inputs, derivations.swin(batch, image, **sizes)
 
 
 RANDOM = {"bert": _bert, "gpt2": _gpt2, "t5": _t5, "vit": _vit, "davit": _davit, "swin": _swin}

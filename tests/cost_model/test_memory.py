@@ -225,7 +225,7 @@ class TestHook:
         assert int(cost(model, **sizes).memory.peak_forward) > 1.1 * forward_peak(model, inputs)
 
     def test_a_prediction_by_the_long_way_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where somebody looks on, the bend of a feed-forward part takes a second tensor."""
+        """Under a dispatch mode the activation of a feed-forward layer takes a second tensor."""
         model, inputs, sizes = CASES["gpt small"]()
         monkeypatch.setattr(peak_memory, "GEMV_ROWS", 1 << 40)
         assert int(cost(model, **sizes).memory.peak_forward) > 1.1 * forward_peak(model, inputs)
@@ -376,24 +376,24 @@ class TestTheModule:
 
     def test_one_without_memory_is_predicted_all_the_same(self) -> None:
         with torch.device("meta"):
-            hollow = gpt()
-        memory, other = cost(hollow, tokens=31).memory, cost(gpt(), tokens=31).memory
+            on_meta = gpt()
+        memory, other = cost(on_meta, tokens=31).memory, cost(gpt(), tokens=31).memory
         assert memory.peak_forward == other.peak_forward
         assert memory.peak_training == other.peak_training
 
     def test_a_stranger_with_inputs(self) -> None:
-        stranger = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+        sequential = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
         x = torch.randn(2048, 256)
-        memory = memory_of(Cost("stranger", [], {}), stranger, Sizes(inputs=(x,)))
-        assert int(memory.peak_forward) == pytest.approx(forward_peak(stranger, (x,)), rel=1e-3)
-        assert int(memory.peak_training) == pytest.approx(training_peak(stranger, (x,)), rel=1e-3)
+        memory = memory_of(Cost("sequential", [], {}), sequential, Sizes(inputs=(x,)))
+        assert int(memory.peak_forward) == pytest.approx(forward_peak(sequential, (x,)), rel=1e-3)
+        assert int(memory.peak_training) == pytest.approx(training_peak(sequential, (x,)), rel=1e-3)
         with pytest.raises(CostError, match="cannot be changed"):
             memory.largest(1 << 30)
 
     def test_linear_attention_can_be_followed(self) -> None:
         layer = MultiHeadAttention(64, 4, attention=Attention(pattern=Causal(), feature_map="elu1"))
         x = torch.randn(4, 512, 64)
-        # Where somebody looks on, one tensor more is made: what the prediction says is a little too much.
+        # Under a dispatch mode one tensor more is made: the prediction is a little too large.
         measured = forward_peak(layer, (x,))
         runner = prepare_runner(layer, Sizes(inputs=(x,)), x.dtype)
         assert measured <= trace_forward_memory(runner).peak <= 1.3 * measured

@@ -1,4 +1,4 @@
-"""The lower bound on machines that are made up, so that every number can be said beforehand; no test says a time."""
+"""The lower bound on made-up machines, so that every number is known beforehand; no test asserts a time."""
 
 import dataclasses
 import json

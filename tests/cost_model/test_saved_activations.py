@@ -1,4 +1,4 @@
-"""What is kept for the way back, to the byte: what saved-tensor hooks see in a run in float32, without dropout."""
+"""What is saved for backward, to the byte: what saved-tensor hooks see in a run in float32, without dropout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_kept(module: nn.Module, *inputs, sizes: dict | None = None, **kwargs)
 @pytest.mark.parametrize(
     ("layer", "numbers"),
     [
-        # The input is not theirs: what is left are statistics of each of ten rows, and bent channels.
+        # The input is not theirs: what is left are statistics of each of ten rows, and activations.
         (Linear(7, 3), 0),
         (nn.LayerNorm(7), 20),
         (nn.LayerNorm(7, elementwise_affine=False), 20),

@@ -47,9 +47,9 @@ def row(table: str, name: str) -> list[str]:
 
 
 def test_every_quantity_is_told_to_the_unit_with_its_formula():
-    told = text(a_cost(), width=100)
+    printed = text(a_cost(), width=100)
     macs = 3 * 257 * 509 * 509 + 3 * 509 * 257**2
-    assert told.splitlines()[0] == "Layer[big](509)  forward, float32"
+    assert printed.splitlines()[0] == "Layer[big](509)  forward, float32"
     for name, number, unit in [
         ("MACs", macs, "MAC"),
         ("FLOPs", 2 * macs, "FLOP"),
@@ -57,27 +57,27 @@ def test_every_quantity_is_told_to_the_unit_with_its_formula():
         ("pairs", 3 * 7 * 257**2, ""),
         ("activation bytes", 4 * (2 * 3 * 257 * 509 + 2 * 3 * 257), "B"),
     ]:
-        cells = [cell.strip() for cell in row(told, name) if cell.strip()]
+        cells = [cell.strip() for cell in row(printed, name) if cell.strip()]
         assert cells[1] == f"{number:,}"
         assert cells[2] == short(number, unit)
-    assert "B*D*N*(D + N)" in told
+    assert "B*D*N*(D + N)" in printed
 
 
 def test_parts_have_their_share_and_add_up():
-    told = text(a_cost(), width=100)
+    printed = text(a_cost(), width=100)
     query, scores = 3 * 257 * 509 * 509, 3 * 509 * 257**2
-    assert f"{query:,}" in told
-    assert f"{100 * query / (query + scores):.1f}%" in told
-    assert f"{100 * scores / (query + scores):.1f}%" in told
+    assert f"{query:,}" in printed
+    assert f"{100 * query / (query + scores):.1f}%" in printed
+    assert f"{100 * scores / (query + scores):.1f}%" in printed
     assert row(text(a_cost(), levels=1), "attention")[0] == "attention"
     assert "attention.scores" not in text(a_cost(), levels=1)
     assert "1 of 2 levels of parts; levels=2 shows all" in text(a_cost(), levels=1)
 
 
 def test_the_backward_way_is_told_as_such():
-    told = text(a_cost(step="backward", serial=True, stable=False, backend="native"))
-    assert told.splitlines()[0].endswith("backward, float32, backend native, plain softmax, serial sums")
-    assert f"{2 * (3 * 257 * 509 * 509 + 3 * 509 * 257**2):,}" in told
+    printed = text(a_cost(step="backward", serial=True, stable=False, backend="native"))
+    assert printed.splitlines()[0].endswith("backward, float32, backend native, plain softmax, serial sums")
+    assert f"{2 * (3 * 257 * 509 * 509 + 3 * 509 * 257**2):,}" in printed
 
 
 @pytest.mark.parametrize("width", [80, 100, 132])
@@ -95,25 +95,25 @@ def test_no_line_is_wider_than_the_room(width, scale):
 
 @pytest.mark.parametrize("width", [1, 40, 60])
 def test_where_there_is_no_room_no_digit_is_left_out(width):
-    told = text(a_cost(), width=width)
+    printed = text(a_cost(), width=width)
     for name in ("macs", "parameters", "bytes", "activation_bytes"):
-        assert f" {a_cost().quantity(name).value:,} " in told
+        assert f" {a_cost().quantity(name).value:,} " in printed
 
 
 def test_letters_without_numbers_have_a_dash_and_the_formulas_stay():
-    told = text(a_cost({B: 1, D: 509, H: 7}), width=80)
-    assert [cell.strip() for cell in row(told, "MACs") if cell.strip()] == ["MACs", "-", "B*D*N*(D + N)"]
-    assert f"{509 * 509 + 3 * 509:,}" in told  # what has no N has its number
-    assert [cell.strip() for cell in row(told, "attention.scores") if cell.strip()][2] == "B*D*N**2"
-    assert [cell.strip() for cell in row(told, "N") if cell.strip()] == ["N", "-", "sequence length"]
+    printed = text(a_cost({B: 1, D: 509, H: 7}), width=80)
+    assert [cell.strip() for cell in row(printed, "MACs") if cell.strip()] == ["MACs", "-", "B*D*N*(D + N)"]
+    assert f"{509 * 509 + 3 * 509:,}" in printed  # what has no N has its number
+    assert [cell.strip() for cell in row(printed, "attention.scores") if cell.strip()][2] == "B*D*N**2"
+    assert [cell.strip() for cell in row(printed, "N") if cell.strip()] == ["N", "-", "sequence length"]
 
 
 def test_a_long_formula_is_cut_and_says_so():
     cost = a_cost()
     cost.parts.append(CostPart("other", forward=PassCost(bytes=sum(B**i * D + N**i for i in range(1, 12)))))
-    told = text(cost, width=80)
-    assert "..." in row(told, "bytes")[-1]
-    assert "ends in ... is longer; .formula and to_json() have the whole." in told.replace("\n", " ")
+    printed = text(cost, width=80)
+    assert "..." in row(printed, "bytes")[-1]
+    assert "ends in ... is longer; .formula and to_json() have the whole." in printed.replace("\n", " ")
     assert "..." not in text(a_cost(), width=132)
 
 
@@ -133,9 +133,9 @@ def test_a_thing_of_one_part_has_no_table_of_parts():
 
 
 def test_remarks_and_names_are_text_and_never_markup():
-    told = text(a_cost(name="a[bold]b[/bold]"))
-    assert "a[bold]b[/bold]" in told
-    assert "A remark [with brackets]." in told
+    printed = text(a_cost(name="a[bold]b[/bold]"))
+    assert "a[bold]b[/bold]" in printed
+    assert "A remark [with brackets]." in printed
 
 
 def test_without_a_terminal_it_is_plain_and_as_wide_as_a_page(capsys):
@@ -153,7 +153,7 @@ def test_print_follows_the_width_of_a_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "unit", "told"),
+    ("number", "unit", "printed"),
     [
         (0, "", "0"),
         (999, "B", "999 B"),
@@ -166,8 +166,8 @@ def test_print_follows_the_width_of_a_terminal(monkeypatch):
         (0.25, "", "0.25"),
     ],
 )
-def test_short_numbers(number, unit, told):
-    assert short(number, unit) == told
+def test_short_numbers(number, unit, printed):
+    assert short(number, unit) == printed
 
 
 def test_exact_numbers():

@@ -230,8 +230,8 @@ def _find_formula(part: CostPart, name: str, mode: RunMode) -> sympy.Expr:
         return part.pairs
     if name == "activation_bytes":
         return part.saved
-    ways = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
-    work = sum(ways.get(mode.step, [part.forward, part.backward]), PassCost())
+    passes = {"forward": [part.forward], "decode": [part.forward], "backward": [part.backward]}
+    work = sum(passes.get(mode.step, [part.forward, part.backward]), PassCost())
     return 2 * work.macs if name == "flops" else getattr(work, name)
 
 

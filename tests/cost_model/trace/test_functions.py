@@ -1,4 +1,4 @@
-"""Functions, followed: depth by the longest path, letters by what varies, and what is said where that fails."""
+"""Functions, traced: depth by the longest path, symbols for what varies, and the errors where that fails."""
 
 from __future__ import annotations
 

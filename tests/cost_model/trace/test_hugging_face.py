@@ -1,4 +1,4 @@
-"""Models of transformers, followed: tiny ones against torch's counter on real runs with eager attention."""
+"""Models of transformers, traced: tiny ones against torch's counter on real runs with eager attention."""
 
 from __future__ import annotations
 

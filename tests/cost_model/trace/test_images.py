@@ -1,4 +1,4 @@
-"""Models of timm, followed: tiny ones against torch's counter on real runs with attention written out."""
+"""Models of timm, traced: tiny ones against torch's counter on real runs with attention written out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_products_are_those_of_a_real_run(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["vit", *(pytest.param(each, marks=pytest.mark.slow) for each in list(IMAGES)[1:])])
 def test_two_products_go_back_for_each_one_forward_but_for_the_image_itself(kind: str) -> None:
-    # Torch's own counter does not count grouped convolutions backward right: no witness here.
+    # Torch's own counter does not count grouped convolutions backward correctly, so it is not used here.
     found = cost(built(kind), batch=2, image=IMAGES[kind], step="training")
     forward = int(sum(part.forward.macs for part in found.parts).subs(found.values))
     assert found.macs == 3 * forward - 2 * STEMS[kind]

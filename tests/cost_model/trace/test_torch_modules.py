@@ -145,17 +145,17 @@ def test_the_module_is_as_it_was() -> None:
 
 
 def test_dropout_changes_no_count() -> None:
-    quiet, loud = open_layer(), nn.TransformerEncoderLayer(12, 3, 20, dropout=0.5, batch_first=True)
+    without, dropped = open_layer(), nn.TransformerEncoderLayer(12, 3, 20, dropout=0.5, batch_first=True)
     for step in ("forward", "training"):
-        one, other = (cost(each, tokens=7, step=step) for each in (quiet, loud))
+        one, other = (cost(each, tokens=7, step=step) for each in (without, dropped))
         for name in (*QUANTITIES, "depth"):
             assert one.quantity(name) == other.quantity(name), (step, name)
 
 
 def test_a_module_without_memory_costs_the_same() -> None:
     with torch.device("meta"):
-        hollow = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True)
-    one, other = (cost(each, tokens=7, step="training") for each in (open_layer(), hollow))
+        on_meta = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True)
+    one, other = (cost(each, tokens=7, step="training") for each in (open_layer(), on_meta))
     for name in QUANTITIES:
         assert one.quantity(name) == other.quantity(name), name
 

@@ -1,4 +1,4 @@
-"""Models that nobody here has formulas for, followed without memory, against derivations by hand."""
+"""Third-party models, traced with fake tensors, against derivations by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cost_model import derivations, others
+from cost_model import derivations, third_party_models
 from cost_model.counting import in_input_sizes
 from cost_model.derivations import Derived
 from cost_model.test_derivations import RANDOM
@@ -54,7 +54,7 @@ quickly = pytest.mark.parametrize(
 @cache
 def model(name: str, eager: bool = True) -> nn.Module:
     """The published size, with shapes and no numbers."""
-    return getattr(others, name)(eager=eager, device="meta")
+    return getattr(third_party_models, name)(eager=eager, device="meta")
 
 
 @cache
@@ -63,10 +63,12 @@ def asked(name: str) -> Cost:
     runs look for letters that are not there, or that one layer shows as well."""
     sizes = QUESTIONS[name][0][0]
     if "image" in sizes:
-        return cost(model(name), inputs={"x": others.picture(sizes["batch"], sizes["image"], device="meta")})
+        return cost(
+            model(name), inputs={"x": third_party_models.picture(sizes["batch"], sizes["image"], device="meta")}
+        )
     if name == "t5":
         lengths = {"input_ids": sizes["context_tokens"], "decoder_input_ids": sizes["tokens"]}
-        words = {key: others.words(sizes["batch"], count, "meta") for key, count in lengths.items()}
+        words = {key: third_party_models.words(sizes["batch"], count, "meta") for key, count in lengths.items()}
         return cost(model(name), inputs={**words, "use_cache": False})
     return cost(model(name), **sizes)
 
@@ -92,7 +94,7 @@ def test_its_formula_is_right_for_other_texts(name: str) -> None:
     letters = {"batch": "B", "tokens": "N", "context_tokens": "T"}
     numbers = {letters[key]: number for key, number in other.items()}
     if name == "t5":
-        formula = cost(others.t5(device="meta", layers=1), **QUESTIONS[name][0][0]).macs
+        formula = cost(third_party_models.t5(device="meta", layers=1), **QUESTIONS[name][0][0]).macs
         derived = derivations.t5(*other.values(), layers=1)
     else:
         formula = asked(name).macs
@@ -139,13 +141,13 @@ def test_fused_attention_is_seen_too(name: str) -> None:
     question = QUESTIONS[name][0][0]
     given = {"batch": 1, "context": 512, "tokens": 128} if name == "t5" else question
     derived = getattr(derivations, name)(**given, **sizes[name])
-    fused = getattr(others, name)(eager=False, device="meta", **sizes[name])
+    fused = getattr(third_party_models, name)(eager=False, device="meta", **sizes[name])
     assert cost(fused, backend="reference", **question).macs == derived.forward
 
 
 def test_a_fused_causal_attention_needs_the_triangle() -> None:
     sizes = {"batch": 2, "tokens": 17}
-    fused = others.gpt2(eager=False, device="meta", layers=1)
+    fused = third_party_models.gpt2(eager=False, device="meta", layers=1)
     assert cost(fused, **sizes).macs == derivations.gpt2(**sizes, layers=1, triangle=True).forward
     assert cost(fused, backend="reference", **sizes).macs == derivations.gpt2(**sizes, layers=1).forward
 
