@@ -147,7 +147,7 @@ def test_causal_attention_is_the_square_or_the_triangle(queries, keys):
 
 
 def test_there_is_no_third_way_to_count_causal_attention():
-    with pytest.raises(CostError, match="no way 'half'"):
+    with pytest.raises(CostError, match="cannot be counted as 'half'"):
         flop_counter(causal="half")
 
 

@@ -190,7 +190,7 @@ REFUSED = {
     "no size to decode": (lambda: measure(gpt(), step="decode"), "how large tokens is"),
     "no size of an image": (lambda: measure(PatchEmbedding(3, 8, 4)), "how large image is"),
     "nothing to decode": (lambda: measure(nn.Linear(3, 5), step="decode", tokens=7), "how a Linear decodes"),
-    "nothing learns": (lambda: measure(gpt().requires_grad_(False), step="training", tokens=7), "no way back"),
+    "nothing learns": (lambda: measure(gpt().requires_grad_(False), step="training", tokens=7), "no backward pass"),
     "other numbers": (lambda: measure(nn.Linear(3, 5), dtype=torch.float64, tokens=7), "measured as it is"),
 }
 

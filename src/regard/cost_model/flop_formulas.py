@@ -67,7 +67,7 @@ def formulas(causal: str = "square") -> dict[Any, Formula]:
     """The formulas that torch lacks or has wrong, by operator, as its `custom_mapping` takes them."""
     if causal not in CAUSAL:
         raise CostError(
-            f"There is no way {causal!r} to count causal attention.",
+            f"Causal attention cannot be counted as {causal!r}.",
             asked=f"causal={causal!r}",
             because=f"the ways are {' and '.join(CAUSAL)}",
             instead='causal="square", as torch counts on GPUs, or causal="triangle" for the pairs that are left',

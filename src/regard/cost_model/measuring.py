@@ -219,7 +219,7 @@ def _make_trial(
 
     if not learned or not outputs():
         raise CostError(
-            "There is no way back.",
+            "There is no backward pass.",
             asked=f"step={step!r}",
             because="neither the parameters nor the inputs learn anything",
             instead='step="forward", or parameters with requires_grad=True',
