@@ -11,7 +11,7 @@ import sympy
 from regard.cost_model.cost_part import CostPart, PassCost, group_parts
 from regard.cost_model.quantity import Quantity
 from regard.cost_model.run_mode import RunMode
-from regard.cost_model.symbols import Values, find_common_values, legend
+from regard.cost_model.symbols import Values, find_common_values, legend, replace_terms
 
 if TYPE_CHECKING:
     from regard.cost_model.machine import Machine
@@ -245,7 +245,7 @@ def _simplify_formula(formula: Any) -> sympy.Expr:
     plain = spread.xreplace(letters) if letters else spread
     if not plain.is_polynomial():
         return spread
-    common = sympy.factor_terms(plain).xreplace({dummy: each for each, dummy in letters.items()})
+    common = replace_terms(sympy.factor_terms(plain), {dummy: each for each, dummy in letters.items()})
     return common if sympy.count_ops(common) < sympy.count_ops(spread) else spread
 
 

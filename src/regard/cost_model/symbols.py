@@ -105,6 +105,11 @@ def substitute_numbers(formula: Any, values: Values) -> Any:
     return formula.xreplace(numbers) if numbers else formula
 
 
+def replace_terms(formula: Any, terms: Any) -> Any:
+    """A formula with exact terms replaced; sympy's own `xreplace` is annotated as returning more than formulas."""
+    return sympy.sympify(formula).xreplace(terms)
+
+
 def fix_differing(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
     """A formula in which every letter that means another number elsewhere is replaced by its own number."""
     return substitute_numbers(formula, {symbol: each for symbol, each in values.items() if symbol not in common})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sympy
 
 from regard.cost_model.attention.shape import Shape
-from regard.cost_model.symbols import size_symbol, substitute_numbers
+from regard.cost_model.symbols import replace_terms, size_symbol, substitute_numbers
 from regard.patterns import Pattern
 from regard.patterns.pair_counts import SIDES, Form
 
@@ -89,10 +89,10 @@ def _list_forms(
     if not sides:
         return list(pattern._pair_count_formulas(queries, keys, lengths))
     apart = {symbol: sympy.Dummy(str(symbol), positive=True, integer=True) for symbol in SIDES}
-    queries, keys = (sympy.sympify(each).xreplace(apart) for each in (queries, keys))
+    queries, keys = (replace_terms(each, apart) for each in (queries, keys))
     inner: Any = dict(zip(SIDES, map(sympy.sympify, sides), strict=True)) | {new: old for old, new in apart.items()}
     return [
-        Form(form.formula.xreplace(inner), tuple(_substitute(each, inner) for each in form.when))
+        Form(replace_terms(form.formula, inner), tuple(_substitute(each, inner) for each in form.when))
         for form in pattern._pair_count_formulas(queries, keys, lengths)
     ]
 
