@@ -58,7 +58,7 @@ def train(
     start: a model of the recipe's kind to start from, in place of a random initialisation.
     progress: show a progress bar if stderr is a terminal.
     resume: if False, a folder that already has a run raises.
-    minutes: stop after this time, evaluated and saved; the same call goes on from there.
+    minutes: stop after this time, and after one step at least, evaluated and saved; the same call goes on from there.
     on_evaluation: called with every new evaluation.
     measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
         progress bar then shows the share of the peak.
@@ -70,7 +70,7 @@ def train(
         >>> [each.number for each in run.evaluations], list(run.evaluations[-1].head_profiles)
         ([0, 1], ['blocks.0.attention'])
     """
-    if minutes is not None and not minutes > 0:
+    if minutes is not None and not minutes >= 0:
         raise InputError(
             f"A run cannot take {minutes} minutes.",
             asked=f"minutes={minutes}",
