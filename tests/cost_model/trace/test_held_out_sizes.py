@@ -61,11 +61,11 @@ def any_size(rows: int, columns: int) -> bool:
 IMAGES = [*itertools.product((5, 8, 9, 12), (8, 10, 12, 13))]
 
 
-def padded(row: int, column: int) -> Callable[[int, int], bool]:
+def both_padded(row: int, column: int) -> Callable[[int, int], bool]:
     return lambda r, w: bool(r % row and w % column)
 
 
-def whole(row: int, column: int) -> Callable[[int, int], bool]:
+def both_whole(row: int, column: int) -> Callable[[int, int], bool]:
     return lambda r, w: not (r % row or w % column)
 
 
@@ -81,17 +81,17 @@ BOTH = "formulas hold for rows and columns that are"
         ("forward", 3, (7, 7), lambda r, w: w % 3, f"{RAGGED_COLUMNS} 3"),
         ("forward", 3, (8, 8), lambda r, w: w % 3, f"{RAGGED_COLUMNS} 3"),
         ("forward", 3, (8, 9), lambda r, w: r % 3, "formulas hold for rows that are no multiples of 3"),
-        ("forward", 3, (9, 12), whole(3, 3), f"{BOTH} multiples of 3"),
-        ("forward", (4, 6), (8, 12), whole(4, 6), f"{BOTH} multiples of 4 and 6"),
+        ("forward", 3, (9, 12), both_whole(3, 3), f"{BOTH} multiples of 3"),
+        ("forward", (4, 6), (8, 12), both_whole(4, 6), f"{BOTH} multiples of 4 and 6"),
         ("forward", (2, 5), (7, 11), lambda r, w: w % 5, f"{RAGGED_COLUMNS} 5"),
-        pytest.param("training", 3, (7, 7), padded(3, 3), f"{BOTH} no multiples of 3", marks=SLOW),
-        pytest.param("training", 3, (8, 8), padded(3, 3), f"{BOTH} no multiples of 3", marks=SLOW),
+        pytest.param("training", 3, (7, 7), both_padded(3, 3), f"{BOTH} no multiples of 3", marks=SLOW),
+        pytest.param("training", 3, (8, 8), both_padded(3, 3), f"{BOTH} no multiples of 3", marks=SLOW),
         pytest.param(
             "training", 3, (8, 9), lambda r, w: r % 3 and not w % 3, "columns that are multiples of 3", marks=SLOW
         ),
-        pytest.param("training", 3, (9, 12), whole(3, 3), f"{BOTH} multiples of 3", marks=SLOW),
-        pytest.param("training", (4, 6), (8, 12), whole(4, 6), f"{BOTH} multiples of 4 and 6", marks=SLOW),
-        pytest.param("training", (2, 5), (7, 11), padded(2, 5), f"{BOTH} no multiples of 2 and 5", marks=SLOW),
+        pytest.param("training", 3, (9, 12), both_whole(3, 3), f"{BOTH} multiples of 3", marks=SLOW),
+        pytest.param("training", (4, 6), (8, 12), both_whole(4, 6), f"{BOTH} multiples of 4 and 6", marks=SLOW),
+        pytest.param("training", (2, 5), (7, 11), both_padded(2, 5), f"{BOTH} no multiples of 2 and 5", marks=SLOW),
     ],
 )
 def test_windows_are_counted_whole(step: str, window: Any, asked: Any, domain: Callable[..., Any], note: str) -> None:
