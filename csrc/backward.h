@@ -174,8 +174,7 @@ struct Backward {
       constexpr int L = kLanes<T>, W = V * L;
       if constexpr (kDrops) dropout->restrict_to(strip.low, N);
       for (int64_t j = 0; j < strip.count; ++j) {
-        const int32_t token = all.keys.token[strip.first + j];
-        if constexpr (kDrops) dropout->prepare(token);
+        if constexpr (kDrops) dropout->prepare(all.keys.token[strip.first + j]);
 #pragma GCC unroll 3
         for (int n = 0; n < N; ++n) {
           const int64_t here = j * W + n * L;
@@ -184,7 +183,7 @@ struct Backward {
           const Vec<T> weight = exp2<T>(choose<T>(less > Vec<T>{}, Vec<T>{}, less));
           Vec<T> kept = weight, grad = load<T>(score_grads + here);
           if constexpr (kDrops) {
-            const Vec<T> factor = dropout->factor(token, strip.low + n);
+            const Vec<T> factor = dropout->factor(strip.low + n);
             kept *= factor;
             grad *= factor;
           }

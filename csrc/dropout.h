@@ -53,6 +53,7 @@ class TileDropout {
       key0_[n] = static_cast<uint32_t>(task.seed) + n * kPhiloxKey0;
       key1_[n] = static_cast<uint32_t>(task.seed >> 32) + n * kPhiloxKey1;
     }
+    key_number_ = task.key_number;
     last_dropped_ = typename Kind<T>::Whole(task.drop_below - 1) - IntVec<T>{};
     scale_ = to_bits<T>(splat<T>(static_cast<T>(task.keep_scale)));
     // Of the first round, all that does not depend on the key; of the second, the product that depends on the query.
@@ -61,7 +62,8 @@ class TileDropout {
     high_row_ = static_cast<uint32_t>(row >> 32) ^ key1_[0];
     const uint32_t other = static_cast<uint32_t>(product >> 32) ^ key0_[0];
     for (int64_t lane = 0; lane < width; ++lane) {
-      const int32_t query = tile.query[lane < tile.queries ? lane : tile.queries - 1];
+      const int32_t place = tile.query[lane < tile.queries ? lane : tile.queries - 1];
+      const int32_t query = task.query_number ? task.query_number[place] : place;
       // Lanes of T that share one of 64 bits stand in two vectors: the even ones, then the odd ones.
       const int64_t vector = lane / L, in = lane % L;
       product_[vector * L + in % kParts * kWide + in / kParts] = uint64_t(kPhilox0) * (static_cast<uint32_t>(query) ^ other);
@@ -77,14 +79,15 @@ class TileDropout {
 
   // Makes `factor` ready for a key.
   REGARD_INLINE void prepare(int32_t token) {
-    if (token / kKeys != block_) draw(token / kKeys);
+    key_ = key_number_ ? key_number_[token] : token;
+    if (key_ / kKeys != block_) draw(key_ / kKeys);
   }
 
-  // What the weights of a key are multiplied with, for one vector of queries: zero or 1 / (1 - p).
-  REGARD_INLINE Vec<T> factor(int32_t token, int vector) const {
+  // What the weights of the prepared key are multiplied with, for one vector of queries: zero or 1 / (1 - p).
+  REGARD_INLINE Vec<T> factor(int vector) const {
     Unsigned word;
-    std::memcpy(&word, word_[token / 2 % 4] + vector * L, sizeof word);
-    const Unsigned number = (word >> (token % 2 * 16)) & 0xffff;
+    std::memcpy(&word, word_[key_ / 2 % 4] + vector * L, sizeof word);
+    const Unsigned number = (word >> (key_ % 2 * 16)) & 0xffff;
     return from_bits<T>((reinterpret_cast<IntVec<T>>(number) > last_dropped_) & scale_);
   }
 
@@ -149,7 +152,8 @@ class TileDropout {
   uint32_t key0_[kPhiloxRounds], key1_[kPhiloxRounds];
   uint32_t low_row_, high_row_;
   int low_ = 0, vectors_ = 0;
-  int32_t block_ = -1;
+  const int32_t* key_number_ = nullptr;
+  int32_t key_ = 0, block_ = -1;
 };
 
 // Multiplies the weights of a strip, N vectors of queries for each key, by 0 or 1 / (1 - p).
@@ -157,12 +161,11 @@ template <class T, int N, int W>
 void drop_weights(TileDropout<T>& dropout, const Keys<T>& keys, const Strip& strip, T* weights) {
   dropout.restrict_to(strip.low, N);
   for (int64_t j = 0; j < strip.count; ++j) {
-    const int32_t token = keys.token[strip.first + j];
-    dropout.prepare(token);
+    dropout.prepare(keys.token[strip.first + j]);
 #pragma GCC unroll 3
     for (int n = 0; n < N; ++n) {
       T* at = weights + j * W + n * kLanes<T>;
-      store<T>(at, load<T>(at) * dropout.factor(token, strip.low + n));
+      store<T>(at, load<T>(at) * dropout.factor(strip.low + n));
     }
   }
 }

@@ -32,6 +32,9 @@ struct Attention {
   // the others are multiplied by `keep_scale`.
   uint64_t drop_below, seed;
   double keep_scale;
+  // Which numbers the generator knows the queries and keys by, where they are some of a longer sequence; else null.
+  const int32_t* query_number;
+  const int32_t* key_number;
   Tensor4 query, key, value;
   void* output;                   // (batch, head, query, value_dim), contiguous
   void* lse;                      // log-sum-exp (batch, head, query)

@@ -26,6 +26,8 @@ inline void philox(uint32_t (&x)[4], uint64_t seed) {
 // What the weight of a pair is multiplied with: 1 without dropout, else 0 or 1 / (1 - p).
 inline double dropout_factor(const Attention& task, int64_t b, int64_t h, int64_t query, int64_t key) {
   if (task.drop_below == 0) return 1;
+  if (task.query_number) query = task.query_number[query];
+  if (task.key_number) key = task.key_number[key];
   const uint64_t row = static_cast<uint64_t>(b * task.heads + h);
   uint32_t words[4] = {static_cast<uint32_t>(key / 8), static_cast<uint32_t>(query), static_cast<uint32_t>(row),
                        static_cast<uint32_t>(row >> 32)};

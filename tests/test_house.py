@@ -25,6 +25,7 @@ LEVELS: dict[str, set[str]] = {
     "downloads": {"downloads"},
     "models": {"models"},
     "layers": {"layers"},
+    "distributed": {"distributed"},
     "operator": {"attention"},
     "backends": {"backends"},
     "kernels": {"kernels"},

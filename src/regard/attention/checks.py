@@ -21,7 +21,7 @@ from regard.dropout import Dropout, draw_seed
 from regard.errors import BackendError, BiasError, InputError, PatternError, ShapeError
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
-from regard.patterns import Full, Pattern
+from regard.patterns import Full, Lengths, Pattern
 
 Layout = Literal["rows", "columns"]
 
@@ -46,8 +46,12 @@ def make_request(
     fields: dict,
     dropout: float = 0.0,
     dropout_seed: int | Tensor | None = None,
+    whole: Lengths | None = None,
 ) -> tuple[Request, tuple[int, ...]]:
-    """Everything checked and brought into one shape, and the shape the output has to leave in."""
+    """Everything checked and brought into one shape, and the shape the output has to leave in.
+
+    whole: the lengths that the description speaks of, where the tensors hold some of the tokens.
+    """
     if attention is not None and not isinstance(attention, Attention):
         raise ShapeError(
             "The fourth argument is the whole description.",
@@ -60,12 +64,13 @@ def make_request(
     _check_tensors(query, key, value)
     batch = _common_batch(query, key, value)
     heads = query.shape[-3]
-    square = (*batch, heads, query.shape[-2], key.shape[-2])
+    lengths = Lengths(query.shape[-2], key.shape[-2]) if whole is None else whole
+    square = (*batch, heads, query.shape[-2], lengths.keys)
     if mask is not None:
         described = add_mask(described, mask, square, query.dtype)
     pattern = Full() if described.pattern is None else described.pattern
     _check_description(described, pattern, batch, heads)
-    pattern.lengths(query.shape[-2], key.shape[-2])
+    pattern.lengths(*lengths)
     features = None if described.feature_map is None else resolve_features(described.feature_map)
     _check_features(features, described)
     flat = [_one_batch_axis(x, batch) for x in (query, key, value)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -69,6 +70,9 @@ def attend(
     """
     fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     query, key, value = to_rows(layout, query, key, value)
+    if _route is not None:
+        output = _route(query, key, value, attention, mask=mask, dropout=dropout, dropout_seed=dropout_seed, **fields)
+        return output.transpose(-1, -2) if layout == "columns" else output
     request, shape = make_request(query, key, value, attention, mask, fields, dropout, dropout_seed)
     chosen = choose(request) if backend == "auto" else find(backend)
     if backend != "auto" and (reason := chosen.refuse(request)) is not None:
@@ -78,6 +82,20 @@ def attend(
     if output.shape != shape:
         output = output.reshape(shape)
     return output.transpose(-1, -2) if layout == "columns" else output
+
+
+_route: Callable[..., Tensor] | None = None  # no context variable: torch.compile has to see that it changed
+
+
+@contextlib.contextmanager
+def reroute_attention(route: Callable[..., Tensor]) -> Iterator[None]:
+    """Inside, `attend` calls `route` with the same arguments, in all threads; `layout` is "rows"."""
+    global _route
+    before, _route = _route, route
+    try:
+        yield
+    finally:
+        _route = before
 
 
 def weights(

@@ -79,13 +79,13 @@ class LinearAttentionBackend(Backend):
             # Zeroed before phi, whose derivative may be infinite there, and after it, for phi(0) is rarely 0.
             key = torch.where(real, key, 0)
         kernel = causal and is_supported(query, key, value)
-        query, key, phi = _compute_features(request, query, key, fused=kernel and not paddings)
+        query, key, phi = compute_features(request, query, key, fused=kernel and not paddings)
         if paddings:
             key = torch.where(real, key, 0)
         if causal:
             output = _attend_causal(query, key, value, request, phi, attention if kernel else compute_in_torch)
         else:
-            output = normalise(_attend_dense(query, key, _append_ones(value)))
+            output = normalise(_attend_dense(query, key, append_ones(value)))
         # A query without any key has zeros, even if it is itself NaN.
         seen = _propagate_marks(real, causal, request)
         output = torch.where(seen, output, 0)
@@ -100,7 +100,7 @@ def _run_fused(query: Tensor, key: Tensor, value: Tensor, request: Request) -> T
     eager = is_plain_eager(query, key, value)
     if not is_supported(query, key, value) or not (eager or has_no_values()):
         return None
-    read, met, phi = _compute_features(request, query, key, fused=True)
+    read, met, phi = compute_features(request, query, key, fused=True)
     # The kernel reports a non-finite value, but a non-finite query or key only if it computes the features itself.
     if not request.uniform and not phi.map and not is_known_finite(query):
         return None
@@ -130,13 +130,13 @@ def _attend_causal(query: Tensor, key: Tensor, value: Tensor, request: Request, 
     state = norm = None
     if early:
         first = key[:, :, :early]
-        sums = (Elu1()(first * phi.key_scale) if phi.map else first).mT @ _append_ones(value[:, :, :early])
+        sums = (Elu1()(first * phi.key_scale) if phi.map else first).mT @ append_ones(value[:, :, :early])
         state, norm = sums[..., :-1], sums[..., -1]
     made = product(query[:, :, late:], key[:, :, early:], value[:, :, early:], state, norm, phi)
     return made if made is None else pad(made[0], (0, 0, late, 0))
 
 
-def _compute_features(request: Request, query: Tensor, key: Tensor, fused: bool) -> tuple[Tensor, Tensor, Phi]:
+def compute_features(request: Request, query: Tensor, key: Tensor, fused: bool) -> tuple[Tensor, Tensor, Phi]:
     """Features of queries and keys; `fused` leaves a map that the kernel implements to it.
 
     The mean over visible keys is the kernel that is one everywhere.
@@ -150,7 +150,7 @@ def _compute_features(request: Request, query: Tensor, key: Tensor, fused: bool)
     return *scaled_features(request.feature_map, request.scale, query, key), Phi()
 
 
-def _append_ones(value: Tensor) -> Tensor:
+def append_ones(value: Tensor) -> Tensor:
     """The values and a column of ones, whose weighted sum is the normaliser."""
     return pad(value, (0, 1), value=1.0)
 
@@ -257,7 +257,7 @@ def _advance(request: Request, state: LinearState | None, batch: tuple[int, ...]
     dtype = accumulation_dtype(request)
     query, key, value = (tensor.to(dtype) for tensor in (request.query, request.key, request.value))
     kernel = is_supported(query, key, value)
-    read, met, phi = _compute_features(request, query, key, fused=kernel)
+    read, met, phi = compute_features(request, query, key, fused=kernel)
     shape = (*batch, key.shape[1], met.shape[-1], value.shape[-1])
     past: tuple[Tensor | None, Tensor | None] = (None, None)
     if state is not None:
@@ -273,7 +273,7 @@ def _advance(request: Request, state: LinearState | None, batch: tuple[int, ...]
         output, sums, norm = made
         return output, LinearState(sums.reshape(shape), norm.reshape(shape[:-1]))
     nonfinite = _find_nonfinite_values(key, value, request)
-    read, met, phi = _compute_features(request, zero_nonfinite(query), zero_nonfinite(key), fused=kernel)
+    read, met, phi = compute_features(request, zero_nonfinite(query), zero_nonfinite(key), fused=kernel)
     output, sums, norm = (attention if kernel else compute_in_torch)(read, met, zero_nonfinite(value), *past, phi)
     nan_marks = _propagate_marks(nonfinite, True, request)
     nan_rows = nan_marks.repeat_interleave(request.group, dim=1) | _find_nonfinite_queries(query, request)

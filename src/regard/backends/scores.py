@@ -32,6 +32,8 @@ class TileSettings:
     learns: bool = True  # whether gradients of the bias are wanted
     bias_by_row: bool = False  # whether a plain tensor differs between batch rows that the pattern distinguishes
     dropout: float = 0.0
+    numbers: tuple[Tensor, Tensor] | None = None  # of queries and keys that are some of a longer sequence ...
+    whole: Lengths | None = None  # ... and its lengths
 
     @property
     def reads_content(self) -> bool:
@@ -138,13 +140,14 @@ class Tile:
     def dropout_factors(self, seed: Tensor) -> Tensor:
         """What the weights are multiplied with, 0 or `1 / (1 - p)`: one matrix for each product."""
         lengths, heads, rows = self.task.lengths, self.kv_heads * self.task.group, self.task.pattern.rows or 1
-        query, (block, place) = self.job.query.index, self.job.key_blocks(lengths.keys)
+        numbers = None if self.task.numbers is None else self.task.numbers[1]
+        query, (block, place) = self.job.query.index, self.job.key_blocks(lengths.keys, numbers)
         batch_row = torch.arange(self.batch, device=query.device)[:, None] * rows
         batch_row = batch_row + torch.div(query[:, 0], max(lengths.queries, 1), rounding_mode="floor")
         head = torch.arange(heads, device=query.device)[:, None]
         row = (batch_row[:, None] * heads + head)[..., None, None]  # (batch, head, tile, 1, 1)
         dropout = Dropout(self.task.dropout, seed)
-        factors = dropout.factors(row, self._local(self.job.query, 0)[:, :, None], block[:, None, :], self.key.dtype)
+        factors = dropout.factors(row, self._number(self.job.query, 0)[:, :, None], block[:, None, :], self.key.dtype)
         factors = factors.flatten(-2)  # (batch, head, tile, query', 8 * block)
         return self.joined(factors.gather(-1, place[:, None].expand(*factors.shape[:-1], -1)))
 
@@ -164,7 +167,8 @@ class Tile:
         bias = self.task.bias
         if bias is None:
             return self._take_tensor_tile(learned[0])
-        i, j = self._local(self.job.query, 0) + self.task.lengths.offset, self._local(self.job.key, 1)
+        offset = (self.task.whole or self.task.lengths).offset
+        i, j = self._number(self.job.query, 0) + offset, self._number(self.job.key, 1)
         names = [name for name, _ in bias.named_parameters()]
         parameters = dict(zip(names, learned, strict=True))
         if content:
@@ -174,6 +178,11 @@ class Tile:
     def _local(self, places: TokenIndex, axis: int) -> Tensor:
         """Token numbers inside their own batch row."""
         return places.index if self.task.pattern.rows is None else places.index % self.task.lengths[axis]
+
+    def _number(self, places: TokenIndex, axis: int) -> Tensor:
+        """Token numbers in the whole sequence, which biases and dropout depend on."""
+        local = self._local(places, axis)
+        return local if self.task.numbers is None else self.task.numbers[axis][local]
 
     def _locate_pairs(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Where a plain tensor `(batch or 1, head or 1, query or 1, key or 1)` keeps the pairs of this tile."""

@@ -82,13 +82,15 @@ class Job:
         """Whether a query might see none of its tile's keys."""
         return self.group.may_be_empty
 
-    def key_blocks(self, keys: int) -> tuple[Tensor, Tensor]:
+    def key_blocks(self, keys: int, numbers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The blocks of neighbouring keys that dropout draws at once, and where each key is among their keys.
 
-        `(tile, block)` and `(tile, key')`, for key numbers inside their own batch row of so many keys.
+        `(tile, block)` and `(tile, key')`, for key numbers inside their own batch row of so many keys; `numbers` are
+        those of the same keys in a longer sequence.
         """
         with outside_modes():
             key = self.group.key[self.first : self.last].numpy() % max(keys, 1)
+            key = key if numbers is None else numbers.cpu().numpy()[key]
             block = key // KEYS_AT_ONCE
             number = np.cumsum(np.diff(block, axis=1, prepend=block[:, :1]) != 0, axis=1)
             blocks = np.zeros((len(block), int(number.max(initial=0)) + 1), dtype=np.int64)

@@ -19,7 +19,7 @@ from torch import Tensor
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 OK, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
 # The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
-ATTENTION = struct.Struct("=9qd2qd12q4q5q5q6q")
+ATTENTION = struct.Struct("=9qd2qd2q12q4q5q5q6q")
 DECODE = struct.Struct("=9qd12q4q")
 LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
 GEMV = struct.Struct("=11q")

@@ -31,7 +31,7 @@ from regard.kernels.registration import refuse_second_gradient, register_operato
 from regard.nonfinite import find_nonfinite_rows, zero_nan_bias, zero_nonfinite
 
 _NOTHING = (0, 0, 0, 0, 0)
-_NO_DROPOUT = (0, 0, 1.0)
+_NO_DROPOUT = (0, 0, 1.0, 0, 0)
 
 
 class Score(NamedTuple):
@@ -48,6 +48,13 @@ class Score(NamedTuple):
     seed: Tensor | None = None  # () int64: of the dropout
 
 
+class TokenNumbers(NamedTuple):
+    """The numbers of queries and keys in a longer sequence, `(query,)` and `(key,)` int32: dropout depends on them."""
+
+    query: Tensor
+    key: Tensor
+
+
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -57,7 +64,9 @@ def _broadcast_strides(bias: Tensor) -> list[int]:
     return [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)]
 
 
-def _describe_inputs(query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, score: Score) -> tuple:
+def _describe_inputs(
+    query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, score: Score, numbers: TokenNumbers | None
+) -> tuple:
     batch, heads, queries, dim = query.shape
     table, bias = score.table, score.bias
     about_table = _NOTHING
@@ -69,7 +78,8 @@ def _describe_inputs(query: Tensor, key: Tensor, value: Tensor, output: Tensor, 
     about_dropout = _NO_DROPOUT
     if score.dropout:
         assert score.seed is not None
-        about_dropout = (find_threshold(score.dropout), int(score.seed), keep_scale(score.dropout))
+        places = (0, 0) if numbers is None else (numbers.query.data_ptr(), numbers.key.data_ptr())
+        about_dropout = (find_threshold(score.dropout), int(score.seed), keep_scale(score.dropout), *places)
     return (
         DTYPE_CODES[query.dtype],
         num_threads(),
@@ -118,13 +128,15 @@ def _prepare_bias(score: Score, dtype: torch.dtype) -> Score:
 # Forward
 
 
-def _run_forward(query: Tensor, key: Tensor, value: Tensor, score: Score) -> tuple[Tensor, Tensor, bool]:
+def _run_forward(
+    query: Tensor, key: Tensor, value: Tensor, score: Score, numbers: TokenNumbers | None = None
+) -> tuple[Tensor, Tensor, bool]:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
     batch, heads, queries, _ = query.shape
     output = empty_output(batch, heads, queries, value.shape[3], dtype=dtype)
     lse = empty_output(batch, heads, queries, dtype=dtype)
-    fields = ATTENTION.pack(*_describe_inputs(query, key, value, output, lse, score), 0, 0, 0, 0, 0, 0)
+    fields = ATTENTION.pack(*_describe_inputs(query, key, value, output, lse, score, numbers), 0, 0, 0, 0, 0, 0)
     return output, lse, _is_finite(native.regard_attention(fields))
 
 
@@ -132,11 +144,20 @@ def forward(
     query, key, value, table, query_code, key_code, bias, words, masks, scale, dropout, seed
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a program, by a plain call."""
+    return run_forward(
+        query, key, value, Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed), None
+    )
+
+
+def run_forward(
+    query: Tensor, key: Tensor, value: Tensor, score: Score, numbers: TokenNumbers | None
+) -> tuple[Tensor, Tensor]:
+    """The same; with `numbers`, for tokens of a longer sequence."""
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
-    score = Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed)
-    if table is not None or bias is not None:
+    scale = score.scale
+    if score.table is not None or score.bias is not None:
         score = _prepare_bias(score, _accumulation_dtype(query.dtype))
-    output, lse, finite = _run_forward(query, key, value, score)
+    output, lse, finite = _run_forward(query, key, value, score, numbers)
     if finite:
         return output, lse
     nonfinite, nan_rows = ~torch.isfinite(value), torch.zeros((), dtype=torch.bool)
@@ -146,7 +167,7 @@ def forward(
         nonfinite, nan_rows = nonfinite | find_nonfinite_rows(key), find_nonfinite_rows(query)
         if not bool(nonfinite.any()) and not bool(nan_rows.any()):
             return output, lse  # scores that overflowed, or a bias that is not finite: the kernel keeps the rule
-    output, lse, _ = _run_forward(zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value), score)
+    output, lse, _ = _run_forward(zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value), score, numbers)
     # The mean of marks is positive for queries that see a non-finite key or value; the log-sum-exp says which see any.
     mean, seen, _ = _run_forward(*_zero_queries_keys(query, key), nonfinite.to(value.dtype), _with_equal_scores(score))
     return torch.where((mean > 0) | (nan_rows & (seen > -torch.inf).unsqueeze(-1)), torch.nan, output), lse
@@ -169,7 +190,9 @@ def _zero_queries_keys(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 # Backward
 
 
-def _run_backward(grad_output, query, key, value, score: Score, output, lse, learn_table, learn_bias) -> tuple:
+def _run_backward(
+    grad_output, query, key, value, score: Score, output, lse, learn_table, learn_bias, numbers=None
+) -> tuple:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
     grads = [empty_output(*tensor.shape, dtype=dtype) for tensor in (query, key, value)]
@@ -181,7 +204,7 @@ def _run_backward(grad_output, query, key, value, score: Score, output, lse, lea
         assert score.bias is not None
         bias = score.bias.contiguous()  # its gradient has the strides of a dense tensor
         score, bias_grad = score._replace(bias=bias), torch.zeros_like(bias)
-    common = _describe_inputs(query, key, value, output, lse, score)
+    common = _describe_inputs(query, key, value, output, lse, score, numbers)
     addresses = [grad_output.data_ptr(), *(grad.data_ptr() for grad in grads)]
     addresses += [table_grad.data_ptr() if learn_table else 0, bias_grad.data_ptr() if learn_bias else 0]
     finite = _is_finite(native.regard_attention_backward(ATTENTION.pack(*common, *addresses)))
@@ -219,12 +242,22 @@ def backward(
     learn_bias,
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value, table and bias (empty where not wanted), by a plain call."""
+    score = Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed)
+    return run_backward(grad_output, query, key, value, score, output, lse, (learn_table, learn_bias), None)
+
+
+def run_backward(
+    grad_output, query, key, value, score: Score, output, lse, wanted: tuple[bool, bool], numbers: TokenNumbers | None
+) -> tuple[Tensor, ...]:
+    """The same; with `numbers`, for tokens of a longer sequence. `wanted`: whether table and bias learn.
+
+    With output and log-sum-exp of more keys than these, it returns what these keys contribute.
+    """
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
-    score = _prepare_bias(
-        Score(table, query_code, key_code, bias, words, masks, scale, dropout, seed), _accumulation_dtype(query.dtype)
-    )
+    scale = score.scale
+    score = _prepare_bias(score, _accumulation_dtype(query.dtype))
     grad_output, output, lse = grad_output.contiguous(), output.contiguous(), lse.contiguous()
-    grads, finite = _run_backward(grad_output, query, key, value, score, output, lse, learn_table, learn_bias)
+    grads, finite = _run_backward(grad_output, query, key, value, score, output, lse, *wanted, numbers)
     if finite:
         return grads
     # Outputs that became NaN by a non-finite input carry no gradient.
@@ -240,8 +273,7 @@ def backward(
     table, bias = (None if tensor is None else zero_nan_bias(tensor) for tensor in (score.table, score.bias))
     score = score._replace(table=table, bias=bias)
     nonfinite = ~torch.isfinite(grad_output)
-    wanted = (learn_table, learn_bias)
-    grads, _ = _run_backward(zero_nonfinite(grad_output), query, key, value, score, output, lse, *wanted)
+    grads, _ = _run_backward(zero_nonfinite(grad_output), query, key, value, score, output, lse, *wanted, numbers)
     if not bool(nonfinite.any()):
         return grads
     return _spread_nan(grads, _mark_grads(nonfinite.to(output.dtype), query, key, value, score, *wanted), nonfinite)

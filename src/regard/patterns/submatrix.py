@@ -1,0 +1,214 @@
+"""Some rows and columns of a pattern: what a process that holds a part of the tokens computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.caching import lru_cache_small
+from regard.errors import PatternError
+from regard.patterns.base import Pattern
+from regard.patterns.box import ALL, NONE, Array, Lengths, TokenBox
+from regard.patterns.sequence import Full
+from regard.patterns.token_order import NATURAL_ORDER, TokenOrder
+
+Runs = tuple[tuple[int, int], ...]  # [start, stop) of token numbers, in rising order
+
+
+def count_tokens(runs: Runs) -> int:
+    """How many tokens the runs hold."""
+    return sum(stop - start for start, stop in runs)
+
+
+@lru_cache_small(maxsize=64)
+def list_tokens(runs: Runs) -> Array:
+    """The token numbers of the runs, in order."""
+    return np.concatenate([np.arange(*run) for run in runs]) if runs else np.zeros(0, dtype=np.int64)
+
+
+def to_runs(marks: Array) -> Runs:
+    """The runs of marked tokens."""
+    edges = np.flatnonzero(np.diff(marks.astype(np.int8), prepend=0, append=0))
+    return tuple((int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
+
+
+@dataclass(frozen=True, repr=False)
+class Submatrix(Pattern):
+    """The pairs of a pattern between some of its queries and some of its keys, both numbered anew.
+
+    Attributes:
+        pattern: the whole.
+        whole: its lengths.
+        queries, keys: runs of query and key numbers.
+    """
+
+    pattern: Pattern
+    whole: Lengths
+    queries: Runs
+    keys: Runs
+
+    def __repr__(self) -> str:
+        return f"{self.pattern!r} of queries {_describe(self.queries)} and keys {_describe(self.keys)}"
+
+    @property
+    def rows(self) -> int | None:
+        return self.pattern.rows
+
+    @property
+    def heads(self) -> int | None:
+        return self.pattern.heads
+
+    @property
+    def counts(self) -> Lengths:
+        """How many queries and keys there are."""
+        return Lengths(count_tokens(self.queries), count_tokens(self.keys))
+
+    def _check_lengths(self, lengths: Lengths) -> None:
+        if lengths != self.counts:
+            raise PatternError(
+                "A part of a pattern does not fit the tensors.",
+                asked=f"{self.counts.queries} queries and {self.counts.keys} keys of {self.pattern!r}",
+                found=f"{lengths.queries} queries and {lengths.keys} keys",
+                because="every token of the part has its own number in the whole",
+                instead="tensors with the tokens of the part",
+            )
+
+    def _find_queries(self, position: Array) -> Array:
+        """The positions in the whole of queries at these positions of the part."""
+        counts, numbers = self.counts, list_tokens(self.queries)
+        return numbers[np.clip(position - counts.offset, 0, len(numbers) - 1)] + self.whole.offset
+
+    def _find_keys(self, position: Array) -> Array:
+        numbers = list_tokens(self.keys)
+        return numbers[np.clip(position, 0, len(numbers) - 1)]
+
+    def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:
+        queries = torch.from_numpy(list_tokens(self.queries)).to(i.device) + self.whole.offset
+        keys = torch.from_numpy(list_tokens(self.keys)).to(j.device)
+        return self.pattern._allows(queries[i - self.counts.offset], keys[j], row, self.whole)
+
+    def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
+        # A box that spans several runs contains more tokens than there are: its answer is conservative, never wrong.
+        shift = self._shift is not None
+        boxes = [
+            TokenBox(find(box.first), find(box.last), box.step if len(runs) == 1 else 1,
+                     box.grid if shift else None, box.range if shift else None)
+            for box, find, runs in ((query, self._find_queries, self.queries), (key, self._find_keys, self.keys))
+        ]  # fmt: skip
+        return self.pattern._box_coverage(*boxes, row, self.whole)
+
+    @property
+    def _is_opaque(self) -> bool:
+        return self.pattern._is_opaque
+
+    @property
+    def _needs_key_length(self) -> bool:
+        return False  # that of the whole is known
+
+    @property
+    def _shift(self) -> int | None:
+        """How far the positions of the part lie from those of the whole, if queries and keys are the same run."""
+        same = self.queries == self.keys and len(self.queries) == 1 and self.whole.offset == 0
+        return self.queries[0][0] if same else None
+
+    def _find_dense_order(self) -> TokenOrder:
+        order = self.pattern._find_dense_order()
+        return NATURAL_ORDER if self._shift is None or order == NATURAL_ORDER else _ShiftedOrder(order, self._shift)
+
+    def _is_global(self, position: Array) -> Array:
+        return self.pattern._is_global(self._find_queries(position))
+
+    @property
+    def is_key_padding(self) -> bool:
+        return self.pattern.is_key_padding
+
+
+@dataclass(frozen=True)
+class _ShiftedOrder(TokenOrder):
+    """The order of a whole sequence, for a run of its tokens that begins at `start`."""
+
+    order: TokenOrder
+    start: int
+
+    @property
+    def name(self) -> str:
+        return self.order.name
+
+    @property
+    def closed(self) -> bool:
+        return self.order.closed
+
+    @property
+    def preference(self) -> tuple[int, int]:
+        return self.order.preference
+
+    @property
+    def step(self) -> int:
+        return self.order.step
+
+    def find_classes(self, position: Array) -> Array:
+        return self.order.find_classes(position + self.start)
+
+    def fit_to_tile(self, block: int) -> TokenOrder:
+        return _ShiftedOrder(self.order.fit_to_tile(block), self.start)
+
+    def make_boxes(self, position: Array, first: Array, last: Array) -> TokenBox:
+        box = self.order.make_boxes(position + self.start, first, last)
+        return TokenBox(box.first - self.start, box.last - self.start, box.step, box.grid, box.range)
+
+
+def restrict(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Pattern:
+    """The part of a pattern between these tokens: `Full()` where it is known to allow all of them."""
+    if queries == ((0, whole.queries),) and keys == ((0, whole.keys),):
+        return pattern
+    seen = _cover(pattern, whole, queries, keys)
+    return Full() if seen.size and (seen == ALL).all() else Submatrix(pattern, whole, queries, keys)
+
+
+def _cover(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Array:
+    """The coverage of every pair of a run of queries and a run of keys, for every row of the pattern."""
+    first, last = (np.array([run[at] for run in queries]) + whole.offset - at for at in (0, 1))
+    key_first, key_last = (np.array([run[at] for run in keys]) - at for at in (0, 1))
+    return _cover_boxes(pattern, whole, (first, last), (key_first, key_last))
+
+
+def _cover_boxes(pattern: Pattern, whole: Lengths, query: tuple[Array, Array], key: tuple[Array, Array]) -> Array:
+    """`(row, query box, key box)`."""
+    pattern = pattern._with_folded_heads
+    shape = (pattern.rows or 1, len(query[0]), len(key[0]))
+    row, i, j = (axis.reshape(-1) for axis in np.indices(shape))
+    boxes = TokenBox(query[0][i], query[1][i]), TokenBox(key[0][j], key[1][j])
+    return pattern._box_coverage(*boxes, row, whole).reshape(shape)
+
+
+def find_needed_keys(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Runs:
+    """Those of the keys that some of the queries may see: exact for most patterns, all where nothing is known."""
+    numbers = list_tokens(keys)
+    first, last = (np.array([run[at] for run in queries], dtype=np.int64) + whole.offset - at for at in (0, 1))
+    return _select(pattern, whole, (first, last), (numbers, numbers), numbers, axis=1)
+
+
+def find_needed_queries(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Runs:
+    """Those of the queries that may see some of the keys."""
+    numbers = list_tokens(queries)
+    first, last = (np.array([run[at] for run in keys], dtype=np.int64) - at for at in (0, 1))
+    absolute = numbers + whole.offset
+    return _select(pattern, whole, (absolute, absolute), (first, last), numbers, axis=2)
+
+
+def _select(
+    pattern: Pattern, whole: Lengths, query: tuple[Array, Array], key: tuple[Array, Array], numbers: Array, axis: int
+) -> Runs:
+    if not len(query[0]) or not len(key[0]):
+        return ()
+    seen = (_cover_boxes(pattern, whole, query, key) != NONE).any(axis=(0, axis))
+    marks = np.zeros(int(numbers[-1]) + 1, dtype=bool)
+    marks[numbers[seen]] = True
+    return to_runs(marks)
+
+
+def _describe(runs: Runs) -> str:
+    return ", ".join(f"{start}:{stop}" for start, stop in runs) or "none"
