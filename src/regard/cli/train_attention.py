@@ -131,6 +131,9 @@ def choose_layers(count: int) -> list[int]:
 
 
 def label_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token, with spaces and line breaks that can be seen."""
-    texts = [tokenizer.decode([number], skip_special_tokens=False) for number in ids]
-    return [text.replace("\n", "\\n").replace(" ", "·") or "''" for text in texts]
+    """The text of each token, with spaces and control characters that can be seen."""
+    texts = [tokenizer.decode([number], skip_special_tokens=False).replace(" ", "·") for number in ids]
+    return [
+        "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text) or "''"
+        for text in texts
+    ]
