@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -166,6 +167,7 @@ NAMES = {
     "C": ("num_channels",),
     "p": ("patch_size",),
 }
+NO_POOLING = {"add_pooling_layer": False}  # an argument beside the configuration
 
 
 def _from_hugging_face(module: nn.Module, image: tuple[int, int] | None) -> Configuration | None:
@@ -203,6 +205,9 @@ def _from_hugging_face(module: nn.Module, image: tuple[int, int] | None) -> Conf
     if layer_types is not None and len(set(layer_types)) > 1:
         sizes.pop("L", None)
 
+    is_pooled = getattr(module, "pooler", module) is not None
+    options = {} if is_pooled or "add_pooling_layer" not in signature(type(module)).parameters else NO_POOLING
+
     def build(sizes: Values) -> nn.Module:
         changed = copy.deepcopy(config)
         for symbol, name in names.items():
@@ -221,7 +226,8 @@ def _from_hugging_face(module: nn.Module, image: tuple[int, int] | None) -> Conf
             changed.layer_types = [layer_types[0]] * sizes["L"]
         if resized:
             changed.image_size = sizes["R"]
-        return type(module)._from_config(changed) if hasattr(type(module), "_from_config") else type(module)(changed)  # type: ignore[attr-defined]
+        make: Any = getattr(type(module), "_from_config", type(module))
+        return make(changed, **options)
 
     return Configuration(sizes, build, multiples, {"S": "N"})
 

@@ -210,6 +210,10 @@ def hugging_face_bert(V: int = 11, D: int = 12, L: int = 2, H: int = 3, F: int =
     return transformers().BertModel(config)
 
 
+def hugging_face_encoder(**sizes: int) -> Any:
+    return transformers().BertModel(hugging_face_bert(**sizes).config, add_pooling_layer=False)
+
+
 OTHERS: list[dict[str, int]] = [
     {"D": 20, "H": 5},
     {"D": 14, "H": 2, "F": 33},
@@ -220,7 +224,8 @@ OTHERS: list[dict[str, int]] = [
 
 
 @pytest.mark.parametrize(
-    "build", [gpt, block, *(pytest.param(e, marks=pytest.mark.slow) for e in (bert, hugging_face_bert))]
+    "build",
+    [gpt, block, hugging_face_encoder, *(pytest.param(e, marks=pytest.mark.slow) for e in (bert, hugging_face_bert))],
 )
 def test_sizes_of_the_configuration_hold_at_many_others(build: Callable[..., Any]) -> None:
     found = cost(build(), batch=2, tokens=13)

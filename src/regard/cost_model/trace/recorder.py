@@ -122,11 +122,13 @@ class Recorder(TorchDispatchMode):
         before = {operand.storage for operand in reads.values()}
         if reads and not mutates and all(operand.storage in before for operand in writes):
             return  # a view
+        if func.is_view and not any(_is_fake(each) for each in named_tensors(arguments).values()):
+            # A view of a table that existed before. The view is fake and the table real, so their storages differ.
+            self.tables.update(operand.storage for operand in writes)
+            return
         for operand in writes:
             if operand.storage not in before:
                 self.makers[operand.storage] = name, operand
-            if func.is_view and not any(_is_fake(each) for each in named_tensors(arguments).values()):
-                self.tables.add(operand.storage)  # a view of a table that existed before
         path, backward = self.modules.current()
         constants = () if CALL in path else read_constants(name, arguments, reads)
         self.trace.operations.append(Operation(name, path, backward, reads, writes, constants, mutates))
