@@ -65,8 +65,8 @@ def test_the_report_has_attention_and_laws(kind, folder, monkeypatch, capsys):
     assert ('id="attention"' in page) == (kind != "resnet")
     if kind != "resnet":
         attention = page[page.index('id="attention"') :].split("</section>")[0]
-        # The windows of a DaViT are no attention layer that visualize reads: the page says so.
-        assert ("No attention layer was found in DaViT" if kind == "davit" else "<svg") in attention
+        assert "<svg" in attention
+        assert ("attends between channels, which has no weights" in attention) == (kind == "davit")
     assert ('id="heads"' in page) == (kind == "spatial")
     laws = LAWS.get(kind, {"batch-independence", "determinism"})
     assert set(told["laws"]) == laws
@@ -116,9 +116,22 @@ def test_attention_is_drawn_of_the_first_middle_and_last_layer_on_the_validation
     assert answer_questions(run) == []
 
 
-def test_spaces_and_line_breaks_of_tokens_can_be_seen():
+def test_curves_lie_at_the_steps_of_their_values(folder, monkeypatch):
+    """Lines of steps 2, 4 and 6 of a run of 7 are not stretched over the whole axis; the evaluated part is named."""
+    monkeypatch.chdir(folder)
+    command = ["vit", *IMAGES, "--layers", "1", "--heads", "2", "--steps", "7", "--eval-every", "3", "--log-every", "2"]
+    assert main(["train", *command, "--folder", "curves", "--no-laws"]) == 0
+    page = (folder / "curves" / "report.html").read_text()
+    found = [
+        [point.split(",")[0] for point in line.split()] for line in re.findall(r'<polyline points="([^"]*)"', page)
+    ]
+    assert found == [["28.57", "57.14", "85.71"], *2 * [["0.00", "42.86", "85.71", "100.00"]]]
+    assert "Accuracy on the test set." in page
+
+
+def test_spaces_and_control_characters_of_tokens_can_be_seen():
     tokenizer = make_tokenizer("bytes")
-    assert label_tokens(tokenizer, tokenizer.encode("a \nb")) == ["a", "·", "\\n", "b"]
+    assert label_tokens(tokenizer, tokenizer.encode("a \nb\0")) == ["a", "·", "\\n", "b", "\\x00"]
 
 
 def test_an_alignment_has_the_translation_in_rows_and_the_source_in_columns():

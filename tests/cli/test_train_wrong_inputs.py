@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.cli import main
+from regard.cli.train import _make_recipe, make_parser
 from regard.train import read_run
 
 GOOD = "the quick brown fox jumps over the lazy dog. "
@@ -81,6 +82,10 @@ WRONG = [
     ("train gpt good.txt --sample-tokens -3", "sample_tokens=-3"),
     ("train gpt good.txt --learning-rate fast", "instead  learning_rate=0.001"),
     ("train gpt good.txt --schedule stairs", "instead  schedule='cosine'"),
+    ("train gpt good.txt --learning-rate inf", "at least 0 and finite"),
+    ("train gpt good.txt --tokenizer bytes --vocab-size 300", "A tokenizer of bytes has no vocab_size"),
+    ("train gpt good.txt --context-length 8 --prompt thequick", "prompt of the samples fills the context"),
+    ("train gpt good.txt --data empty.txt", "DATA good.txt and --data empty.txt"),
     ("train gpt good.txt --steps 0", "GPTRecipe cannot have steps=0"),
     ("train gpt good.txt --minutes -3", "'-3' is not a positive number of minutes"),
     ("train gpt good.txt --minutes soon", "'soon' is not a positive number of minutes"),
@@ -91,6 +96,11 @@ WRONG = [
     ("train bert good.txt", "needs four documents"),
     ("train bert good.txt --tasks mlm,unknown", "each once"),
     ("train bert good.txt --tasks mlm,entailment", "cannot be made from text alone"),
+    (
+        "train bert good.txt --tasks mlm --share 0.0001 --batch-size 2 --vocab-size 60",
+        "The validation text has no target for mlm",
+    ),
+    ("train ablation good.txt --seeds 0", "'0' is not a whole number of at least 1"),
     ("train classify unlabelled.jsonl", "it has no 'label'"),
     ("train translate a.en", "the file of its translations"),
     ("train translate a.en a.de", "90 and 60 lines"),
@@ -129,7 +139,7 @@ def test_wrong_inputs_are_refused_in_four_parts_and_leave_nothing(words, told, t
     assert err.startswith("regard: ")  # nothing is announced before the refusal
     assert told in err
     assert "\n  instead  " in err
-    assert "  because  " in err or words.startswith("train gpt good.txt --minutes")  # a usage error is argparse's
+    assert "  because  " in err or "--minutes" in words or "--seeds" in words  # a usage error is argparse's
     assert files_of(trained) == before
     assert not (trained / "runs").exists()
 
@@ -230,3 +240,20 @@ def test_a_text_longer_than_the_context_is_generated(here, capsys):
     best = main(["generate", "gpt/model", "the", "--seed", "4", "--max-new-tokens", "9"])
     assert best == 0
     assert capsys.readouterr().out == tokenizer.decode([*tokenizer.encode("the"), *ids]) + "\n"
+
+
+# Values of fields
+
+
+def test_texts_that_are_numbers_lists_of_one_and_spaces_in_lists_are_understood(here):
+    """A prompt of digits is a text, `--dims 12` is a list, and `mlm, sop` are two tasks; a negative seed is one."""
+    assert main([*GPT, "--prompt", "5", "--seed", "-1", "--folder", "five"]) == 0
+    recipe = read_run("five").recipe
+    assert (recipe.prompt, recipe.seed) == ("5", -1)
+    one = ["--dims", "6", "--heads", "3", "--depths", "1", "--steps", "1", "--no-laws", "--folder", "one"]
+    assert main(["train", "davit", *one]) == 0
+    assert read_run("one").recipe.dims == (6,)
+    args = make_parser().parse_args(["bert", "--tasks", "mlm, sop", "--option", "views=adjacent"])
+    assert _make_recipe(args).tasks == ("mlm", "sop")
+    assert _make_recipe(make_parser().parse_args(["spatial", "digits", "--paper"])).data == "digits"
+    assert _make_recipe(make_parser().parse_args(["spatial", "--paper"])).data == "cifar10"

@@ -135,3 +135,23 @@ def test_what_is_no_grid_and_no_window_is_refused():
         WindowAttention(6, 4, 3)
     with pytest.raises(PatternError, match="window"):
         WindowAttention(6, 2, 0)
+
+
+@pytest.mark.parametrize("sees_padding", [True, False])
+def test_the_weights_and_the_padding_s_share_give_the_output(sees_padding):
+    """What is missing to one is the weight of padding, whose value is the value's bias."""
+    torch.manual_seed(0)
+    layer = WindowAttention(6, heads=2, window=(3, 2), sees_padding=sees_padding).double()
+    torch.nn.init.normal_(layer.qkv.bias)
+    grid = torch.randn(2, 5, 7, 6, dtype=torch.float64)
+    weight = layer.weights(grid, range(35))
+    assert weight.shape == (2, 2, 35, 35)
+    apart = ~GridWindow((5, 7), (3, 2)).matrix(35, 35)
+    assert not weight[..., apart].any()
+    missing = 1 - weight.sum(-1, keepdim=True)
+    assert (missing.abs().max() > 0.05) == sees_padding
+    value = layer.qkv(grid.flatten(1, 2))[..., 12:].unflatten(-1, (2, 3)).transpose(1, 2)
+    mixed = weight @ value + missing * layer.qkv.bias[12:].view(2, 1, 3)
+    output = layer.proj(mixed.transpose(1, 2).flatten(2)).view_as(grid)
+    torch.testing.assert_close(output, layer(grid))
+    torch.testing.assert_close(layer.weights(grid, [33, 8]), weight[:, :, [33, 8]])

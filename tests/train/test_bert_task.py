@@ -20,7 +20,7 @@ from regard.models import Bert, BertForPretraining
 from regard.train import read_recipe, read_run, train
 from regard.train.data import text
 from regard.train.objectives import Corpus, Example
-from regard.train.tasks.bert import TASKS, BertRecipe, BertTask, PretrainingText
+from regard.train.tasks.bert import TASKS, BertRecipe, BertTask, PretrainingText, encode_sequences
 from regard.train.tasks.bert_batches import BertBatch
 
 pytest.importorskip("tokenizers")
@@ -418,3 +418,26 @@ def test_the_command_trains_on_a_text_and_its_weights_begin_a_classification(tmp
     assert main([*command, "--batch-size", "8", "--folder", str(tmp_path / "classes")]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert read_run(tmp_path / "classes").model.config.dim == 16
+
+
+def test_label_smoothing_is_that_of_every_task(templates):
+    """With K classes the loss is (1 - s) times the plain one plus s times the mean over classes."""
+    tasks = tuple(task for task in TASKS if task != "entailment")
+    sizes = SIZES | {"dim": 8, "batch_size": 24, "precision": "float64", "eval_batches": 1}
+    plain, smoothed, even = (
+        BertTask(BertRecipe(**sizes, tasks=tasks, label_smoothing=share), templates) for share in (0.0, 0.25, 0.5)
+    )
+    torch.manual_seed(0)
+    model = plain.build_model().double().eval()
+    (batch,) = plain.make_batches(0)
+    losses = [task.compute_terms(model, batch) for task in (plain, smoothed, even)]
+    for task in tasks:
+        first, between, last = (found[task].item() for found in losses)
+        uniform = first + 2 * (last - first)  # the loss is linear in the share
+        assert between == pytest.approx(0.75 * first + 0.25 * uniform, rel=1e-9)
+        assert abs(between - first) > 1e-6 * first
+    assert plain.evaluate(model) == smoothed.evaluate(model)
+    places, targets = batch.targets["mlm"]
+    logs = model.predict_tokens(encode_sequences(model, batch.sequences)[places]).log_softmax(-1)
+    expected = 0.75 * logs[torch.arange(len(targets)), targets].sum() + 0.25 * logs.mean(-1).sum()
+    assert losses[1]["mlm"].item() == pytest.approx(-expected.item(), rel=1e-12)

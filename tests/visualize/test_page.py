@@ -119,6 +119,8 @@ def test_bars_and_lines_have_the_lengths_of_their_numbers():
     assert "width:25.00%" in Table([Column("a"), Column("b")], [("x", Bar(0.25, "a quarter"))]).to_html()
     drawn = share_chart({"line": [0.0, 0.5, 1.0]}, "", ("", ""), 0.0, 1.0)
     assert 'points="0.00,100.00 50.00,50.00 100.00,0.00"' in drawn
+    drawn = share_chart({"line": [0.0, 0.5, 1.0]}, "", ("", ""), 0.0, 1.0, places={"line": [0.1, 0.2, 1.0]})
+    assert 'points="10.00,100.00 20.00,50.00 100.00,0.00"' in drawn
 
 
 def test_kernels_are_images_with_captions():

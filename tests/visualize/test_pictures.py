@@ -9,7 +9,8 @@ from torch import nn
 from regard import Alibi, Causal, Quadratic, RegardError, RelativeTable, TransformerXL, Window, show
 from regard.convert import conv_to_attention
 from regard.layers.profiles import HeadProfile, head_profile
-from regard.models import GPT, GPTConfig, ViT, ViTConfig
+from regard.layers.windows import WindowAttention
+from regard.models import GPT, DaViT, DaViTConfig, GPTConfig, ViT, ViTConfig
 from regard.models.spatial import SpatialConfig, SpatialTransformer
 from regard.visualize import attention_maps, draw_kernels
 from regard.visualize.kernels import effective_kernels, find_strongest_pairs
@@ -55,6 +56,25 @@ def test_a_pixel_outside_is_refused(vit):
 
 
 # Maps
+
+
+def test_window_attention_is_drawn_on_the_grid_of_each_stage():
+    """A DaViT has a smaller grid in each stage; its channel attention has no weights between tokens."""
+    torch.manual_seed(0)
+    model = DaViT(DaViTConfig(channels=1, classes=3, dims=(6, 8), heads=(3, 2), depths=(1, 2), window=2)).eval()
+    picture = show(model, torch.rand(1, 16, 24), query=(5, 13))
+    layers = picture.data["layers"]
+    assert list(layers) == ["stages.0.blocks.0.attention", "stages.1.blocks.0.attention", "stages.1.blocks.2.attention"]
+    assert [tuple(each.shape) for each in layers.values()] == [(3, 4, 6), (2, 2, 3), (2, 2, 3)]
+    first = layers["stages.0.blocks.0.attention"]
+    # The pixel is in token (1, 3) of the first grid, whose window has rows 0 and 1 and columns 2 and 3.
+    torch.testing.assert_close(first[:, :2, 2:4].sum((1, 2)), torch.ones(3))
+    assert first.sum() == first[:, :2, 2:4].sum()
+    assert "goes to" not in show(model, torch.rand(1, 16, 24), layer=0).caption
+    # The second grid has 2 x 3 tokens: the windows on the right are completed with zeros.
+    assert "goes to the zeros that complete its windows" in show(model, torch.rand(1, 16, 24), query=(0, 23)).caption
+    layer = WindowAttention(6, heads=2, window=2)
+    assert show(layer, torch.rand(1, 4, 6, 6), query=(3, 1)).data["token"] == 19
 
 
 def test_a_map_has_the_weights_of_the_query_pixel(vit):

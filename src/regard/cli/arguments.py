@@ -26,6 +26,12 @@ class Parser(argparse.ArgumentParser):
 
 def read_option(text: str) -> tuple[str, Any]:
     """`heads=3` as a name and a value: a number, a constant, numbers with commas, a pattern, or a word."""
+    name, value = split_option(text)
+    return name, read_value(name, value)
+
+
+def split_option(text: str) -> tuple[str, str]:
+    """`heads=3` as a name and the text after the equals sign."""
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name.isidentifier() or not value.strip():
@@ -34,7 +40,7 @@ def read_option(text: str) -> tuple[str, Any]:
             because="an option is a name, an equals sign and a value",
             instead="--option heads=3",
         )
-    return name, read_value(name, value.strip())
+    return name, value.strip()
 
 
 def read_value(name: str, text: str) -> Any:
@@ -53,6 +59,13 @@ def read_value(name: str, text: str) -> Any:
         return float(text)
     except ValueError:
         return text
+
+
+def read_count(text: str) -> int:
+    """The argument of an option that is a whole number of at least 1, for argparse."""
+    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def read_integers(flag: str, text: str | None) -> list[int] | None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.arguments import Parser, read_option, read_value
+from regard.cli.arguments import Parser, read_value, split_option
 from regard.cli.output import check_writable, report_written, write_json
 from regard.errors import InputError
 
@@ -166,26 +166,46 @@ def _read_fields(args: argparse.Namespace) -> dict[str, Any]:
         )
     for unwanted in ("digest", "start"):  # of the recipe.json of a run
         fields.pop(unwanted, None)
-    fields |= dict(read_option(text) for text in args.option)
-    given = {name.removeprefix("field_"): value for name, value in vars(args).items() if name.startswith("field_")}
-    lists = {each.name for each in dataclasses.fields(_find_recipe(args.kind)) if each.type == "tuple[str, ...]"}
-    return fields | {
-        name: tuple(value.split(",")) if name in lists else read_value(name, value)
-        for name, value in given.items()
-        if value is not None
+    given = dict(split_option(text) for text in args.option)
+    given |= {
+        name.removeprefix("field_"): value
+        for name, value in vars(args).items()
+        if name.startswith("field_") and value is not None
     }
+    types = {each.name: str(each.type) for each in dataclasses.fields(_find_recipe(args.kind))}
+    return fields | {name: read_field(name, text, types.get(name, "")) for name, text in given.items()}
+
+
+def read_field(name: str, text: str, annotation: str) -> Any:
+    """The value of a recipe's field: a text stays one even if it is a number, and a list may have a single entry.
+
+    >>> read_field("prompt", "5", "str"), read_field("dims", "48", "tuple[int, ...]"), read_field("steps", "5", "int")
+    ('5', (48,), 5)
+    """
+    if annotation in ("str", "str | None"):
+        return None if "None" in annotation and text.lower() == "none" else text
+    if annotation == "tuple[str, ...]":
+        return tuple(part.strip() for part in text.split(","))
+    value = read_value(name, text)
+    return (value,) if annotation == "tuple[int, ...]" and isinstance(value, int) else value
 
 
 def _make_recipe(args: argparse.Namespace) -> Recipe:
     recipe, fields = _find_recipe(args.kind), _read_fields(args)
-    data = args.data or args.data_option or fields.pop("data", None)
+    if args.data and args.data_option and args.data != args.data_option:
+        raise InputError(
+            "The data are given twice.",
+            asked=f"DATA {args.data} and --data {args.data_option}",
+            because="a run has one of them",
+            instead=f"regard train {args.kind} {args.data_option}",
+        )
+    data = args.data or args.data_option or fields.get("data")
+    others = {name: value for name, value in fields.items() if name != "data"}
     if getattr(args, "target", None) is not None:
-        fields["target_data"] = args.target
+        others["target_data"] = args.target
     if getattr(args, "paper", False):
-        return recipe.paper(**fields)
-    if data is None:
-        return recipe.on(recipe().data, **fields)
-    return recipe.on(data, **{name: value for name, value in fields.items() if name != "data"})
+        return recipe.paper(**others if data is None else {"data": data, **others})
+    return recipe.on(recipe().data if data is None else data, **others)
 
 
 def _run_recipe(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import torch
 from regard.errors import InputError
 from regard.render.markup import Markup
 from regard.render.page import figure, paragraph
-from regard.train import ResNetRecipe, Run
+from regard.train import DaViTRecipe, ResNetRecipe, Run
 from regard.train.data.text import Tokenizer
 from regard.train.tasks.bert import BertTask
 from regard.train.tasks.gpt import LanguageModelTask
@@ -78,7 +78,13 @@ def _draw_images(task: ImageTask, model: Any) -> list[Picture]:
         return []
     middle = image.shape[2] // 2, image.shape[3] // 2
     layers = choose_layers(len(attention_maps(model, image)))
-    return [show(model, image[0], query=middle, layer=layers)]
+    picture = show(model, image[0], query=middle, layer=layers)
+    if isinstance(task.recipe, DaViTRecipe):
+        picture.caption += (
+            " Drawn are layers that attend within windows; each is followed by one that attends between channels, which"
+            " has no weights between places of the image."
+        )
+    return [picture]
 
 
 DRAWERS: dict[type, Callable[[Any, Any], list[Picture]]] = {
@@ -125,6 +131,9 @@ def choose_layers(count: int) -> list[int]:
 
 
 def label_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token, with spaces and line breaks that can be seen."""
-    texts = [tokenizer.decode([number], skip_special_tokens=False) for number in ids]
-    return [text.replace("\n", "\\n").replace(" ", "·") or "''" for text in texts]
+    """The text of each token, with spaces and control characters that can be seen."""
+    texts = [tokenizer.decode([number], skip_special_tokens=False).replace(" ", "·") for number in ids]
+    return [
+        "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text) or "''"
+        for text in texts
+    ]

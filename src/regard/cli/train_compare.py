@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.cli.arguments import read_option
+from regard.cli.arguments import read_count, read_option
 from regard.cli.output import report_written, write_json
 from regard.errors import InputError
 from regard.render.chart import share_chart
@@ -49,9 +49,9 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
         parser.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
         return
     parser.add_argument("--labels", metavar="DATA", default="bbc", help="labelled texts to fine-tune on (bbc)")
-    parser.add_argument("--steps", metavar="N", type=int, default=1000, help="of pre-training (1000)")
-    parser.add_argument("--epochs", metavar="N", type=int, default=3, help="of fine-tuning (3)")
-    parser.add_argument("--seeds", metavar="N", type=int, default=3, help="fine-tunings of each (3)")
+    parser.add_argument("--steps", metavar="N", type=read_count, default=1000, help="of pre-training (1000)")
+    parser.add_argument("--epochs", metavar="N", type=read_count, default=3, help="of fine-tuning (3)")
+    parser.add_argument("--seeds", metavar="N", type=read_count, default=3, help="fine-tunings of each (3)")
     parser.add_argument(
         "--label-option", metavar="NAME=VALUE", action="append", default=[], help="a field of the fine-tuning recipe"
     )
@@ -153,7 +153,7 @@ def run_comparison(args: argparse.Namespace) -> int:
     data = load(args.data, args.data_folder)
     print(data, file=sys.stderr)
     fields = dict(read_option(text) for text in args.option)
-    results, curves = [], {}
+    results, curves, places = [], {}, {}
     recipes = {arm: _make_image_recipe(arm, args.data, fields) for arm in arms}  # refused before any runs
     for arm, recipe in recipes.items():
         steps = fit_steps(recipe.make_task(data), minutes, folder / arm)
@@ -161,6 +161,7 @@ def run_comparison(args: argparse.Namespace) -> int:
         run = train_arm(arm, recipe.make_task(data), folder / arm)
         results.append(_describe_classifier(arm, run))
         curves[arm] = [each.accuracy for each in run.evaluations]
+        places[arm] = [each.step / run.evaluations[-1].step for each in run.evaluations]
     columns = [Column("model"), *(Column(name, "right") for name in ("parameters", "steps", "images", "seconds",
                "accuracy", "best"))]  # fmt: skip
     rows = [
@@ -170,7 +171,7 @@ def run_comparison(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     top = min(1.0, 1.05 * max(max(values) for values in curves.values()))
     caption = f"Accuracy on {len(data.test):,} test images over {minutes:g} minutes of training each."
-    figure = share_chart(curves, caption, ("start", f"{minutes:g} min"), 0.0, top)
+    figure = share_chart(curves, caption, ("start", f"{minutes:g} min"), 0.0, top, places=places)
     note = (
         f"The number of steps is what {TIMED_STEPS} timed steps promise for {minutes:g} minutes, so that each learning "
         "rate ends its schedule; the seconds are those of training, measured, without evaluation. "

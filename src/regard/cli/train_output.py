@@ -49,7 +49,7 @@ def print_summary(run: Run, pruned: Pruned | None) -> None:
     from regard.train.progress import format_metric
 
     last = run.evaluations[-1]
-    steps = f"{last.step:,} steps"
+    steps = f"{last.step:,} step{'' if last.step == 1 else 's'}"
     if run.done and run.recipe.steps is None:
         steps = f"{run.recipe.epochs} epoch{'' if run.recipe.epochs == 1 else 's'}"
     name = getattr(run.data, "name", run.recipe.data)

@@ -100,28 +100,30 @@ def _format_value(name: str, value: float) -> str:
 def _draw_curves(run: Run) -> list[Any]:
     """The training loss, and each metric at the evaluations."""
     assert run.folder is not None
-    losses = [line["loss"] for line in read_lines(run.folder / STEPS)]
+    last = run.evaluations[-1].step
+    losses = [(line["step"], line["loss"]) for line in read_lines(run.folder / STEPS) if line["step"] <= last]
     charts = []
     if len(losses) > 1:
         thinned = losses[:: max(1, len(losses) // POINTS)]
-        charts.append(_draw({"training loss": thinned}, "Loss of single steps.", run.evaluations[-1].step))
+        charts.append(_draw("training loss", thinned, "Loss of single steps.", last))
     for metric in run.evaluations[-1].metrics:
-        values = [each.metrics[metric] for each in run.evaluations]
-        if len(values) > 1 and max(values) < 1e6:
+        values = [(each.step, each.metrics[metric]) for each in run.evaluations]
+        if len(values) > 1 and all(abs(value) < 1e6 for _, value in values):
             name = metric.replace("_", " ")
-            charts.append(_draw({name: values}, f"{name} on the validation set.", run.evaluations[-1].step))
+            charts.append(_draw(name, values, f"{name} on the {run.task.evaluated_on}.", last))
     return charts or [paragraph("Too few evaluations for a curve.")]
 
 
-def _draw(series: dict[str, list[float]], caption: str, steps: int) -> Any:
-    values = [value for each in series.values() for value in each]
+def _draw(name: str, points: list[tuple[int, float]], caption: str, steps: int) -> Any:
+    """A curve through values at steps, from step 0 to the last one."""
+    values = [value for _, value in points]
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 0.5
     bottom = max(low - margin, 0.0) if low >= 0 else low - margin
-    is_share = all(name.endswith("accuracy") for name in series)
-    form = ".0%" if is_share else ".3g"
-    ends = ("step 0", f"step {steps:,}")
-    return share_chart(series, caption[0].upper() + caption[1:], ends, bottom, high + margin, form)
+    form = ".0%" if name.endswith("accuracy") else ".3g"
+    ends, places = ("step 0", f"step {steps:,}"), {name: [step / steps for step, _ in points]}
+    text = caption[0].upper() + caption[1:]
+    return share_chart({name: values}, text, ends, bottom, high + margin, form, places)
 
 
 def _make_size_table(run: Run) -> Table:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regard.attention import attend
+from regard.attention import Attention, attend
+from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
 from regard.kernels import library
 from regard.layers.linear import Linear
+from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
 
 
@@ -57,6 +62,30 @@ class WindowAttention(nn.Module):
         self.proj = Linear(dim, dim)
 
     def forward(self, grid: Tensor) -> Tensor:
+        self._check_grid(grid)
+        rows, columns = grid.shape[1:3]
+        padded = self._pad(grid)
+        mixed = self.proj(self._attend(self.qkv(padded)))
+        return mixed if padded is grid else mixed[:, :rows, :columns]
+
+    def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:
+        """Attention weights of some tokens over all tokens of the grid, `(batch, head, query, key)`, for study.
+
+        Tokens are counted row by row. Weights outside the window of a query are zero; where tokens see the padding of
+        incomplete windows, its weight is what is missing to one.
+        """
+        self._check_grid(grid)
+        rows, columns = grid.shape[1:3]
+        padded = self._pad(grid)
+        height, width = padded.shape[1:3]
+        places = torch.arange(height * width, device=grid.device).view(height, width)[:rows, :columns].flatten()
+        query, key, _ = self._split_heads(self.qkv(padded).flatten(1, 2))
+        chosen = places[torch.as_tensor(queries, device=grid.device)]
+        described = Attention(pattern=GridWindow((height, width), self.window))
+        query = query[..., chosen, :]
+        return attention_weights(query, key, restrict_to_queries(described, chosen, query, key))[..., places]
+
+    def _check_grid(self, grid: Tensor) -> None:
         if grid.ndim != 4 or grid.shape[-1] != self.dim:
             raise InputError(
                 "This is not a grid of tokens.",
@@ -65,13 +94,11 @@ class WindowAttention(nn.Module):
                 because="windows are cut from rows and columns, and channels come last",
                 instead="image.permute(0, 2, 3, 1), if channels come first",
             )
-        rows, columns = grid.shape[1:3]
-        below, right = -rows % self.window[0], -columns % self.window[1]
-        padded = grid
-        if self.sees_padding and (below or right):
-            padded = pad(grid, (0, 0, 0, right, 0, below))
-        mixed = self.proj(self._attend(self.qkv(padded)))
-        return mixed if padded is grid else mixed[:, :rows, :columns]
+
+    def _pad(self, grid: Tensor) -> Tensor:
+        """The grid with the zeros that its tokens see."""
+        below, right = -grid.shape[1] % self.window[0], -grid.shape[2] % self.window[1]
+        return pad(grid, (0, 0, 0, right, 0, below)) if self.sees_padding and (below or right) else grid
 
     def _attend(self, qkv: Tensor) -> Tensor:
         """The attention between the projections, by the faster of two equivalent computations.

@@ -209,9 +209,11 @@ def share_chart(
     low: float,
     high: float,
     form: str = ".0%",
+    places: Mapping[str, Sequence[float]] | None = None,
 ) -> Markup:
     """Shares, or other numbers, over steps as a figure of a page; `ends` name the first and the last step.
 
+    `places` are where the values of each line lie between the ends, from 0 to 1; at equal distances if not given.
     `low` and `high` are the numbers at the bottom and the top, written by the format `form`. Text is outside the SVG,
     so that it keeps its size on any screen.
     """
@@ -220,9 +222,10 @@ def share_chart(
     lines, names = [], []
     for index, (name, values) in enumerate(series.items()):
         last = max(len(values) - 1, 1)
+        across = [step / last for step in range(len(values))] if places is None else places[name]
         points = " ".join(
-            f"{100 * step / last:.2f},{100 * (high - min(max(value, low), high)) / (high - low):.2f}"
-            for step, value in enumerate(values)
+            f"{100 * place:.2f},{100 * (high - min(max(value, low), high)) / (high - low):.2f}"
+            for place, value in zip(across, values, strict=True)
         )
         color = f"var(--h{(1, 6, 3, 8, 5)[index % 5]})"
         lines.append(element("polyline", points=points, style=f"stroke:{color}"))

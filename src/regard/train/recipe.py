@@ -65,7 +65,7 @@ class Recipe(Config):
         precision: "float32", "float64", or "bfloat16" for mixed precision by autocast.
         compile: whether the model is compiled by `torch.compile`.
         eval_every: steps between evaluations and checkpoints; once per epoch if None.
-        log_every: steps between lines of `train.jsonl`.
+        log_every: steps between lines of `steps.jsonl`.
         keep_checkpoints: how many of the newest checkpoints are kept, beside the best.
         patience: stop after this many evaluations without a better metric; None for never.
     """
@@ -116,7 +116,7 @@ class Recipe(Config):
                 raise ConfigError(
                     f"A recipe cannot have {field.name}={value}.",
                     asked=f"{type(self).__name__}({field.name}={value})",
-                    because=f"it must be at least 0{'' if math.isinf(most) else ' and less than 1'}",
+                    because=f"it must be at least 0 and {'finite' if math.isinf(most) else 'less than 1'}",
                     instead=f"{field.name}={field.default}",
                 )
         dim, heads = getattr(self, "dim", None), getattr(self, "heads", None)

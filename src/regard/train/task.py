@@ -38,6 +38,7 @@ class Task(ABC, Generic[AnyRecipe]):
         recipe: the configuration.
         data: what the task was built from.
         unit: what the throughput counts, "tokens" or "images".
+        evaluated_on: the part of the data that `evaluate` reads, in words.
         metric, higher_is_better: the evaluation metric by which the best checkpoint is chosen.
         term_weights: the weight of each term of the loss; 1 for those that are not named.
     """
@@ -46,6 +47,7 @@ class Task(ABC, Generic[AnyRecipe]):
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
     term_weights: Mapping[str, float] = {}
+    evaluated_on: str = "validation set"
 
     def __init__(self, recipe: AnyRecipe, data: Any = None) -> None:
         self.recipe = recipe

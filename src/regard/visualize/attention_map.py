@@ -18,6 +18,7 @@ from regard.layers.multihead import MultiHeadAttention
 from regard.layers.profiles import HeadProfile
 from regard.layers.spatial import SpatialAttention
 from regard.layers.tables import TableAttention
+from regard.layers.windows import WindowAttention
 from regard.patterns import Padding
 from regard.visualize.inputs import Inputs, explaining_failures, read_inputs
 from regard.visualize.labels import layer_titles
@@ -38,6 +39,7 @@ class AttentionMap:
         queries, keys: query length and key length.
         rows: function from query positions to their weights, `(head, position, key)`.
         title: of the layer in a picture, with the index that selects it.
+        grid: rows and columns of the tokens, for layers on a grid of their own.
     """
 
     name: str
@@ -45,6 +47,7 @@ class AttentionMap:
     keys: int
     rows: Callable[[Sequence[int]], Tensor]
     title: str = "layer 0"
+    grid: tuple[int, int] | None = None
 
     def pooled(self, cell: int) -> Tensor:
         """Max pooling over tiles of `cell` by `cell` pairs, `(head, tile, tile)`, a few rows at a time."""
@@ -162,6 +165,8 @@ def _find_reader(module: nn.Module) -> Callable[..., AttentionMap] | None:
         return _read_multihead
     if isinstance(module, SpatialAttention):
         return _read_converted
+    if isinstance(module, WindowAttention):
+        return _read_windows
     if isinstance(module, TableAttention):
         return _refuse_table
     if callable(getattr(module, "head_profile", None)):
@@ -232,6 +237,19 @@ def _read_converted(name: str, layer: SpatialAttention, inputs: tuple, keywords:
     with torch.no_grad():
         square = layer.weights(size)[..., :count]
     return AttentionMap(name, square.shape[1], count, lambda queries: square[:, list(queries)])
+
+
+def _read_windows(name: str, layer: WindowAttention, inputs: tuple, keywords: dict) -> AttentionMap:
+    """A layer with windows on a grid, channels last; the weight of padding is missing in a row."""
+    grid: Tensor = inputs[0] if inputs else keywords["grid"]
+    check_single(grid)
+    size = (grid.shape[1], grid.shape[2])
+
+    @torch.no_grad()
+    def rows(queries: Sequence[int]) -> Tensor:
+        return layer.weights(grid, list(queries))[0]
+
+    return AttentionMap(name, math.prod(size), math.prod(size), rows, grid=size)
 
 
 def _refuse_table(name: str, layer: TableAttention, inputs: tuple, keywords: dict) -> AttentionMap:

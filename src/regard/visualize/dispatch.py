@@ -138,15 +138,13 @@ def _draw_attention(model: nn.Module, input: Any, query: Any, layers: Any, heads
         check_single(batch)
     maps = [maps[index] for index in select_indices("layer", layers, len(maps), "attention layers")]
     if batch is not None and not _is_all(query):
-        if _takes_grid(model):
-            tokens, image = TokenGrid((batch.shape[1], batch.shape[2])), batch[0].permute(2, 0, 1)
-        else:
-            image = batch[0]
-            tokens = find_token_grid(model, maps[0].keys, (image.shape[1], image.shape[2]))
         if words is not None:
             raise _no_words()
-        fitting = [attention for attention in maps if attention.keys == tokens.first + tokens.grid[0] * tokens.grid[1]]
-        return draw_image_maps(fitting, image, tokens, query, heads, len(maps) - len(fitting))
+        image = batch[0].permute(2, 0, 1) if _takes_grid(model) else batch[0]
+        grids = _find_token_grids(model, maps, (image.shape[1], image.shape[2]))
+        drawn = [attention for attention in maps if attention.name in grids]
+        tokens = [grids[attention.name] for attention in drawn]
+        return draw_image_maps(drawn, image, tokens, query, heads, len(maps) - len(drawn))
     labels = read_words(words, _read_ids(first), [attention.keys for attention in maps])
     if query is None or _is_all(query):
         return draw_matrices(maps, heads, labels)
@@ -158,6 +156,17 @@ def _draw_attention(model: nn.Module, input: Any, query: Any, layers: Any, heads
             instead="query=0 for the first",
         )
     return draw_top_keys(maps, int(query), heads, labels)
+
+
+def _find_token_grids(model: nn.Module, maps: Sequence[AttentionMap], size: tuple[int, int]) -> dict[str, TokenGrid]:
+    """The grid of each layer's tokens by its name; layers whose tokens are not a grid of the image have none."""
+    grids = {attention.name: TokenGrid(attention.grid) for attention in maps if attention.grid is not None}
+    others = [attention for attention in maps if attention.grid is None]
+    if not others:
+        return grids
+    common = TokenGrid(size) if _takes_grid(model) else find_token_grid(model, others[0].keys, size)
+    keys = common.first + common.grid[0] * common.grid[1]
+    return grids | {attention.name: common for attention in others if attention.keys == keys}
 
 
 def _read_ids(input: Any) -> list[int] | None:
@@ -189,15 +198,16 @@ def _draw_profile_map(found: HeadProfile, image: Any, query: Any, heads: Any) ->
     def rows(queries: Sequence[int]) -> Tensor:
         return torch.stack([grid_weights(found, divmod(each, found.grid[1])).flatten(1) for each in queries], 1)
 
-    return draw_image_maps([AttentionMap("", count, count, rows)], image, TokenGrid(found.grid), query, heads)
+    return draw_image_maps([AttentionMap("", count, count, rows)], image, [TokenGrid(found.grid)], query, heads)
 
 
 def _takes_grid(model: nn.Module) -> bool:
     """Whether a layer takes a grid of tokens, channels last."""
     from regard.layers.grid import GridAttention
+    from regard.layers.windows import WindowAttention
     from regard.models.spatial import SpatialHeads
 
-    return isinstance(model, GridAttention | SpatialHeads)
+    return isinstance(model, GridAttention | SpatialHeads | WindowAttention)
 
 
 def _read_length(target: Any, input: Any) -> int:

@@ -17,7 +17,7 @@ from regard.render.png import data_uri
 from regard.visualize.attention_map import attention_maps
 from regard.visualize.image_maps import to_grayscale
 from regard.visualize.labels import in_one_line
-from regard.visualize.token_grid import find_token_grid
+from regard.visualize.token_grid import TokenGrid, find_token_grid
 
 MOST_BYTES = 2_000_000  # of weights, before they become text
 
@@ -158,7 +158,8 @@ def _read_weights(shown: ExplorerModel, size: tuple[int, int]) -> dict[str, Any]
     kept = torch.stack(squares[:1] if shared else squares)  # (image, layer, head, query, key)
     largest = kept.amax(-1)
     share = kept / largest.clamp(min=1e-30).unsqueeze(-1)
-    tokens = find_token_grid(shown.model, found[0].keys, size)
+    own = found[0].grid
+    tokens = find_token_grid(shown.model, found[0].keys, size) if own is None else TokenGrid(own)
     return {
         "name": shown.name,
         "layers": [in_one_line(attention.title) for attention in found],

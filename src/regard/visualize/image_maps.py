@@ -18,11 +18,13 @@ from regard.visualize.token_grid import TokenGrid
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LEAST_SHARE = 0.005  # of the weight on padding that is mentioned; rounding is far below
+
 
 def draw_image_maps(
     maps: Sequence[AttentionMap],
     image: Tensor,
-    tokens: TokenGrid,
+    grids: Sequence[TokenGrid],
     query: tuple[int, int] | None = None,
     heads: Sequence[int] | None = None,
     left_out: int = 0,
@@ -30,26 +32,29 @@ def draw_image_maps(
     """The attention of one pixel over an image `(channel, row, column)`: a row for each layer, a column for each head.
 
     Without a `query` it is that of the class token, or of the pixel in the middle where there is none. Only the rows of
-    that one token are computed. `left_out` is the number of layers whose tokens are not a grid of the image.
+    that one token are computed. `grids` has the tokens of each layer, and `left_out` is the number of layers whose
+    tokens are not a grid of the image.
     """
     size = (image.shape[-2], image.shape[-1])
-    is_pixel = query is not None or tokens.first == 0
+    is_pixel = query is not None or any(tokens.first == 0 for tokens in grids)
     pixel = (size[0] // 2, size[1] // 2) if query is None else query
-    token = tokens.token(pixel, size) if is_pixel else 0
-    rows = [attention.rows([token])[:, 0].detach().float().cpu() for attention in maps]  # (head, key)
+    queries = [tokens.token(pixel, size) if is_pixel else 0 for tokens in grids]
+    rows = [  # (head, key)
+        attention.rows([token])[:, 0].detach().float().cpu() for attention, token in zip(maps, queries, strict=True)
+    ]
     selected = [select_indices("head", heads, len(weights)) for weights in rows]
-    drawn = [tokens.maps(weights[chosen]) for weights, chosen in zip(rows, selected, strict=True)]
+    drawn = [tokens.maps(weights[chosen]) for tokens, weights, chosen in zip(grids, rows, selected, strict=True)]
     largest = [weights.amax((-1, -2)).tolist() for weights in drawn]
     percent = Percent([weight for layer in largest for weight in layer])
     gray = to_grayscale(image)
 
     def draw(panel: Axes, layer: int, column: int) -> None:
         hide_axes(panel, frame=True)
-        most = largest[layer][column]
+        most, tokens = largest[layer][column], grids[layer]
         weights = tokens.spread(drawn[layer][column] / max(most, 1e-30), size)
         panel.imshow(overlay(gray, weights).numpy(), interpolation="nearest")
         if is_pixel:
-            _draw_outline(panel, tokens.box(token, size))
+            _draw_outline(panel, tokens.box(queries[layer], size))
         panel.set_xlabel(f"max {percent(most)}", fontsize=7, color=FAINT, labelpad=2)
 
     with style():
@@ -62,14 +67,32 @@ def draw_image_maps(
     )
     if left_out:
         caption += f" {left_out} layers are left out: their tokens are not a grid of the whole image."
-    if tokens.first:
-        outside = [f"{weights[:, : tokens.first].sum(-1).mean():.0%}" for weights in rows]
-        low, high = (f(outside, key=lambda share: float(share[:-1])) for f in (min, max))
-        share = low if low == high else f"Between {low} and {high}"
-        name = "class token" if tokens.first == 1 else f"{tokens.first} tokens"
-        caption += f" {share} of the weight, on average, goes to the {name} outside the image."
+    caption += _describe_weight_outside(maps, rows, grids)
     data = {attention.name: weights for attention, weights in zip(maps, drawn, strict=True)}
-    return Picture(figure, caption, {"layers": data, "token": token, "query": pixel if is_pixel else None})
+    return Picture(figure, caption, {"layers": data, "token": queries[0], "query": pixel if is_pixel else None})
+
+
+def _describe_weight_outside(maps: Sequence[AttentionMap], rows: Sequence[Tensor], grids: Sequence[TokenGrid]) -> str:
+    """How much of the weight is on tokens before the image, and on padding of windows; empty where there is none."""
+    first, text = max(tokens.first for tokens in grids), ""
+    if first:
+        outside = [weights[:, : tokens.first] for weights, tokens in zip(rows, grids, strict=True) if tokens.first]
+        name = "class token" if first == 1 else f"{first} tokens"
+        text += _format_shares([weights.sum(-1).mean().item() for weights in outside], f"{name} outside the image")
+    padding = [
+        1 - weights.sum(-1).mean().item()
+        for attention, weights in zip(maps, rows, strict=True)
+        if attention.grid is not None
+    ]
+    if max(padding, default=0.0) >= LEAST_SHARE:
+        text += _format_shares(padding, "zeros that complete its windows")
+    return text
+
+
+def _format_shares(shares: Sequence[float], name: str) -> str:
+    low, high = f"{max(min(shares), 0.0):.0%}", f"{max(shares):.0%}"
+    share = low if low == high else f"Between {low} and {high}"
+    return f" {share} of the weight, on average, goes to the {name}."
 
 
 def to_grayscale(image: Tensor) -> Tensor:

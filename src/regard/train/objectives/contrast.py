@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def info_nce(first: Tensor, second: Tensor, *, temperature: float = 0.05, reduction: str = "mean") -> Tensor:
+def info_nce(
+    first: Tensor,
+    second: Tensor,
+    *,
+    temperature: float = 0.05,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
     r"""The cross-entropy of finding the other view of each text among those of the whole batch.
 
         loss_i = -log( exp(cos(a_i, b_i) / T) / sum over j of exp(cos(a_i, b_j) / T) )
@@ -21,7 +28,8 @@ def info_nce(first: Tensor, second: Tensor, *, temperature: float = 0.05, reduct
     0.5514
     """
     logits = compare_views(first, second) / temperature
-    return functional.cross_entropy(logits, torch.arange(len(first), device=first.device), reduction=reduction)
+    targets = torch.arange(len(first), device=first.device)
+    return functional.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction=reduction)
 
 
 def compare_views(first: Tensor, second: Tensor) -> Tensor:

@@ -283,6 +283,28 @@ class BertTask(Task[BertRecipe]):
         super().__init__(recipe, data)
         self.batches = BertBatches(recipe, data.train, data.tokenizer, data.train_pairs)
         self.held_out = BertBatches(recipe, data.validation, data.tokenizer, data.validation_pairs, "validation")
+        self._check_targets()
+
+    def _check_targets(self) -> None:
+        """Raise if an evaluation would have nothing to predict for one of the tasks."""
+        missing = set(self.recipe.tasks)
+        for step in range(self._eval_steps):
+            for batch in self.held_out.make(step):
+                missing -= {task for task, count in self.count_terms(batch).items() if count}
+            if not missing:
+                return
+        raise InputError(
+            f"The validation text has no target for {', '.join(sorted(missing))}.",
+            asked=f"share={self.recipe.share}, batch_size={self.recipe.batch_size}, "
+            f"eval_batches={self.recipe.eval_batches}",
+            found=f"{self._eval_steps} batches without one",
+            because="a task is evaluated on at least one target",
+            instead="more text, a larger batch_size, or more eval_batches",
+        )
+
+    @property
+    def _eval_steps(self) -> int:
+        return min(self.recipe.eval_batches, self.held_out.per_epoch)
 
     @property
     def digest(self) -> str:
@@ -312,9 +334,9 @@ class BertTask(Task[BertRecipe]):
         return {task: len(places) for task, (places, _) in batch.targets.items()}
 
     def compute_terms(self, model: nn.Module, batch: BertBatch) -> dict[str, Tensor]:
-        return {task: loss for task, (loss, _) in self._score(model, batch).items()}
+        return {task: loss for task, (loss, _) in self._score(model, batch, self.recipe.label_smoothing).items()}
 
-    def _score(self, model: Any, batch: BertBatch) -> dict[str, tuple[Tensor, Tensor]]:
+    def _score(self, model: Any, batch: BertBatch, smoothing: float = 0.0) -> dict[str, tuple[Tensor, Tensor]]:
         """For each task the sum of its losses, and which of its targets are predicted."""
         sequences, scores = batch.sequences, {}
         hidden = encode_sequences(model, sequences)
@@ -322,24 +344,27 @@ class BertTask(Task[BertRecipe]):
             states = hidden[places]
             if task == "rtd":
                 logits = model.detect_replaced(states)
-                loss = functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="sum")
+                smoothed = targets.to(logits.dtype) * (1 - smoothing) + smoothing / 2
+                loss = functional.binary_cross_entropy_with_logits(logits, smoothed, reduction="sum")
                 scores[task] = loss, (logits > 0) == (targets > 0)
                 continue
             if task == "infonce":
                 first, second = model.project(states), model.project(hidden[targets])
-                loss = info_nce(first, second, temperature=self.recipe.temperature, reduction="sum")
+                options = {"temperature": self.recipe.temperature, "label_smoothing": smoothing}
+                loss = info_nce(first, second, **options, reduction="sum")
                 found = compare_views(first, second).argmax(-1)
                 scores[task] = loss, found == torch.arange(len(found), device=found.device)
                 continue
             logits = model.predict_tokens(states) if task == "mlm" else model.classify_pairs(task, states)
-            scores[task] = functional.cross_entropy(logits, targets, reduction="sum"), logits.argmax(-1) == targets
+            loss = functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+            scores[task] = loss, logits.argmax(-1) == targets
         return scores
 
     def evaluate(self, model: Any) -> dict[str, float]:
         losses = dict.fromkeys(self.recipe.tasks, 0.0)
         found: dict[str, list[Tensor]] = {task: [] for task in self.recipe.tasks}
         replaced: list[Tensor] = []
-        for step in range(min(self.recipe.eval_batches, self.held_out.per_epoch)):
+        for step in range(self._eval_steps):
             for batch in self.held_out.make(step):
                 for task, (loss, correct) in self._score(model, batch).items():
                     losses[task] += loss.item()
@@ -353,7 +378,8 @@ class BertTask(Task[BertRecipe]):
             accuracy = correct.mean()
             if task == "rtd":
                 chosen = torch.cat(replaced)
-                accuracy = (correct[chosen].mean() + correct[~chosen].mean()) / 2
+                sides = [side for side in (correct[chosen], correct[~chosen]) if len(side)]
+                accuracy = torch.stack([side.mean() for side in sides]).mean()
             metrics[f"{task}_accuracy"] = accuracy.item()
         if "mlm" in self.recipe.tasks:
             metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700))

@@ -86,6 +86,13 @@ class GPTRecipe(Recipe):
                 because='a row is a random stretch of the text ("windows") or holds whole documents ("documents")',
                 instead='packing="windows"',
             )
+        if self.vocab_size is not None and self.tokenizer in ("characters", "bytes"):
+            raise ConfigError(
+                f"A tokenizer of {self.tokenizer} has no vocab_size.",
+                asked=f"tokenizer={self.tokenizer!r}, vocab_size={self.vocab_size}",
+                because="it has a token for each of the text's characters, or for each byte",
+                instead=f'tokenizer="bpe", vocab_size={self.vocab_size}',
+            )
         self.config(self.vocab_size or 1)  # raises for inconsistent sizes
 
     def config(self, vocab_size: int) -> GPTConfig:
@@ -131,6 +138,7 @@ class LanguageModelTask(Task[GPTRecipe]):
         self.train_store = text.build_store(train, self.tokenizer, suffix=end)
         self.validation_store = text.build_store(validation, self.tokenizer, suffix=end)
         self._check_length()
+        self._check_prompt()
         self.packed = self._pack(self.train_store)
         # Of the validation text, for units that do not depend on the tokenizer.
         self._bytes = sum(len(document.encode()) for document in validation)
@@ -152,6 +160,17 @@ class LanguageModelTask(Task[GPTRecipe]):
                     because="a row has context_length tokens and the one after them",
                     instead="a longer text, or a smaller context_length",
                 )
+
+    def _check_prompt(self) -> None:
+        count, limit = len(self.tokenizer.encode(self.recipe.prompt)), self.recipe.context_length
+        if self.recipe.sample_tokens and count >= limit:
+            raise InputError(
+                "The prompt of the samples fills the context.",
+                asked=f"prompt={self.recipe.prompt!r}, context_length={limit}",
+                found=f"{count} tokens",
+                because="a sample is the prompt and at least one token after it",
+                instead="a shorter prompt, or sample_tokens=0 for no samples",
+            )
 
     @property
     def digest(self) -> str:
@@ -232,7 +251,7 @@ class LanguageModelTask(Task[GPTRecipe]):
         assert isinstance(model, GPT)
         prompt = self.tokenizer.encode(self.recipe.prompt) or [0]
         count = min(self.recipe.sample_tokens, max(self.recipe.context_length - len(prompt), 1))
-        written = model.generate([prompt], max_new_tokens=count, temperature=0.8, top_k=200, seed=self.recipe.seed)
+        written = model.generate([prompt], max_new_tokens=count, temperature=0.8, top_k=200, seed=abs(self.recipe.seed))
         return [self.tokenizer.decode([*prompt, *written.tokens[0]])]
 
 

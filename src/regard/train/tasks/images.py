@@ -277,6 +277,7 @@ class ImageTask(Task[ImageRecipe]):
     def __init__(self, recipe: ImageRecipe, images: Images) -> None:
         super().__init__(recipe, images)
         self.images = images
+        self.evaluated_on = "validation set" if images.is_held else "test set"
         self._epoch: tuple[int, Tensor, Tensor] | None = None
         if recipe.batch_size > len(images.train):
             raise InputError(
