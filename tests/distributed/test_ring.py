@@ -10,11 +10,24 @@ import torch
 from torch import Tensor
 
 from regard import (
-    Alibi, Axial, Blocks, Causal, First, Full, GridWindow, Mask, Neighborhood, Padding, Random, Segments, Selected,
-    Strided, Where, Window, attend,
+    Axial,
+    Blocks,
+    Causal,
+    First,
+    Full,
+    GridWindow,
+    Mask,
+    Neighborhood,
+    Padding,
+    Random,
+    Segments,
+    Selected,
+    Strided,
+    Where,
+    Window,
+    attend,
 )  # fmt: skip
 from regard.distributed import SequenceLayout, count_traffic, ring_attend
-from regard.distributed.exchange import plan_exchange
 from tests.distributed.processes import Processes, start_processes
 
 TOKENS = 48

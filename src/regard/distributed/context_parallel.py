@@ -20,6 +20,7 @@ from regard.distributed.messages import Group
 from regard.distributed.partial_attention import choose_partial
 from regard.distributed.ring import RingSoftmax
 from regard.distributed.sequence_layout import SequenceLayout
+from regard.dropout import draw_seed
 from regard.errors import BackendError, ShapeError
 from regard.features import FeatureMap
 from regard.patterns import Lengths, Pattern
@@ -123,13 +124,18 @@ def context_parallel(layout: SequenceLayout, group: Group | None = None) -> Iter
     """Inside, every `attend` is one over all processes: a model runs unchanged on this process's tokens.
 
     The model gets its part of the tokens and their positions, `layout.positions(rank)`; what it computes for each
-    token by itself needs no other process. Backward may run outside.
+    token by itself needs no other process. Backward may run outside, unless activations are recomputed in it.
 
         with context_parallel(SequenceLayout(65_536, 4, "zigzag")):
             logits = model(tokens, positions=positions)
     """
 
     def attend_over_processes(query: Tensor, key: Tensor, value: Tensor, attention: Attention, **options) -> Tensor:
+        if options["dropout"] and options["dropout_seed"] is None:
+            # The generators of the processes need not agree. Where activations are recomputed, it is drawn again.
+            seed = draw_seed()
+            dist.broadcast(seed, group=group, group_src=0)
+            options["dropout_seed"] = seed
         return ring_attend(query, key, value, attention, layout=layout, group=group, **options)
 
     with reroute_attention(attend_over_processes):

@@ -1,7 +1,8 @@
 """Checkpoints for bit-identical resumption: folders that `from_pretrained` reads, each complete or not there.
 
 checkpoints/step-00000240/   the model as `save_pretrained` writes it, and training.safetensors: optimizer state,
-                             resume point, and the weights themselves where the model is their moving average
+                             resume point, and the weights themselves where the model is their moving average; those of
+                             several processes are in `sharded_checkpoint`
 best/                        the model with the best metric so far
 """
 
@@ -13,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +25,16 @@ from regard.models.io import atomic, tensors
 from regard.models.io.folder import read_folder
 from regard.models.load_state import find_stored_names
 from regard.models.pretrained import Pretrained
-from regard.train.optimizer import load_optimizer_state, optimizer_state
+from regard.train import sharded_checkpoint
+from regard.train.optimizer import fill_tensors, load_optimizer_state, optimizer_state, prepare_optimizer
 from regard.train.recipe import Recipe, read_recipe
+from regard.train.resume_point import ResumePoint, parse_position
+from regard.train.sharded_checkpoint import is_sharded
 
 RECIPE = "recipe.json"
 CHECKPOINTS, BEST, TRAINING = "checkpoints", "best", "training.safetensors"
 STEP = re.compile(r"step-(\d{8,})")
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
-
-
-@dataclass
-class ResumePoint:
-    """The progress of a run.
-
-    Attributes:
-        step, evaluations: optimizer steps and evaluations so far.
-        loss, steps, units, seconds: sums since the last evaluation.
-        best: the best metric so far; waited: evaluations since then.
-        finished: whether no further step is needed.
-    """
-
-    step: int = 0
-    evaluations: int = 0
-    loss: float = 0.0
-    steps: int = 0
-    units: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    waited: int = 0
-    finished: bool = False
 
 
 # The recipe of a folder
@@ -171,14 +152,19 @@ def save(
         model.save_pretrained(work / place.name)
         tensors.write_safetensors(work / place.name / TRAINING, state or {"empty": torch.zeros(1)}, notes)
         _replace_folder(work / place.name, place, work)
-    for old in find_checkpoints(folder)[:-keep]:
-        _remove_folder(old)
+    remove_old(folder, keep)
     return place
 
 
-def save_best(folder: Path, model: Pretrained, average: dict[str, Tensor] | None, metrics: dict[str, Any]) -> None:
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the `keep` newest."""
+    for old in find_checkpoints(folder)[:-keep]:
+        _remove_folder(old)
+
+
+def save_best(folder: Path, model: Pretrained, metrics: dict[str, Any]) -> None:
     """Write the model with the best metric so far to `best/`, with its metrics."""
-    with atomic.temporary_folder(folder) as work, swapped_weights(model, average):
+    with atomic.temporary_folder(folder) as work:
         model.save_pretrained(work / BEST)
         atomic.write_atomically(work / BEST / "metrics.json", atomic.make_json_writer(metrics))
         _replace_folder(work / BEST, folder / BEST, work)
@@ -218,6 +204,13 @@ def copy_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
         parameter.copy_(values[name])
 
 
+@torch.no_grad()
+def copy_buffers(model: nn.Module, source: nn.Module) -> None:
+    """Copy the buffers of another model of the same kind: running means of batch norms and the like."""
+    for buffer, other in zip(model.buffers(), source.buffers(), strict=True):
+        buffer.copy_(other)
+
+
 def find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     places = [place for place in (folder / CHECKPOINTS).glob("step-*") if STEP.fullmatch(place.name)]
@@ -226,7 +219,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 def read_position(place: Path) -> ResumePoint:
     """The resume point of a checkpoint."""
-    return _read_training(place)[0]
+    return sharded_checkpoint.read_position(place) if is_sharded(place) else _read_training(place)[0]
 
 
 def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
@@ -235,11 +228,7 @@ def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
     with _advising(advice):
         state, notes = tensors.read_with_metadata(path)
     try:
-        position = ResumePoint(**json.loads(notes["position"]))
-        counts = (position.step, position.evaluations, position.steps, position.units, position.waited)
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ValueError(repr(position))
-        return position, state
+        return parse_position(json.loads(notes["position"])), state
     except (KeyError, TypeError, ValueError) as failure:
         raise CheckpointError(
             f"{path.name} is not of a checkpoint.",
@@ -252,6 +241,9 @@ def _read_training(place: Path) -> tuple[ResumePoint, dict[str, Tensor]]:
 
 def restore_model(place: Path, model: Pretrained) -> None:
     """Load the weights of a model's folder; raises for the folder of another model."""
+    if is_sharded(place):
+        sharded_checkpoint.load_state(place, sharded_checkpoint.collect_state(model, None, None))
+        return
     with _advising(f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder"):
         state = read_folder(place)[1]
     _load_weights(place, model, state)
@@ -271,13 +263,17 @@ def _load_weights(place: Path, model: Pretrained, state: dict[str, Tensor]) -> N
             because="it was written by a run with another model",
             instead="the unmodified folder of the run, or a new one",
         )
-    model.load_state_dict(state, strict=False)  # what is tied is stored once
+    fill_tensors({name: tensor for name, tensor in model.state_dict().items() if name in state}, state)
 
 
 def restore(
     place: Path, model: Pretrained, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
 ) -> ResumePoint:
     """Restore the states of model, optimizer and moving average, and return the resume point."""
+    if is_sharded(place):
+        prepare_optimizer(optimizer)
+        sharded_checkpoint.load_state(place, sharded_checkpoint.collect_state(model, optimizer, average))
+        return sharded_checkpoint.read_position(place)
     position, state = _read_training(place)
     restore_model(place, model)
     if average is not None:

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, InputError
+from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint, history
+from regard.train.checkpoint_store import Store
 from regard.train.optimizer import make_optimizer
+from regard.train.parallel import Parallelism, Workers
 from regard.train.progress import ReportStep, StepReport, defer_interrupt, progress_bar
 from regard.train.recipe import Recipe
+from regard.train.resume_point import ResumePoint
 from regard.train.run import Evaluation, Run
 from regard.train.schedule import learning_rate_at
 from regard.train.task import DROPOUT, Task, seed_of
@@ -44,6 +48,7 @@ def train(
     progress: bool = True,
     resume: bool = True,
     minutes: float | None = None,
+    parallelism: Parallelism | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     measure_peak: MeasurePeak | None = None,
 ) -> Run:
@@ -59,6 +64,9 @@ def train(
     progress: show a progress bar if stderr is a terminal.
     resume: if False, a folder that already has a run raises.
     minutes: stop after this time, and after one step at least, evaluated and saved; the same call goes on from there.
+    parallelism: how the run is spread over the processes that torchrun started; without them it changes nothing. The
+        losses are those of one process up to rounding, if there is no dropout, and a run may be resumed on another
+        number of processes. The first process writes the files; `Run.model` is that of the process.
     on_evaluation: called with every new evaluation.
     measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
         progress bar then shows the share of the peak.
@@ -87,10 +95,15 @@ def train(
     }
     place = None if folder is None else Path(folder).expanduser()
     with torch.random.fork_rng(devices=[]):
-        training = Training(task, place, start)  # before there is a folder: a model may be refused
+        workers = Workers(parallelism or Parallelism())
+        training = Training(task, place, start, workers)  # before there is a folder: a model may be refused
         if place is None:
             return training.run(**settings)
     try:
+        if not workers.is_main:
+            with torch.random.fork_rng(devices=[]):
+                workers.wait()  # for the first process to claim the folder
+                return training.run(**settings)
         place.mkdir(parents=True, exist_ok=True)
         if not resume and (place / checkpoint.RECIPE).exists():
             raise CheckpointError(
@@ -101,6 +114,7 @@ def train(
             )
         checkpoint.claim_folder(place, task.recipe, task.digest, None if start is None else hash_state_dict(start))
         with checkpoint.lock_folder(place), torch.random.fork_rng(devices=[]):
+            workers.wait()
             return training.run(**settings)
     except (OSError, CheckpointError) as failure:
         refusal = failure if isinstance(failure, OSError) else failure.__cause__
@@ -127,20 +141,24 @@ def hash_state_dict(model: Pretrained) -> str:
 class Training:
     """The state of a run in progress."""
 
-    def __init__(self, task: Task, folder: Path | None, start: Pretrained | None = None) -> None:
-        self.task, self.recipe, self.folder = task, task.recipe, folder
+    def __init__(self, task: Task, folder: Path | None, start: Pretrained | None, workers: Workers) -> None:
+        self.task, self.recipe, self.workers = task, task.recipe, workers
+        self.folder = folder if workers.is_main else None  # where this process writes
+        self.store = Store(folder, workers)
+        workers.check_task(task)
+        task.micro_batches = self.recipe.accumulation * workers.data_size
         torch.manual_seed(self.recipe.seed)
         self.model: Pretrained = task.build_model()
         if start is not None:
             self._load_initial_model(start)
         self.model.to(DTYPES[self.recipe.precision])
         self.model.companions |= task.companions()
-        self.optimizer = make_optimizer(task, self.model)
+        self.forward: nn.Module = workers.spread(self.model, self.recipe.precision)
+        self.optimizer = make_optimizer(task, self.model)  # of the parameters as they are sharded
         self.average = self._copy_parameters() if self.recipe.ema_decay is not None else None
-        self.forward: nn.Module = self.model
         if self.recipe.compile:
-            self.forward = torch.compile(self.model)  # pyright: ignore[reportAttributeAccessIssue]
-        self.position = checkpoint.ResumePoint()
+            self.forward = torch.compile(self.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        self.position = ResumePoint()
         self.evaluations: list[Evaluation] = []
         self.throughput = Throughput()
         self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
@@ -160,14 +178,16 @@ class Training:
         self.model.load_state_dict(start.state_dict())
 
     def _resume(self) -> None:
-        if self.folder is None:
+        if self.store.folder is None:
             return
-        found = checkpoint.find_checkpoints(self.folder)
-        if found:
-            self.position = checkpoint.restore(found[-1], self.model, self.optimizer, self.average)
-            self.evaluations = history.read_evaluations(self.folder, self.position.evaluations)
-        # What was written after the checkpoint, or before the first one, is written again.
-        history.truncate_history(self.folder, self.position.evaluations, self.position.step)
+        found = self.store.find_newest()
+        if found is not None:
+            self.position = self.store.restore(found, self.model, self.optimizer, self.average)
+            self.evaluations = history.read_evaluations(self.store.folder, self.position.evaluations)
+        self.workers.wait()
+        if self.folder is not None:
+            # What was written after the checkpoint, or before the first one, is written again.
+            history.truncate_history(self.folder, self.position.evaluations, self.position.step)
 
     @property
     def eval_every(self) -> int:
@@ -182,7 +202,7 @@ class Training:
     ) -> Run:
         self._resume()
         total, position = self.task.steps, self.position
-        shown = progress and position.step < total and not position.finished
+        shown = progress and self.workers.is_main and position.step < total and not position.finished
         with (
             TensorBoardLog(self.folder, position.step if self.evaluations else -1) as log,
             progress_bar(total, position.step, self.task.unit, shown) as report,
@@ -197,10 +217,10 @@ class Training:
                 record(self._evaluate())
             while not position.finished and position.step < total:
                 self._run_counted_step(report)
-                expired = deadline is not None and time.monotonic() >= deadline
+                expired = self.workers.any(deadline is not None and time.monotonic() >= deadline)
                 if position.step % self.eval_every == 0 or position.step == total or expired:
                     record(self._evaluate())
-                if stopped() and position.step < total:
+                if self.workers.any(stopped()) and position.step < total:
                     raise self._interrupt_error()
                 if expired:
                     break
@@ -210,11 +230,14 @@ class Training:
 
     def _finish(self, done: bool) -> None:
         """Leave the model as it is used: in eval mode, averaged, and saved if the run is complete."""
+        self.store.finish()
         if self.average is not None:
             checkpoint.copy_weights(self.model, self.average)
         self.model.eval()
-        if done and self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
-            self.model.save_pretrained(self.folder / MODEL)
+        with self._whole_model() as model:
+            if done and self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
+                assert model is not None
+                model.save_pretrained(self.folder / MODEL)
 
     # A step
 
@@ -244,7 +267,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0)
         batches = task.make_batches(step)
-        terms = self._backward(step, batches)
+        terms = self.workers.sum(self._backward(step, batches))
         norm = self._clip_gradients()
         weights = {name: task.term_weights.get(name, 1.0) for name in terms}
         loss = sum(weights[name] * value for name, value in terms.items())
@@ -263,7 +286,8 @@ class Training:
         """Accumulate the gradient of a step's batches, and return the mean of each term."""
         task = self.task
         # Dropout follows from the seed and the step, so that no state of a generator is saved.
-        torch.manual_seed(seed_of(self.recipe.seed, DROPOUT, step))
+        stream = DROPOUT if self.workers.is_main else f"{DROPOUT} {self.workers.rank}"
+        torch.manual_seed(seed_of(self.recipe.seed, stream, step))
         if not self.forward.training:
             self.forward.train()
         counts: dict[str, int] = {}
@@ -271,19 +295,27 @@ class Training:
             for name, count in task.count_terms(batch).items():
                 counts[name] = counts.get(name, 0) + count
         means = dict.fromkeys(counts, 0.0)
-        for batch in batches:
-            with self._autocast():
-                terms = task.compute_terms(self.forward, batch)
-            loss = None
-            for name, term in terms.items():
-                mean = term / max(counts[name], 1)
-                means[name] += mean.item()
-                weight = task.term_weights.get(name, 1.0)
-                weighted = mean if weight == 1 else weight * mean
-                loss = weighted if loss is None else loss + weighted
-            assert loss is not None
-            loss.backward()
+        share = self.workers.take_share(batches, lambda: task.describe_batch(step))
+        for number, batch in enumerate(share, 1):
+            sequences = self.workers.cut_sequences(task.count_tokens(batch))
+            with self.workers.micro_batch(self.forward, number == len(share)), sequences as layout:
+                part = batch if layout is None else task.take_tokens(batch, layout, self.workers.context_rank)
+                with self._autocast():
+                    terms = task.compute_terms(self.forward, part)
+                self._add_terms(terms, counts, means).backward()
         return means
+
+    def _add_terms(self, terms: dict[str, Tensor], counts: dict[str, int], means: dict[str, float]) -> Tensor:
+        """The loss of a micro-batch, whose terms are added to their means."""
+        loss = None
+        for name, term in terms.items():
+            mean = term / max(counts[name], 1)
+            means[name] += mean.item()
+            weight = self.task.term_weights.get(name, 1.0) * self.workers.size  # gradients are averaged over processes
+            weighted = mean if weight == 1 else weight * mean
+            loss = weighted if loss is None else loss + weighted
+        assert loss is not None
+        return loss
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.recipe.precision == "bfloat16":
@@ -294,19 +326,18 @@ class Training:
         """Clip the gradients if the recipe says so, and return their norm before."""
         limit = math.inf if self.recipe.max_grad_norm is None else self.recipe.max_grad_norm
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
+        norm = self.workers.find_norm(gradients)
         if math.isfinite(norm) and norm > limit:
             torch._foreach_mul_(gradients, limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return norm
 
     def _divergence_error(self, step: int, loss: float, norm: float) -> InputError:
-        saved = [] if self.folder is None else checkpoint.find_checkpoints(self.folder)
-        recipe = self.recipe
+        saved, recipe = self.store.find_newest(), self.recipe
         return InputError(
             f"The {'loss is ' + str(loss) if not math.isfinite(loss) else 'gradient norm is ' + str(norm)} "
             f"at step {step + 1}.",
             asked=f"learning_rate={recipe.learning_rate}, max_grad_norm={recipe.max_grad_norm}",
-            found=f"{self.task.describe_batch(step)}; last checkpoint: {saved[-1] if saved else 'none'}",
+            found=f"{self.task.describe_batch(step)}; last checkpoint: {saved or 'none'}",
             because="the training diverged, or the data hold a value that is not finite",
             instead=f"a learning rate below {recipe.learning_rate}, a longer warmup_steps, or max_grad_norm=1.0",
         )
@@ -316,12 +347,14 @@ class Training:
     def _evaluate(self) -> Evaluation:
         """Evaluate the model, or its moving average, and begin new sums."""
         position = self.position
-        with checkpoint.swapped_weights(self.model, self.average), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            self.model.eval()
-            with self._autocast():
-                metrics = self.task.evaluate(self.model)
-                profiles = self.task.measure_heads(self.model)
-                samples = self.task.make_samples(self.model) if self.folder is not None else []
+        metrics: dict[str, float] = {}
+        profiles: dict[str, HeadProfile] = {}
+        samples: list[str] = []
+        with self._whole_model() as model, torch.no_grad(), torch.random.fork_rng(devices=[]), self._autocast():
+            if model is not None:
+                metrics, profiles = self.task.evaluate(model), self.task.measure_heads(model)
+                samples = self.task.make_samples(model) if self.folder is not None else []
+        metrics = self.workers.share(metrics)
         if self.folder is not None and samples:
             history.append_lines(self.folder / history.SAMPLES, [{"step": position.step, "samples": samples}])
         evaluation = Evaluation(
@@ -337,20 +370,41 @@ class Training:
         position.loss, position.steps, position.units, position.seconds = 0.0, 0, 0, 0.0
         return evaluation
 
+    @contextlib.contextmanager
+    def _whole_model(self) -> Iterator[Pretrained | None]:
+        """The model, or its moving average, in eval mode, with all its parameters; None where another evaluates it."""
+        if not self.workers.is_sharded:
+            with checkpoint.swapped_weights(self.model, self.average):
+                self.model.eval()
+                yield self.model if self.workers.is_main else None
+            return
+        weights = self.workers.gather_weights(self.model, self.average)
+        if weights is None:
+            yield None
+            return
+        with torch.random.fork_rng(devices=[]):
+            whole = self.task.build_model().to(DTYPES[self.recipe.precision])
+        whole.companions |= self.model.companions
+        checkpoint.copy_weights(whole, weights)
+        checkpoint.copy_buffers(whole, self.model)
+        yield whole.eval()
+
     def save(self) -> None:
         """Write the lines of the steps and a checkpoint."""
         if self.folder is not None:
             history.append_lines(self.folder / history.STEPS, self._lines)
-            keep = self.recipe.keep_checkpoints
-            checkpoint.save(self.folder, self.model, self.optimizer, self.position, self.average, keep)
+        self.store.save(self.model, self.optimizer, self.position, self.average, self.recipe.keep_checkpoints)
         self._lines = []
 
     def _interrupt_error(self) -> Interrupted:
         self.save()
+        self.store.finish()
         where = f"step {self.position.step} of {self.task.steps}"
-        if self.folder is None:
+        if self.store.folder is None:
             return Interrupted(f"interrupted at {where}; without a folder nothing is saved")
-        return Interrupted(f"interrupted at {where}; saved in {self.folder}, from where train(recipe, folder) resumes")
+        return Interrupted(
+            f"interrupted at {where}; saved in {self.store.folder}, from where train(recipe, folder) resumes"
+        )
 
 
 class _Recorder:
@@ -383,9 +437,10 @@ class _Recorder:
             position.finished = training.recipe.patience is not None and position.waited >= training.recipe.patience
             return
         position.best, position.waited = value, 0
-        if training.folder is not None:
-            metrics = {"step": evaluation.step, "metrics": evaluation.metrics}
-            checkpoint.save_best(training.folder, training.model, training.average, metrics)
+        metrics = {"step": evaluation.step, "metrics": evaluation.metrics}
+        with training._whole_model() as model:
+            if training.folder is not None and model is not None:
+                checkpoint.save_best(training.folder, model, metrics)
 
 
 # Reading

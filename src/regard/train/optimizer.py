@@ -42,4 +42,33 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, sta
                 because="the state of an optimizer is saved by parameter",
                 instead="the checkpoint of this run",
             )
-        optimizer.state[parameters[name]][what] = value.clone()
+        optimizer.state[parameters[name]][what] = _shard_like(parameters[name], value)
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state that the first step would make, to be filled from a checkpoint."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.requires_grad or optimizer.state[parameter]:
+                continue
+            names = ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) * bool(group["momentum"])
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+            if "betas" in group:
+                optimizer.state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
+
+
+@torch.no_grad()
+def fill_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy whole tensors into tensors of the same names, of which this process may hold a part."""
+    for name, target in targets.items():
+        target.copy_(_shard_like(target, state[name]))
+
+
+def _shard_like(target: Tensor, whole: Tensor) -> Tensor:
+    """A tensor sharded as another one is; every process has the whole already, so nothing is sent. A copy."""
+    mesh = getattr(target, "device_mesh", None)
+    if mesh is None or not whole.ndim:
+        return whole.clone()
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, mesh, target.placements, src_data_rank=None)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.distributed import SequenceLayout
 from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
 from regard.train.recipe import Recipe
@@ -41,6 +42,7 @@ class Task(ABC, Generic[AnyRecipe]):
         evaluated_on: the part of the data that `evaluate` reads, in words.
         metric, higher_is_better: the evaluation metric by which the best checkpoint is chosen.
         term_weights: the weight of each term of the loss; 1 for those that are not named.
+        micro_batches: how many a batch is split into: `recipe.accumulation` for each process that shares it.
     """
 
     unit: ClassVar[str] = "tokens"
@@ -52,6 +54,7 @@ class Task(ABC, Generic[AnyRecipe]):
     def __init__(self, recipe: AnyRecipe, data: Any = None) -> None:
         self.recipe = recipe
         self.data = data
+        self.micro_batches = recipe.accumulation
 
     # Data
 
@@ -74,7 +77,7 @@ class Task(ABC, Generic[AnyRecipe]):
 
     @abstractmethod
     def make_batches(self, step: int) -> Sequence[Any]:
-        """The `recipe.accumulation` micro-batches of a step, a pure function of the seed and the step."""
+        """The `micro_batches` of a step, a pure function of the seed and the step; fewer if there are fewer rows."""
 
     @abstractmethod
     def describe_batch(self, step: int) -> str:
@@ -83,6 +86,20 @@ class Task(ABC, Generic[AnyRecipe]):
     @abstractmethod
     def count_units(self, batch: Any) -> int:
         """The tokens or images of a micro-batch, for the throughput."""
+
+    # Several processes
+
+    def check_split(self) -> str | None:
+        """Why a batch must not be split over processes, or `None`."""
+        return None
+
+    def count_tokens(self, batch: Any) -> int | None:
+        """The length of a micro-batch's sequences, or `None` if they cannot be cut over processes."""
+        return None
+
+    def take_tokens(self, batch: Any, layout: SequenceLayout, process: int) -> Any:
+        """The part of a micro-batch that one of the processes has which share its sequences."""
+        raise NotImplementedError
 
     # Model and loss
 

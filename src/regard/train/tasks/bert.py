@@ -315,7 +315,11 @@ class BertTask(Task[BertRecipe]):
         return self.batches.per_epoch
 
     def make_batches(self, step: int) -> list[BertBatch]:
-        return self.batches.make(step)
+        return self.batches.make(step, self.micro_batches)
+
+    def check_split(self) -> str | None:
+        contrasts = "infonce" in self.recipe.tasks
+        return "the negatives of a text are the rest of its batch, which would be split" if contrasts else None
 
     def describe_batch(self, step: int) -> str:
         return self.batches.describe(step)

@@ -133,16 +133,14 @@ class BertBatches:
             f"{task}: {', '.join(map(str, rows[:4]))}{', ...' if len(rows) > 4 else ''}" for task, rows in taken.items()
         )
 
-    def make(self, step: int) -> list[BertBatch]:
-        """The micro-batches of a step."""
+    def make(self, step: int, parts: int | None = None) -> list[BertBatch]:
+        """The micro-batches of a step, by default as many as the recipe says."""
+        parts = self.recipe.accumulation if parts is None else parts
         whole = self._make_step(step)
         numbers, firsts = whole.sequences.numbers, torch.arange(len(whole.sequences.lengths))
         streams = firsts.split([self.shares[task] for task in self.streams])
-        parts = [
-            torch.cat([stream.tensor_split(self.recipe.accumulation)[part] for stream in streams])
-            for part in range(self.recipe.accumulation)
-        ]
-        return [self._pack(whole, chosen, torch.isin(numbers, chosen)) for chosen in parts if len(chosen)]
+        split = [torch.cat([stream.tensor_split(parts)[part] for stream in streams]) for part in range(parts)]
+        return [self._pack(whole, chosen, torch.isin(numbers, chosen)) for chosen in split if len(chosen)]
 
     def _pack(self, whole: _Step, chosen: Tensor, kept: Tensor) -> BertBatch:
         """The micro-batch of some sequences, whose tokens are `kept`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.distributed import SequenceLayout
 from regard.errors import ConfigError, InputError
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.pretrained import Pretrained
@@ -110,10 +111,7 @@ class GPTRecipe(Recipe):
 
     def make_task(self, data: Any = None) -> LanguageModelTask:
         """Language modelling of the recipe's text, of the given path, or of the given documents."""
-        documents = (
-            data if isinstance(data, text.Documents) else text.load_documents(self.data if data is None else data)
-        )
-        return LanguageModelTask(self, documents)
+        return LanguageModelTask(self, text.load_documents(self.data if data is None else data))
 
 
 class TextBatch(NamedTuple):
@@ -188,8 +186,8 @@ class LanguageModelTask(Task[GPTRecipe]):
             rows = text.sample_windows(
                 self.train_store.tokens, recipe.batch_size, recipe.context_length, seed=recipe.seed, step=step
             )
-            return [TextBatch(part[:, :-1], part[:, 1:]) for part in split_rows(rows, recipe.accumulation)]
-        return _split_packed(self.packed.make_batch(step), recipe.accumulation)
+            return [TextBatch(part[:, :-1], part[:, 1:]) for part in split_rows(rows, self.micro_batches)]
+        return _split_packed(self.packed.make_batch(step), self.micro_batches)
 
     def describe_batch(self, step: int) -> str:
         first = self.make_batches(step)[0].tokens[0, :40].tolist()
@@ -197,6 +195,15 @@ class LanguageModelTask(Task[GPTRecipe]):
 
     def count_units(self, batch: TextBatch) -> int:
         return int((batch.targets != IGNORED).sum()) if batch.pattern is not None else batch.targets.numel()
+
+    def count_tokens(self, batch: TextBatch) -> int:
+        return batch.tokens.shape[1]
+
+    def take_tokens(self, batch: TextBatch, layout: SequenceLayout, process: int) -> TextBatch:
+        """The pattern stays that of the whole row: attention speaks of positions there."""
+        tokens, targets = (layout.take(each, process, dim=-1) for each in (batch.tokens, batch.targets))
+        positions = layout.positions(process) if batch.positions is None else layout.take(batch.positions, process, -1)
+        return TextBatch(tokens, targets, positions, batch.pattern)
 
     def companions(self) -> dict[str, bytes]:
         return self.tokenizer.to_files()

@@ -316,7 +316,7 @@ class ImageTask(Task[ImageRecipe]):
         drawn = self._draw_epoch(step // self.steps_per_epoch)[1]
         return [
             ImageBatch(train.pixels[part], train.labels[part], drawn[part])
-            for part in split_rows(chosen, self.recipe.accumulation)
+            for part in split_rows(chosen, self.micro_batches)
         ]
 
     def describe_batch(self, step: int) -> str:

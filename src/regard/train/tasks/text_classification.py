@@ -189,10 +189,7 @@ class TextClassificationTask(Task[TextClassificationRecipe]):
         return order[inside * self.recipe.batch_size : (inside + 1) * self.recipe.batch_size]
 
     def make_batches(self, step: int) -> list[LabelledBatch]:
-        return [
-            take_passages(self.train, part)
-            for part in split_rows(self._choose_passages(step), self.recipe.accumulation)
-        ]
+        return [take_passages(self.train, part) for part in split_rows(self._choose_passages(step), self.micro_batches)]
 
     def describe_batch(self, step: int) -> str:
         chosen = self._choose_passages(step).tolist()

@@ -145,7 +145,7 @@ class TranslationTask(Task[TranslationRecipe]):
 
     def make_batches(self, step: int) -> list[TranslationBatch]:
         made = self._shift(self.batches.make_batch(step))
-        rows = split_rows(torch.arange(len(made.source)), self.recipe.accumulation)
+        rows = split_rows(torch.arange(len(made.source)), self.micro_batches)
         return [TranslationBatch(*(tensor[part] for tensor in made)) for part in rows]
 
     def _shift(self, batch: text.PairBatch) -> TranslationBatch:

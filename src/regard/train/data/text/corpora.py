@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -29,11 +29,16 @@ BRACKETS = {ord("["): None, ord("]"): None}
 CLOSING, OPENING = re.compile(r" ([,.;:?!)\]}]|''|'(?= |$)|%)"), re.compile(r"([(\[{$]|``) ")
 
 
-def load_documents(data: str | Path, *, separator: str | None = None) -> Documents:
-    """The documents of a named data set, or of files: `.txt`, `.jsonl` with "text", or a folder of such.
+def load_documents(data: str | Path | Sequence[str] | Documents, *, separator: str | None = None) -> Documents:
+    """The documents of a named data set, or of files: `.txt`, `.jsonl` with "text", or a folder of such; or a list.
 
     separator: for `.txt`, `None` if a file is one document, "blank_line" or "line" for documents separated so.
     """
+    if isinstance(data, list | tuple):
+        return Documents.from_texts(data)
+    if isinstance(data, Documents):
+        return data
+    assert isinstance(data, str | Path)
     return _load(data, DOCUMENTS, functools.partial(files.read_documents, separator=separator))
 
 

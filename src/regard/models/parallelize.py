@@ -1,0 +1,92 @@
+"""How each model is spread over processes: which of its modules are sharded and recomputed as one unit.
+
+FSDP2 (`fully_shard`) gathers the parameters of a unit before it runs and releases them after; activation checkpointing
+computes a unit again in the backward pass. In every model here the unit is a block, and what is left (embeddings, the
+last norm, heads) belongs to the root. Nothing of this is inside a model's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from regard.errors import ConfigError
+from regard.models.bert import Bert
+from regard.models.davit import DaViT
+from regard.models.gpt import GPT
+from regard.models.pretrained import Pretrained
+from regard.models.resnet import ResNet
+from regard.models.spatial import SpatialTransformer
+from regard.models.transformer import Transformer
+from regard.models.vit import ViT
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def list_units(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, in the order in which they run."""
+    for kind, find in UNITS.items():
+        if isinstance(model, kind):
+            return list(find(model))
+    raise ConfigError(
+        f"There is no plan to spread a {type(model).__name__} over processes.",
+        asked=f"a {type(model).__name__} in units",
+        because=f"its blocks are not known; those of {', '.join(kind.__name__ for kind in UNITS)} are",
+        instead='the strategy "ddp", which needs no units',
+    )
+
+
+def _blocks(model: Any) -> Iterator[nn.Module]:
+    yield from model.blocks
+
+
+def _encoder_decoder_blocks(model: Any) -> Iterator[nn.Module]:
+    yield from model.encoder
+    yield from model.decoder
+
+
+def _stage_blocks(model: Any) -> Iterator[nn.Module]:
+    for stage in model.stages:
+        yield from stage.blocks
+
+
+UNITS: dict[type[Pretrained], Callable[[Any], Iterator[nn.Module]]] = {
+    GPT: _blocks,
+    Bert: _blocks,
+    ViT: _blocks,
+    SpatialTransformer: _blocks,
+    Transformer: _encoder_decoder_blocks,
+    DaViT: _stage_blocks,
+    ResNet: _blocks,
+}
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
+    """Shard parameters, gradients and optimizer state over the mesh by FSDP2, block by block, in place.
+
+    dtype: of the gathered parameters and the computation, bfloat16 for mixed precision; gradients are summed in
+        float32. None leaves all in the precision of the parameters.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
+    for unit in list_units(model):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Compute every block again in the backward pass, instead of keeping what it computed, in place."""
+    from torch.utils.checkpoint import checkpoint
+
+    for unit in list_units(model):
+        forward = unit.forward
+
+        def again(*args: Any, _forward: Callable = forward, **kwargs: Any) -> Any:
+            return checkpoint(_forward, *args, use_reentrant=False, **kwargs)
+
+        unit.forward = again  # type: ignore[method-assign]

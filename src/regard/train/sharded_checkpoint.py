@@ -1,0 +1,128 @@
+"""Checkpoints of runs on several processes, by torch's distributed checkpoint (DCP), in safetensors.
+
+checkpoints/step-00000240/   each process's part of all tensors, with its place in them (shard-*.safetensors), and
+                             training.json: the resume point
+
+They are written while training goes on, become visible when all parts are complete, and are read on any number of
+processes: each one reads what it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.errors import CheckpointError
+from regard.models.io import atomic
+from regard.models.load_state import find_stored_names
+from regard.models.pretrained import Pretrained
+from regard.train.optimizer import optimizer_state
+from regard.train.resume_point import ResumePoint, parse_position
+
+POSITION = "training.json"
+MODEL, WEIGHTS, OPTIMIZER = "model/", "weights/", "optimizer/"
+
+
+def is_sharded(place: Path) -> bool:
+    """Whether a checkpoint was written by several processes."""
+    return (place / POSITION).is_file()
+
+
+def collect_state(
+    model: Pretrained, optimizer: torch.optim.Optimizer | None, average: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """What a checkpoint holds, by name; sharded tensors stay sharded."""
+    stored = find_stored_names(model)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items() if name in stored}
+    shown = weights if average is None else {name: average.get(name, tensor) for name, tensor in weights.items()}
+    state = {f"{MODEL}{name}": tensor for name, tensor in shown.items()}
+    if average is not None:
+        state |= {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
+    if optimizer is not None:
+        state |= {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer_state(optimizer, model).items()}
+    return state
+
+
+class PendingSave:
+    """A checkpoint that is being written in the background.
+
+    place: where it will be. All processes make it and all of them finish it.
+    """
+
+    def __init__(self, place: Path, state: dict[str, Tensor], position: ResumePoint, group: Any, work: Path) -> None:
+        self.place, self.group, self.work = place, group, work
+        import torch.distributed.checkpoint as dcp  # a long import that one process never needs
+
+        if dist.get_rank() == 0:
+            text = json.dumps(dataclasses.asdict(position))
+            atomic.write_and_sync(work / POSITION, lambda path: path.write_text(text) and None)
+        writer = dcp.HuggingFaceStorageWriter(str(work), save_distributed=True)
+        saving: Any = dcp.async_save(state, storage_writer=writer, process_group=group)
+        self.future: Future = saving
+
+    def finish(self) -> None:
+        """Wait until all parts are on the disk, and give the checkpoint its name."""
+        self.future.result()
+        dist.barrier(group=self.group)
+        if dist.get_rank() == 0:
+            if self.place.exists():
+                shutil.rmtree(self.place)
+            atomic.move_into_place(self.work, self.place)
+        dist.barrier(group=self.group)
+
+
+def read_position(place: Path) -> ResumePoint:
+    """The resume point of a checkpoint."""
+    path = place / POSITION
+    try:
+        return parse_position(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as failure:
+        raise CheckpointError(
+            f"{path.name} is not of a checkpoint.",
+            asked=str(path),
+            found=f"{type(failure).__name__}: {failure}",
+            because="it has no valid resume point",
+            instead=f"remove {place} to resume from an earlier checkpoint or to start again",
+        ) from failure
+
+
+def load_state(place: Path, state: dict[str, Tensor]) -> None:
+    """Fill these tensors from a checkpoint; each process reads its own parts, alone or with the others."""
+    import torch.distributed.checkpoint as dcp
+
+    reader = dcp.HuggingFaceStorageReader(str(place))
+    try:
+        found = reader.read_metadata().state_dict_metadata
+        shapes = {name: tuple(getattr(each, "size", ())) for name, each in found.items()}
+        differing = sorted(name for name, tensor in state.items() if shapes.get(name) != tuple(tensor.shape))
+        differing += sorted(name for name in shapes.keys() - state.keys() if name.startswith(MODEL))
+        if differing:
+            raise CheckpointError(
+                f"{place.name} does not fit the recipe.",
+                asked=str(place),
+                found=f"other tensors: {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
+                because="it was written by a run with another model or optimizer",
+                instead="the unmodified folder of the run, or a new one",
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*single process")  # that is meant
+            dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    except CheckpointError:
+        raise
+    except Exception as failure:  # readers of damaged files raise anything
+        raise CheckpointError(
+            f"{place.name} cannot be read.",
+            asked=str(place),
+            found=f"{type(failure).__name__}: {str(failure).splitlines()[0][:200] if str(failure) else ''}",
+            because="a part is missing or damaged",
+            instead=f"remove {place} to resume from an earlier checkpoint or to start again, or use another folder",
+        ) from failure

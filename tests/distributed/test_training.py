@@ -1,0 +1,119 @@
+"""Runs on several processes: the losses of one, checkpoints that any number of processes can resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.models import GPT
+from regard.train import GPTRecipe, read_run, train
+from regard.train.parallel import Parallelism
+from tests.distributed.processes import Processes, start_processes
+
+TEXT = ["the cat sat on the mat. a dog lay on the rug, and an owl flew over the wood.\n" * 12] * 3
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    with start_processes(2) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Processes]:
+    with start_processes(4) as processes:
+        yield processes
+
+
+def make_recipe(**changes: Any) -> GPTRecipe:
+    fields: dict[str, Any] = {
+        "steps": 6, "batch_size": 8, "context_length": 16, "dim": 16, "layers": 2, "heads": 2, "eval_every": 3,
+        "eval_batches": 2, "sample_tokens": 8, "log_every": 1, "precision": "float64", "warmup_steps": 1,
+    }  # fmt: skip
+    return GPTRecipe(**(fields | changes))
+
+
+def run_training(rank: int, size: int, folder: str | None, options: dict, changes: dict, **words: Any) -> dict:
+    run = train(make_recipe(**changes), folder, data=TEXT, progress=False, parallelism=Parallelism(**options), **words)
+    weights = {}
+    for name, parameter in run.model.named_parameters():
+        value = parameter.detach()
+        weights[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+    shapes = [tuple(getattr(each, "to_local", lambda each=each: each)().shape) for each in run.model.parameters()]
+    return {"losses": [each.loss for each in run.evaluations], "metrics": [each.metrics for each in run.evaluations],
+            "weights": weights, "done": run.done, "local": shapes}  # fmt: skip
+
+
+def run_alone(changes: dict, folder: str | None = None) -> dict:
+    return run_training(0, 1, folder, {}, changes)
+
+
+def assert_same(made: list[dict], expected: dict, tolerance: float = 1e-9) -> None:
+    for each in made:
+        assert each["losses"][1:] == pytest.approx(expected["losses"][1:], rel=tolerance)
+        for mine, other in zip(each["metrics"], expected["metrics"], strict=True):
+            assert mine == pytest.approx(other, rel=tolerance)
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(each["weights"][name], weight, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("changes", [{}, {"accumulation": 2, "ema_decay": 0.9}, {"packing": "documents"}])
+def test_losses_and_weights_are_those_of_one_process(two: Processes, strategy: str, changes: dict) -> None:
+    made = two.run(run_training, folder=None, options={"strategy": strategy}, changes=changes)
+    assert_same(made, run_alone(changes))
+
+
+@pytest.mark.parametrize("options", [{"strategy": "ddp"}, {"strategy": "fsdp", "recompute": True}])
+def test_four_processes(four: Processes, options: dict) -> None:
+    made = four.run(run_training, folder=None, options=options, changes={})
+    assert_same(made, run_alone({}))
+
+
+def test_sharded_parameters_are_a_part_of_the_model(four: Processes) -> None:
+    made = four.run(run_training, folder=None, options={"strategy": "fsdp"}, changes={"steps": 1})
+    whole = sum(weight.numel() for weight in made[0]["weights"].values())
+    parts = [sum(torch.Size(shape).numel() for shape in each["local"]) for each in made]
+    assert sum(parts) == whole
+    assert max(parts) <= 1.1 * whole / 4
+
+
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+@pytest.mark.parametrize("context", [2, 4])
+def test_sequences_that_are_cut(four: Processes, context: int, packing: str) -> None:
+    changes = {"packing": packing}
+    made = four.run(run_training, folder=None, options={"context": context}, changes=changes)
+    assert_same(made, run_alone(changes))
+
+
+def test_checkpoints_are_resumed_on_other_numbers(two: Processes, four: Processes, tmp_path: Path) -> None:
+    """2 -> 4 -> 1 processes, sharded and not; the result is that of one uninterrupted process."""
+    changes = {"steps": 9, "ema_decay": 0.8}
+    expected = run_alone(changes)
+    for strategies in (("fsdp", "ddp"), ("ddp", "fsdp")):
+        folder = str(tmp_path / strategies[0])
+        step = {"folder": folder, "changes": changes, "minutes": 0}
+        assert not two.run(run_training, options={"strategy": strategies[0]}, **step)[0]["done"]
+        assert not four.run(run_training, options={"strategy": strategies[1]}, **step)[0]["done"]
+        final = run_alone(changes, folder)
+        assert final["done"]
+        assert final["metrics"][-1] == pytest.approx(expected["metrics"][-1], rel=1e-9)
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(final["weights"][name], weight, atol=1e-9, rtol=1e-9)
+        assert isinstance(GPT.from_pretrained(Path(folder) / "model"), GPT)
+
+
+def test_a_sharded_run_is_read_by_one_process(two: Processes, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    made = two.run(run_training, folder=folder, options={"strategy": "fsdp"}, changes={})
+    run = read_run(folder, data=TEXT)
+    for name, parameter in run.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), made[0]["weights"][name], atol=0, rtol=0)
+    torch.testing.assert_close(
+        dict(GPT.from_pretrained(tmp_path / "run" / "model").named_parameters()),
+        {name: torch.nn.Parameter(weight) for name, weight in made[0]["weights"].items()},
+    )
