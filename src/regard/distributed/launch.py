@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -57,6 +59,17 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
         ) from failure
     atexit.register(_leave)
     return rank, size
+
+
+@contextlib.contextmanager
+def wait_for_first() -> Iterator[None]:
+    """What is inside runs on the first process, then on the others: they find what it downloaded and computed."""
+    rank, size = join_processes()
+    if size > 1 and rank > 0:
+        dist.barrier()
+    yield
+    if size > 1 and rank == 0:
+        dist.barrier()
 
 
 def _leave() -> None:

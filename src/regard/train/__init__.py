@@ -3,6 +3,7 @@
 from regard.train.data.images import Images, ImageSplit
 from regard.train.head_analysis import Answer, analyze_heads
 from regard.train.loop import Interrupted, read_history, read_run, train
+from regard.train.parallel import Parallelism
 from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
 from regard.train.recipe import Recipe, read_recipe
 from regard.train.run import Evaluation, Run
@@ -31,6 +32,7 @@ __all__ = [
     "ImageSplit",
     "Images",
     "Interrupted",
+    "Parallelism",
     "Pruned",
     "Recipe",
     "ResNetRecipe",

@@ -66,7 +66,7 @@ def train(
     minutes: stop after this time, and after one step at least, evaluated and saved; the same call goes on from there.
     parallelism: how the run is spread over the processes that torchrun started; without them it changes nothing. The
         losses are those of one process up to rounding, if there is no dropout, and a run may be resumed on another
-        number of processes. The first process writes the files; `Run.model` is that of the process.
+        number of processes. The first process writes the files and has the whole model at the end.
     on_evaluation: called with every new evaluation.
     measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
         progress bar then shows the share of the peak.
@@ -225,11 +225,13 @@ class Training:
                 if expired:
                     break
         done = position.finished or position.step >= total
-        self._finish(done)
-        return Run(self.recipe, self.model, self.evaluations, self.task, self.folder, done)
+        return Run(self.recipe, self._finish(done), self.evaluations, self.task, self.store.folder, done)
 
-    def _finish(self, done: bool) -> None:
-        """Leave the model as it is used: in eval mode, averaged, and saved if the run is complete."""
+    def _finish(self, done: bool) -> Pretrained:
+        """The model as it is used: in eval mode, averaged, and saved if the run is complete.
+
+        The first process has all of it; the others have their own part where it is sharded.
+        """
         self.store.finish()
         if self.average is not None:
             checkpoint.copy_weights(self.model, self.average)
@@ -238,6 +240,7 @@ class Training:
             if done and self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
                 assert model is not None
                 model.save_pretrained(self.folder / MODEL)
+        return self.model if model is None else model
 
     # A step
 
