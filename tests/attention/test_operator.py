@@ -59,8 +59,8 @@ def test_huge_scores_neither_overflow_nor_vanish(backend, dtype):
 def test_weights_are_positive_exactly_where_the_pattern_allows(pattern):
     query, key, _ = (tensor.detach() for tensor in tensors((TOKENS, TOKENS)))
     mask = pattern.matrix(TOKENS)
-    seen = weights(query, key, pattern=pattern) > 0
-    assert torch.equal(seen, (mask[:, None] if mask.ndim == 3 else mask).expand_as(seen))
+    visible = weights(query, key, pattern=pattern) > 0
+    assert torch.equal(visible, (mask[:, None] if mask.ndim == 3 else mask).expand_as(visible))
 
 
 # The limits of temperature (requirements of a soft, a uniform and a hard attention)

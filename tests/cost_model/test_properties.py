@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cost_model.cases import EVERYTHING, LAYERS, MODELS, Case, attentions, gpts
-from cost_model.counting import count, kept_bytes
+from cost_model.counting import count, measure_saved_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,8 +55,10 @@ def check_backward(case: Case) -> None:
     assert cost(case.target, step="training", backend="reference", **case.sizes).macs == forward.macs + counted
 
 
-def check_kept(case: Case) -> None:
-    assert cost(case.target, **case.sizes).activation_bytes == kept_bytes(case.module, *case.inputs, **case.kwargs)
+def check_saved_bytes(case: Case) -> None:
+    assert cost(case.target, **case.sizes).activation_bytes == measure_saved_bytes(
+        case.module, *case.inputs, **case.kwargs
+    )
 
 
 def check_algebra(case: Case) -> None:
@@ -107,7 +109,7 @@ def test_products_on_the_way_back_are_those_of_a_run(kind: str, data: st.DataObj
 @QUICK
 @given(data=st.data())
 def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_kept(drawn(data, kind))
+    check_saved_bytes(drawn(data, kind))
 
 
 @pytest.mark.long
@@ -134,24 +136,24 @@ def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:
         cache = double.new_cache()
         double(words, cache=cache)
         counted = count(double, words[:, :1], cache=cache).macs
-    asked = {"batch": words.shape[0], "tokens": words.shape[1]}
-    assert cost(model, step="decode", backend="reference", **asked).macs == counted
+    sizes = {"batch": words.shape[0], "tokens": words.shape[1]}
+    assert cost(model, step="decode", backend="reference", **sizes).macs == counted
 
 
 @pytest.mark.slow
 @settings(QUICK, max_examples=3)
 @given(case=attentions(), tokens=st.integers(1, 40))
 def test_a_formula_holds_at_other_lengths(case: Case, tokens: int) -> None:
-    asked = case.sizes | {"tokens": tokens}
+    sizes = case.sizes | {"tokens": tokens}
     known = cost(case.target, backend="reference", **case.sizes)
-    assert known.at(tokens=tokens).macs == cost(case.target, backend="reference", **asked).macs
+    assert known.at(tokens=tokens).macs == cost(case.target, backend="reference", **sizes).macs
 
 
 def check_everything(case: Case) -> None:
     check_parameters(case)
     check_forward(case)
     check_backward(case)
-    check_kept(case)
+    check_saved_bytes(case)
 
 
 @pytest.mark.long

@@ -67,11 +67,11 @@ def assert_twins(using, name, dtype, **words):
     limits = {name: kept * limit for name, limit in bounds(*inputs, words.get("scale", 0.6), wide).items()}
     assert_agree(results, expected, limits)
     assert torch.equal(sums == -torch.inf, true_sums == -torch.inf)
-    seen = true_sums != -torch.inf
+    nonempty = true_sums != -torch.inf
     # A weight is off by `relative`, and so is their sum; its logarithm is rounded a few times more.
     relative = limits["output"] / float(inputs[2].abs().max())
-    limit = relative + 4 * torch.finfo(wide).eps * true_sums[seen].abs()
-    assert bool(((sums - true_sums)[seen].abs() <= limit).all())
+    limit = relative + 4 * torch.finfo(wide).eps * true_sums[nonempty].abs()
+    assert bool(((sums - true_sums)[nonempty].abs() <= limit).all())
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)

@@ -247,8 +247,8 @@ class SpatialHeads(nn.Module):
         values = self.value.weight.unflatten(1, (self.heads, self.dim)).transpose(0, 1)  # (head, out, in)
         if isinstance(self.position, LearnedPosition):
             return HeadProfile(relative_scores(self.position), values=values)
-        seen = head_profile(self.position)
-        return HeadProfile(seen.scores, seen.centre, seen.precision, values)
+        profile = head_profile(self.position)
+        return HeadProfile(profile.scores, profile.centre, profile.precision, values)
 
     def relative_weights(self) -> Tensor:
         """What a query in the middle of an endless image gives to every relative position, with gradients."""

@@ -42,8 +42,8 @@ def only_if_nobody_sees(query, key, value, mask=None):
 
 def past_only(query, key, value):
     """Causal, with no mask to give; the future is multiplied by zero."""
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    return naive(query, key, value, seen)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    return naive(query, key, value, triangle)
 
 
 def careless_beyond(keys, queries=0):
