@@ -216,7 +216,8 @@ class SpatialHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dropout = self.attention_dropout if self.training else 0.0
         if not dropout and (axes := self._compute_axis_weights()) is not None:
-            return self.value(separable_attention(*axes, x).flatten(3))
+            rows, columns = (axis.to(x.dtype) for axis in axes)
+            return self.value(separable_attention(rows, columns, x).flatten(3))
         tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
         if isinstance(self.position, Bias):
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)

@@ -136,7 +136,7 @@ class Training:
         self.model.to(DTYPES[self.recipe.precision])
         self.model.companions |= task.companions()
         self.optimizer = make_optimizer(task, self.model)
-        self.average = self._copy_parameters() if self.recipe.ema_decay is not None else None
+        self.average = self._copy_weights() if self.recipe.ema_decay is not None else None
         self.forward: nn.Module = self.model
         if self.recipe.compile:
             self.forward = torch.compile(self.model)  # pyright: ignore[reportAttributeAccessIssue]
@@ -145,8 +145,8 @@ class Training:
         self.throughput = Throughput()
         self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
 
-    def _copy_parameters(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in checkpoint.averaged_tensors(self.model).items()}
 
     def _load_initial_model(self, start: Pretrained) -> None:
         if start.config != self.model.config:
@@ -253,8 +253,8 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None and recipe.ema_decay is not None:
-            averaged, current = list(self.average.values()), [each.detach() for each in self.model.parameters()]
-            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
+            averaged, current = self.average.values(), checkpoint.averaged_tensors(self.model).values()
+            torch._foreach_lerp_([*averaged], [*current], 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
         single = terms if len(terms) > 1 else {}
         line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
         return line, sum(map(task.count_units, batches))
@@ -320,8 +320,8 @@ class Training:
             self.model.eval()
             with self._autocast():
                 metrics = self.task.evaluate(self.model)
-                profiles = self.task.measure_heads(self.model)
                 samples = self.task.make_samples(self.model) if self.folder is not None else []
+            profiles = self.task.measure_heads(self.model)
         if self.folder is not None and samples:
             history.append_lines(self.folder / history.SAMPLES, [{"step": position.step, "samples": samples}])
         evaluation = Evaluation(
