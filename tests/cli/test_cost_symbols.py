@@ -44,7 +44,7 @@ EXAMPLES = [(name, word.example) for name, word in TABLES.items()] + [
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
-def test_letters_that_are_typed_are_letters_that_are_printed(capsys, name, example):
+def test_symbols_that_are_typed_are_symbols_that_are_printed(capsys, name, example):
     word = TABLES[name]
     assert main(["cost", name, *shlex.split(example), "--json", "-"]) == 0
     printed = json.loads(capsys.readouterr().out)["letters"]
@@ -63,7 +63,7 @@ def test_letters_that_are_typed_are_letters_that_are_printed(capsys, name, examp
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_letter_of_a_table_has_two_meanings(name):
+def test_no_symbol_of_a_table_has_two_meanings(name):
     letters = [letter for size in TABLES[name].sizes for letter in size.symbol.split()]
     assert len(letters) == len(set(letters))
 

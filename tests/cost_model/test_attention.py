@@ -105,7 +105,7 @@ def test_backward_costs_twice_the_products_and_kernels_compute_scores_again():
         assert again.exponentials == pairs
 
 
-def test_decoding_asks_for_one_row_of_keys():
+def test_decoding_reads_one_row_of_keys():
     predicted = cost(Attention(pattern=Causal()), step="decode", tokens=255, dim=64, heads=8)
     assert str(predicted.macs.formula) == "2*B*H*d*(N + 1)"
     assert predicted.macs == 2 * 8 * 64 * 256
@@ -139,7 +139,7 @@ def test_a_narrow_window_is_less_deep_than_the_square():
     assert cost(Attention(pattern=Window(3, 0)), tokens=1024, dim=64, stable=False).depth == (1 + 6) + 1 + 2 + 1 + 1 + 2
 
 
-def test_what_is_not_given_stays_a_letter():
+def test_a_size_that_is_not_given_stays_a_symbol():
     predicted = cost(Attention(pattern=Window(3, 0)))
     assert str(predicted.macs.formula) == "4*B*H*d*(2*N - 3)"
     assert "N >= 3" in predicted.notes[0]
@@ -454,7 +454,7 @@ ATTENTIONS = {
 @needs_kernels
 @pytest.mark.parametrize(("kv_heads", "keys"), [(2, 13), (4, 11)])
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_what_is_kept_is_what_autograd_keeps_to_the_byte(name, kv_heads, keys):
+def test_saved_bytes_are_those_of_autograd_to_the_byte(name, kv_heads, keys):
     if "padded" in name and keys == 11:
         keys = 17
     sizes = {**SIZES, "keys": keys, "kv_heads": kv_heads}
@@ -474,7 +474,7 @@ def test_a_tensor_that_is_added_was_there_before():
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_results_of_half_precision_are_kept_in_float32(name, dtype):
+def test_results_of_half_precision_are_saved_in_float32(name, dtype):
     attention = ATTENTIONS[name]()
     if isinstance(attention.bias, nn.Module):
         attention.bias.to(dtype)
@@ -492,7 +492,7 @@ def test_the_reference_keeps_its_squares_of_features(name):
 
 
 @needs_kernels
-def test_inside_a_layer_only_what_is_new_is_kept():
+def test_inside_a_layer_only_new_tensors_are_saved():
     B, N, H, D = size_symbols("B N H D")
     shape = Shape(B, N, N, H, H, D / H, D / H, values={B: 2, N: 11, H: 4, D: 24}, keeps=False)
     found = sum(part.saved for part in count_attention(Attention(), shape, RunMode()).parts).subs(shape.values)

@@ -67,7 +67,7 @@ def test_curves_that_only_part_do_not_cross():
     assert [(crossing.length, crossing.after) for crossing in both.crossings] == [(2, "other")]
 
 
-def test_every_length_is_asked_for_anew_where_a_cost_can_be_asked_again():
+def test_every_length_is_computed_again_where_a_cost_can_be_recomputed():
     """Pairs of a pattern are a number that a length decides; a formula with an old one would be wrong."""
     lengths = []
 

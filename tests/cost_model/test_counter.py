@@ -101,7 +101,7 @@ def test_an_input_that_is_not_learned_has_no_product_backward() -> None:
     assert count(layer, tokens, backward=True, learns_input=False).macs == 2 * 3 * 5 * 7
 
 
-def test_only_one_dtype_is_counted_if_asked() -> None:
+def test_only_one_dtype_is_counted_on_request() -> None:
     with Counter(only=torch.float64) as counter:
         torch.ones(3, 5) @ torch.ones(5, 7)
         torch.ones(3, 5, dtype=torch.float64) @ torch.ones(5, 2, dtype=torch.float64)
@@ -142,7 +142,7 @@ def test_saved_bytes_of_a_line_of_layers() -> None:
     assert measure_saved_bytes(with_gelu, torch.randn(2, 11, 5)) == 2 * 4 * 2 * 11 * 7
 
 
-def test_saved_bytes_leave_out_what_is_remembered() -> None:
+def test_saved_bytes_leave_out_what_is_cached() -> None:
     """Query, key and value lie in one tensor. The kernel keeps them, its output and the log of its sums; the product
     after it keeps the output once more, with its axes turned. Words and masks of the pattern outlive every run."""
     layer = MultiHeadAttention(12, 3, attention=regard.Attention(pattern=regard.Causal()))

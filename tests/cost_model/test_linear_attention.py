@@ -41,7 +41,7 @@ def sizes(tokens: int, keys: int) -> dict[str, int]:
 @pytest.mark.parametrize("scale", [None, 0.0])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_marks_of_padding_and_queries_without_keys_are_kept_to_the_byte(
+def test_marks_of_padding_and_queries_without_keys_are_saved_to_the_byte(
     lengths: tuple[int, int], pattern: Pattern, scale: float | None
 ) -> None:
     for features in MAPS:
@@ -85,7 +85,7 @@ LAYERS = {
 @pytest.mark.parametrize("turned", [False, *long(True)])
 @pytest.mark.parametrize("scale", [None, 0.0, math.inf])
 @pytest.mark.parametrize("pattern", [Causal(), *slow(None, Padding([3, 5]), Padding([3, 5]) & Causal(), Window(2, 1))])
-def test_a_layer_keeps_what_its_formula_says(pattern: Pattern | None, scale: float | None, turned: bool) -> None:
+def test_a_layer_saves_what_its_formula_says(pattern: Pattern | None, scale: float | None, turned: bool) -> None:
     for features in (None,) if scale == math.inf else (None, *MAPS):
         attention = Attention(pattern=pattern, feature_map=features, scale=scale)
         for sizes, bias in LAYERS.values():

@@ -85,7 +85,7 @@ class Spy(nn.Module):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_is_asked_for_is_what_runs(step):
+def test_the_requested_step_runs(step):
     module, slopes = Spy(), []
     module.inner.weight.register_hook(lambda slope: slopes.append(slope.abs().sum()))
     measure(module, step=step, batch=2, tokens=7, **QUICK)
@@ -116,7 +116,7 @@ def test_a_function_can_be_measured():
 
 
 @pytest.mark.parametrize("step", [*STEPS, "decode"])
-def test_a_description_is_attended_with_the_sizes_that_are_asked_for(step, monkeypatch):
+def test_a_description_is_attended_with_the_given_sizes(step, monkeypatch):
     seen = []
 
     def noted(query, key, value, attention, backend):

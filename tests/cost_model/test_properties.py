@@ -80,7 +80,7 @@ def check_algebra(case: Case) -> None:
     if not case.any_batch:
         return
     # The formula with the numbers of another batch is the cost of another batch.
-    batch = {"batch": whole.values[next(letter for letter in whole.values if str(letter) == "B")] + 1}
+    batch = {"batch": whole.values[next(symbol for symbol in whole.values if str(symbol) == "B")] + 1}
     assert whole.at(**batch).macs == cost(case.target, **case.sizes | batch).macs
 
 

@@ -1,4 +1,4 @@
-"""Numbers that remember their formula, letters, and how the parts of a cost add up."""
+"""Numbers that have a formula, symbols, and how the parts of a cost add up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_quantities_calculate_as_their_numbers_do(a, b):
     assert sum([one, other], Quantity(0)) == a**2 + 3 * a + b
 
 
-def test_letters_that_mean_other_numbers_become_numbers():
+def test_symbols_that_mean_other_numbers_become_numbers():
     short, long = Quantity(N * D, {N: 3, D: 7}), Quantity(N * D, {N: 4, D: 7})
     together = short + long
     assert together == 49
@@ -82,7 +82,7 @@ def test_letters_that_mean_other_numbers_become_numbers():
     assert fix_differing(N * D, {N: 3, D: 7}, {D: 7}) == 3 * D
 
 
-def test_a_letter_has_one_meaning():
+def test_a_symbol_has_one_meaning():
     assert len({keyword for keyword, _ in MEANINGS.values()}) == len(MEANINGS)
     assert read_symbol("tokens") == read_symbol("N") == read_symbol(N) == N
     assert read_symbol("D_2") == size_symbol("D", 2)
@@ -165,7 +165,7 @@ def test_a_cost_is_plain_python_too():
     assert set(plain["parts"]) == {"scores", "softmax", "values"}
 
 
-def test_what_has_no_number_yet_can_be_looked_at() -> None:
+def test_a_formula_without_a_number_can_be_printed() -> None:
     price = cost(Attention(), dim=64)
     assert repr(price.macs) == "2*B*H*N**2*d"
     assert not price.macs.known

@@ -61,7 +61,7 @@ def test_what_a_layer_keeps(layer, numbers):
     assert_saved_bytes(layer, x)
 
 
-def test_positions_that_are_given_are_not_kept():
+def test_positions_that_are_given_are_not_saved():
     layer = LearnedPositions(7, 3)
     assert cost(layer, tokens=5).activation_bytes == measure_saved_bytes(layer, torch.arange(5)) == 0
 
@@ -181,7 +181,7 @@ def test_what_a_transformer_keeps(choices):
     assert_saved_bytes(model, words(2, 7), words(2, 5), sizes={"batch": 2, "tokens": 5, "context_tokens": 7})
 
 
-def test_formulas_of_what_is_kept_hold_at_other_sizes():
+def test_formulas_of_saved_bytes_hold_at_other_sizes():
     model = GPT(GPTConfig.llama(**SMALL, context_length=32, kv_heads=3))
     found = cost(model, batch=2, tokens=5)
     assert found.at(batch=3, tokens=17).activation_bytes == measure_saved_bytes(model, words(3, 17))

@@ -38,7 +38,7 @@ def test_linear_beats_softmax_from_one_token_more_than_channels():
         assert (softmax.at(tokens=tokens).macs.value < linear.at(tokens=tokens).macs.value) is cheaper
 
 
-def test_a_letter_without_a_number_stays_in_the_answer():
+def test_a_symbol_without_a_number_stays_in_the_answer():
     (found,) = cost(Attention()).solve("tokens", cost(Attention(feature_map="elu1")))
     assert str(found.formula) == "d + 1"
     with pytest.raises(CostError, match="no number yet"):
@@ -63,7 +63,7 @@ def test_a_number_is_a_budget():
     assert price.solve("tokens", cost(Attention(), tokens=17, dim=64, heads=8).macs.value) == [17]
 
 
-def test_a_letter_that_differs_on_both_sides_is_its_number_on_each():
+def test_a_symbol_that_differs_on_both_sides_is_its_number_on_each():
     narrow, wide = cost(Attention(), tokens=256, dim=64), cost(Attention(feature_map="relu"), tokens=256, dim=32)
     (found,) = narrow.solve("tokens", wide)
     assert found.value == pytest.approx(32 * 33 / 64)
