@@ -1,6 +1,8 @@
-"""Whatever the sizes: formulas are what modules have and do, counted by somebody who does not know them."""
+"""Whatever the sizes: formulas are what modules have and do, counted independently."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,6 +24,9 @@ LONG = ("transformer", "davit", "spatial")
 everything = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in LONG else []) for kind in EVERYTHING]
 )
+
+
+Check = Callable[[Case], None]
 
 
 def drawn(data: st.DataObject, kind: str) -> Case:
@@ -81,44 +86,20 @@ def check_algebra(case: Case) -> None:
 
 @pytest.mark.slow
 @everything
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_parameters,
+        check_forward,
+        pytest.param(check_backward, marks=pytest.mark.long),
+        check_saved_bytes,
+        pytest.param(check_algebra, marks=pytest.mark.long),
+    ],
+)
 @QUICK
 @given(data=st.data())
-def test_parameters_are_those_of_the_module(kind: str, data: st.DataObject) -> None:
-    check_parameters(drawn(data, kind))
-
-
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_products_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_forward(drawn(data, kind))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_products_on_the_way_back_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_backward(drawn(data, kind))
-
-
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_saved_bytes(drawn(data, kind))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_costs_can_be_added_and_asked_again(kind: str, data: st.DataObject) -> None:
-    check_algebra(drawn(data, kind))
+def test_costs_are_those_of_the_module_and_of_its_runs(kind: str, check: Check, data: st.DataObject) -> None:
+    check(drawn(data, kind))
 
 
 @pytest.mark.slow
