@@ -158,7 +158,7 @@ class Training:
         self.model.companions |= task.companions()
         self.forward: nn.Module = workers.spread(self.model, self.recipe.precision)
         self.optimizer = make_optimizer(task, self.model)  # of the parameters as they are sharded
-        self.average = self._copy_parameters() if self.recipe.ema_decay is not None else None
+        self.average = self._copy_weights() if self.recipe.ema_decay is not None else None
         if self.recipe.compile:
             self.forward = torch.compile(self.forward)  # pyright: ignore[reportAttributeAccessIssue]
         self.position = ResumePoint()
@@ -166,8 +166,8 @@ class Training:
         self.throughput = Throughput()
         self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
 
-    def _copy_parameters(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in checkpoint.averaged_tensors(self.model).items()}
 
     def _load_initial_model(self, start: Pretrained) -> None:
         if start.config != self.model.config:
@@ -282,8 +282,8 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None and recipe.ema_decay is not None:
-            averaged, current = list(self.average.values()), [each.detach() for each in self.model.parameters()]
-            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
+            averaged, current = self.average.values(), checkpoint.averaged_tensors(self.model).values()
+            torch._foreach_lerp_([*averaged], [*current], 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
         single = terms if len(terms) > 1 else {}
         line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
         return line, sum(map(task.count_units, batches))
@@ -356,10 +356,12 @@ class Training:
         metrics: dict[str, float] = {}
         profiles: dict[str, HeadProfile] = {}
         samples: list[str] = []
-        with self._whole_model() as model, torch.no_grad(), torch.random.fork_rng(devices=[]), self._autocast():
+        with self._whole_model() as model, torch.no_grad(), torch.random.fork_rng(devices=[]):
             if model is not None:
-                metrics, profiles = self.task.evaluate(model), self.task.measure_heads(model)
-                samples = self.task.make_samples(model) if self.folder is not None else []
+                with self._autocast():
+                    metrics = self.task.evaluate(model)
+                    samples = self.task.make_samples(model) if self.folder is not None else []
+                profiles = self.task.measure_heads(model)
         metrics = self.workers.share(metrics)
         if self.folder is not None and samples:
             history.append_lines(self.folder / history.SAMPLES, [{"step": position.step, "samples": samples}])
@@ -384,15 +386,15 @@ class Training:
                 self.model.eval()
                 yield self.model if self.workers.is_main else None
             return
-        weights = self.workers.gather_weights(self.model, self.average)
+        weights = self.workers.gather_weights(self.average or checkpoint.averaged_tensors(self.model))
         if weights is None:
             yield None
             return
         with torch.random.fork_rng(devices=[]):
             whole = self.task.build_model().to(DTYPES[self.recipe.precision])
         whole.companions |= self.model.companions
-        checkpoint.copy_weights(whole, weights)
         checkpoint.copy_buffers(whole, self.model)
+        checkpoint.copy_weights(whole, weights)
         yield whole.eval()
 
     def save(self) -> None:

@@ -119,11 +119,10 @@ class Workers:
             with forward.no_sync():  # type: ignore[operator]
                 yield
 
-    def gather_weights(self, model: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-        """All weights, or their moving average, on the first process; None on the others. All of them call it."""
+    def gather_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """Whole tensors on the first process; None on the others. All of them call it."""
         found = {}
-        for name, parameter in model.named_parameters():
-            value = parameter.detach() if average is None else average[name]
+        for name, value in weights.items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # type: ignore[operator]
             if self.is_main:
                 found[name] = whole
