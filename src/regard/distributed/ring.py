@@ -53,9 +53,9 @@ class RingSoftmax(torch.autograd.Function):
         else:
             output, lse = partial.forward(query, key, value, exchange.local, learned)
         for transfer, received in incoming:
-            if (piece := transfer.received) is not None:
+            if (piece := transfer.received) is not None and received is not None:
                 some = take_tokens(query, piece.queries, exchange.own[0])
-                part, part_lse = partial.forward(some, *received, piece, learned)
+                part, part_lse = partial.forward(some, received[0], received[1], piece, learned)
                 _merge(output, lse, part, part_lse, locate(piece.queries, exchange.own[0]))
         ctx.partial, ctx.exchange, ctx.group = partial, exchange, group
         ctx.save_for_backward(query, key, value, output, lse, *learned)
@@ -86,15 +86,15 @@ class _RingSoftmaxBackward(torch.autograd.Function):
             grads = [torch.zeros(each.shape, dtype=partial.dtype, device=each.device) for each in given]
         else:
             *grads, totals = partial.backward(
-                grad_output, *given, exchange.local, output, lse, learned, learns
+                grad_output, query, key, value, exchange.local, output, lse, learned, learns
             )  # fmt: skip
         returning = _ReturningGradients(group, grads[1], grads[2], own[1])
         for transfer, received in incoming:
             made = None
-            if (piece := transfer.received) is not None:
+            if (piece := transfer.received) is not None and received is not None:
                 some = [take_tokens(each, piece.queries, own[0]) for each in (grad_output, query, output, lse)]
                 part, *made, others = partial.backward(
-                    some[0], some[1], *received, piece, some[2], some[3], learned, learns
+                    some[0], some[1], received[0], received[1], piece, some[2], some[3], learned, learns
                 )
                 add_tokens(grads[0], part, piece.queries, own[0])
                 totals = [total.add_(each) for total, each in zip(totals, others, strict=True)] if totals else others
@@ -150,14 +150,14 @@ class _KeysAndValues:
             incoming = torch.empty(shape, dtype=self.key.dtype, device=self.key.device), source
         return Message("keys and values", self.group, outgoing, incoming)
 
-    def __iter__(self) -> Iterator[tuple[Transfer, tuple[Tensor, ...]]]:
+    def __iter__(self) -> Iterator[tuple[Transfer, tuple[Tensor, Tensor] | None]]:
         transfers, width = self.exchange.transfers, self.key.shape[3]
         for number, transfer in enumerate(transfers, 1):
             assert self.next is not None
             received = self.next.wait()
             waits = self.in_steps and number < len(transfers) and transfers[number].step != transfer.step
             self.next = None if waits else self._start(number)
-            yield transfer, () if received is None else (received[..., :width], received[..., width:])
+            yield transfer, None if received is None else (received[..., :width], received[..., width:])
             if waits:
                 self.next = self._start(number)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from regard.distributed import SequenceLayout, context_parallel
 from regard.distributed.launch import join_processes
@@ -100,7 +101,7 @@ class Workers:
         if self.size == 1:
             return model
         if self.is_sharded:
-            mesh = dist.init_device_mesh("cpu", (self.size,))
+            mesh = init_device_mesh("cpu", (self.size,))
             shard_model(model, mesh, torch.bfloat16 if precision == "bfloat16" else None)
             return model
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
