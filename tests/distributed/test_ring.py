@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -133,13 +133,18 @@ PATTERNS = {
 }
 
 
+def mark_slow(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    """All but a few are slow tests: more of the same."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_on_two_processes(two: Processes, name: str) -> None:
     compare(two, TOKENS, "contiguous", {"pattern": PATTERNS[name]})
     compare(two, TOKENS, "zigzag", {"pattern": PATTERNS[name]})
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", mark_slow(PATTERNS, fast=("causal", "sinks", "segments", "heads")))
 def test_every_pattern_on_four_processes(four: Processes, name: str) -> None:
     compare(four, TOKENS, "zigzag", {"pattern": PATTERNS[name]})
     compare(four, TOKENS, "contiguous", {"pattern": PATTERNS[name]})

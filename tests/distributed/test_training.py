@@ -59,12 +59,15 @@ def assert_same(made: list[dict], expected: dict, tolerance: float = 1e-9) -> No
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("changes", [{}, {"accumulation": 2, "ema_decay": 0.9}, {"packing": "documents"}])
+@pytest.mark.parametrize(
+    "changes", [{"accumulation": 2, "ema_decay": 0.9}, pytest.param({"packing": "documents"}, marks=pytest.mark.slow)]
+)
 def test_losses_and_weights_are_those_of_one_process(two: Processes, strategy: str, changes: dict) -> None:
     made = two.run(run_training, folder=None, options={"strategy": strategy}, changes=changes)
     assert_same(made, run_alone(changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"strategy": "ddp"}, {"strategy": "fsdp", "recompute": True}])
 def test_four_processes(four: Processes, options: dict) -> None:
     made = four.run(run_training, folder=None, options=options, changes={})
@@ -79,14 +82,15 @@ def test_sharded_parameters_are_a_part_of_the_model(four: Processes) -> None:
     assert max(parts) <= 1.1 * whole / 4
 
 
-@pytest.mark.parametrize("packing", ["windows", "documents"])
-@pytest.mark.parametrize("context", [2, 4])
+@pytest.mark.parametrize("packing", [pytest.param("windows", marks=pytest.mark.slow), "documents"])
+@pytest.mark.parametrize("context", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_sequences_that_are_cut(four: Processes, context: int, packing: str) -> None:
     changes = {"packing": packing}
     made = four.run(run_training, folder=None, options={"context": context}, changes=changes)
     assert_same(made, run_alone(changes))
 
 
+@pytest.mark.slow
 def test_checkpoints_are_resumed_on_other_numbers(two: Processes, four: Processes, tmp_path: Path) -> None:
     """2 -> 4 -> 1 processes, sharded and not; the result is that of one uninterrupted process."""
     changes = {"steps": 9, "ema_decay": 0.8}
