@@ -90,16 +90,39 @@ def test_sequences_that_are_cut(four: Processes, context: int, packing: str) -> 
     assert_same(made, run_alone(changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ema_decay": 0.9, "max_grad_norm": 0.05},
+        pytest.param(
+            {"feed_forward": "swiglu", "position": "rotary", "norm": "rms", "kv_heads": 2, "heads": 4, "bias": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_blocks_that_are_split(two: Processes, changes: dict) -> None:
+    made = two.run(run_training, folder=None, options={"tensor": 2}, changes=changes)
+    assert_same(made, run_alone(changes))
+
+
+@pytest.mark.slow
+def test_split_blocks_beside_whole_copies(four: Processes) -> None:
+    made = four.run(run_training, folder=None, options={"tensor": 2}, changes={"accumulation": 2})
+    assert_same(made, run_alone({"accumulation": 2}))
+    assert made[1]["local"] != made[0]["local"]
+
+
 @pytest.mark.slow
 def test_checkpoints_are_resumed_on_other_numbers(two: Processes, four: Processes, tmp_path: Path) -> None:
-    """2 -> 4 -> 1 processes, sharded and not; the result is that of one uninterrupted process."""
+    """2 -> 4 -> 1 processes, sharded, split and not; the result is that of one uninterrupted process."""
     changes = {"steps": 9, "ema_decay": 0.8}
     expected = run_alone(changes)
-    for strategies in (("fsdp", "ddp"), ("ddp", "fsdp")):
-        folder = str(tmp_path / strategies[0])
+    fsdp, ddp, split = {"strategy": "fsdp"}, {"strategy": "ddp"}, {"tensor": 2}
+    for number, (first, second) in enumerate(((fsdp, ddp), (ddp, fsdp), (split, split), (fsdp, split))):
+        folder = str(tmp_path / str(number))
         step = {"folder": folder, "changes": changes, "minutes": 0}
-        assert not two.run(run_training, options={"strategy": strategies[0]}, **step)[0]["done"]
-        assert not four.run(run_training, options={"strategy": strategies[1]}, **step)[0]["done"]
+        assert not two.run(run_training, options=first, **step)[0]["done"]
+        assert not four.run(run_training, options=second, **step)[0]["done"]
         final = run_alone(changes, folder)
         assert final["done"]
         assert final["metrics"][-1] == pytest.approx(expected["metrics"][-1], rel=1e-9)

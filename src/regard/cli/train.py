@@ -114,6 +114,7 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--context-parallel", metavar="N", type=int, default=1, help="processes that share a sequence (1)"
     )
+    group.add_argument("--tensor-parallel", metavar="N", type=int, default=1, help="processes that share a block (1)")
     group.add_argument("--recompute", action="store_true", help="compute blocks again in backward, to save memory")
 
 
@@ -238,7 +239,7 @@ def _run_recipe(args: argparse.Namespace) -> int:
     from regard.distributed.launch import join_processes, wait_for_first
     from regard.train import Interrupted, Parallelism, train
 
-    parallelism = Parallelism(args.strategy, args.context_parallel, args.recompute)
+    parallelism = Parallelism(args.strategy, args.context_parallel, args.tensor_parallel, args.recompute)
     recipe, is_first = _make_recipe(args), join_processes()[0] == 0
     with wait_for_first():  # which downloads, tokenizes and refuses
         folder, data = _find_folder(args, recipe), None

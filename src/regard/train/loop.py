@@ -147,7 +147,7 @@ class Training:
         workers = workers or Workers(Parallelism())
         self.task, self.recipe, self.workers = task, task.recipe, workers
         self.folder = folder if workers.is_main else None  # where this process writes
-        self.store = Store(folder, workers)
+        self.store = Store(folder, workers, task)
         workers.check_task(task)
         task.micro_batches = self.recipe.accumulation * workers.data_size
         torch.manual_seed(self.recipe.seed)
@@ -292,7 +292,9 @@ class Training:
         """Accumulate the gradient of a step's batches, and return the mean of each term."""
         task = self.task
         # Dropout follows from the seed and the step, so that no state of a generator is saved.
-        stream = DROPOUT if self.workers.is_main else f"{DROPOUT} {self.workers.rank}"
+        # Processes that share a block drop the same; others, which see other rows or tokens, do not.
+        number = self.workers.rank // self.workers.parallelism.tensor
+        stream = f"{DROPOUT} {number}" if number else DROPOUT
         torch.manual_seed(seed_of(self.recipe.seed, stream, step))
         if not self.forward.training:
             self.forward.train()
@@ -317,7 +319,7 @@ class Training:
         for name, term in terms.items():
             mean = term / max(counts[name], 1)
             means[name] += mean.item()
-            weight = self.task.term_weights.get(name, 1.0) * self.workers.size  # gradients are averaged over processes
+            weight = self.task.term_weights.get(name, 1.0) * self.workers.averaged  # over these processes
             weighted = mean if weight == 1 else weight * mean
             loss = weighted if loss is None else loss + weighted
         assert loss is not None
@@ -331,10 +333,10 @@ class Training:
     def _clip_gradients(self) -> float:
         """Clip the gradients if the recipe says so, and return their norm before."""
         limit = math.inf if self.recipe.max_grad_norm is None else self.recipe.max_grad_norm
-        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        gradients = {name: each.grad for name, each in self.model.named_parameters() if each.grad is not None}
         norm = self.workers.find_norm(gradients)
         if math.isfinite(norm) and norm > limit:
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(list(gradients.values()), limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return norm
 
     def _divergence_error(self, step: int, loss: float, norm: float) -> InputError:
