@@ -71,9 +71,10 @@ def _find_store(rank: int, size: int, limit: datetime.timedelta) -> dict[str, An
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, size, is_master=False, timeout=limit)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return {"store": dist.PrefixStore(f"regard/attempt_{attempt}", store), "rank": rank, "world_size": size}
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=limit)  # pyright: ignore[reportPrivateImportUsage]
+    prefix = f"regard/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
+    return {"store": own, "rank": rank, "world_size": size}
 
 
 @contextlib.contextmanager
