@@ -253,6 +253,18 @@ def test_blocks_send_nothing(four: Processes) -> None:
     assert all(not each["sent"] for each in compare(four, TOKENS, "contiguous", {"pattern": Blocks(12)}))
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_what_no_other_process_takes_part_in_is_the_same_bits(two: Processes, precision: torch.dtype) -> None:
+    """Queries that see only keys of their own process are computed as on one process, from tiles that begin alike."""
+    sizes, options = {"dtype": precision}, {"pattern": Blocks(48)}
+    made = compare(two, 192, "contiguous", options, sizes, tolerance=1e-5)
+    output, grads = run_whole(192, options, sizes)
+    layout = SequenceLayout(192, 2)
+    assert torch.equal(layout.join([each["output"] for each in made]), output)
+    for number, grad in enumerate(grads):
+        assert torch.equal(layout.join([each["grads"][number] for each in made]), grad)
+
+
 def test_a_causal_pattern_is_balanced_zigzag() -> None:
     """All processes have equally many pairs, to the diagonal, where in order the last one has most."""
     pairs = {}
