@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -61,6 +63,61 @@ def test_a_killed_process_is_restarted_and_nothing_is_lost(tmp_path: Path, victi
     made = launch(script, str(tmp_path / "run"), victim, strategy, restarts=1)
     assert made.returncode == 0, made.stderr
     assert "Signal 9" in made.stderr or "SIGKILL" in made.stderr or "exitcode: -9" in made.stderr.replace(" ", " ")
+    expected = run_alone({"steps": 12})
+    found = dict(GPT.from_pretrained(tmp_path / "run" / "model").named_parameters())
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found[name].detach(), weight, atol=1e-9, rtol=1e-9)
+
+
+# Two machines
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces that see each other by one cable, each with a network interface of its own."""
+    names = f"regard-a-{os.getpid()}", f"regard-b-{os.getpid()}"
+    cable = f"rga{os.getpid() % 100000}", f"rgb{os.getpid() % 100000}"
+
+    def run(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    made: list[str] = []
+    try:
+        for name in names:
+            run("netns", "add", name)
+            made.append(name)
+        run("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for number, (name, end) in enumerate(zip(names, cable, strict=True), 1):
+            run("link", "set", end, "netns", name)
+            run("-n", name, "link", "set", end, "name", "wire")
+            run("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "wire")
+            run("-n", name, "link", "set", "wire", "up")
+            run("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as reason:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+        pytest.skip(f"no network namespaces here: {reason}")
+    try:
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@pytest.mark.slow
+def test_two_machines_train_one_model(tmp_path: Path) -> None:
+    """Without a common loopback: what they do not send over the cable does not arrive."""
+    script = str(Path(__file__).with_name("killed_run.py"))
+    with two_hosts() as hosts:
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "wire"}
+        running = []
+        for number, host in enumerate(hosts):
+            words = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
+                     f"--node-rank={number}", "--nproc-per-node=1", "--master-addr=10.99.0.1", "--master-port=29500",
+                     script, str(tmp_path / "run"), "-1", "fsdp"]  # fmt: skip
+            running.append(subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        outputs = [each.communicate(timeout=300)[0].decode() for each in running]
+    assert [each.returncode for each in running] == [0, 0], outputs
     expected = run_alone({"steps": 12})
     found = dict(GPT.from_pretrained(tmp_path / "run" / "model").named_parameters())
     for name, weight in expected["weights"].items():
