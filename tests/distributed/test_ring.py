@@ -238,6 +238,32 @@ def test_a_tensor_as_bias_has_own_rows_and_all_columns(two: Processes, shape: tu
         torch.testing.assert_close(found, whole.grad, atol=1e-11, rtol=1e-11)
 
 
+def run_mixed(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    layout = SequenceLayout(24, size)
+    wholes = make_inputs(24, dtype=torch.float32)
+    query, key, value, grad = (layout.take(each, rank) for each in wholes)
+    value = value.bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = ring_attend(query, key, value, pattern=Causal(), layout=layout)
+    output.backward(grad.bfloat16())
+    assert value.grad is not None
+    return output.detach(), value.grad
+
+
+def test_dtypes_that_autocast_made_differ(two: Processes) -> None:
+    query, key, value, grad = make_inputs(24, dtype=torch.float32)
+    value = value.bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = attend(query, key, value, pattern=Causal())
+    output.backward(grad.bfloat16())
+    made = two.run(run_mixed)
+    layout = SequenceLayout(24, 2)
+    for number, expected in enumerate((output.detach(), value.grad)):
+        joined = layout.join([each[number] for each in made])
+        assert joined.dtype == torch.bfloat16
+        torch.testing.assert_close(joined, expected, atol=1e-2, rtol=1e-2)
+
+
 # What travels
 
 

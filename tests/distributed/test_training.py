@@ -90,6 +90,23 @@ def test_sequences_that_are_cut(four: Processes, context: int, packing: str) -> 
     assert_same(made, run_alone(changes))
 
 
+@pytest.mark.slow
+def test_sequences_that_are_cut_and_a_model_that_is_sharded(four: Processes) -> None:
+    made = four.run(run_training, folder=None, options={"strategy": "fsdp", "context": 2}, changes={})
+    assert_same(made, run_alone({}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"context": 2}, {"strategy": "fsdp"}, {"tensor": 2}])
+def test_dropout_and_mixed_precision_train(two: Processes, options: dict) -> None:
+    """Masks differ from those of one process; the losses are of the same size, and equal on all processes."""
+    changes = {"dropout": 0.1, "precision": "bfloat16", "position": "rotary", "steps": 30, "learning_rate": 1e-2}
+    made = two.run(run_training, folder=None, options=options, changes=changes)
+    assert made[0]["losses"][1:] == made[1]["losses"][1:]
+    assert made[0]["losses"][-1] < 0.85 * made[0]["losses"][1]
+    assert made[0]["losses"][-1] == pytest.approx(run_alone(changes)["losses"][-1], rel=0.15)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

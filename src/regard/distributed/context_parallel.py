@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,7 +13,7 @@ from regard.attention.checks import make_request
 from regard.attention.description import Attention
 from regard.attention.operator import reroute_attention
 from regard.autocast import disable_autocast
-from regard.backends.base import Request
+from regard.backends.base import Request, accumulation_dtype
 from regard.biases.base import Bias
 from regard.distributed.exchange import plan_exchange
 from regard.distributed.linear_state import attend_linear
@@ -90,10 +91,15 @@ def _attend_softmax(
             because="outputs of different keys are merged by their log-sum-exps, which are infinite in the hard limit",
             instead="a large finite scale, or attend(...) on the whole sequence",
         )
+    given = request.value.dtype
+    if not request.query.dtype == request.key.dtype == given:  # autocast may have made them differ
+        dtype = accumulation_dtype(request)
+        tensors = {name: getattr(request, name).to(dtype) for name in ("query", "key", "value")}
+        request = replace(request, **tensors)
     exchange = plan_exchange(request.pattern, layout, keys, rank)
     partial = choose_partial(request, Lengths(layout.tokens, keys.tokens), exchange.own[0])
     output = RingSoftmax.apply(request.query, request.key, request.value, partial, exchange, group, *partial.learned)
-    return request.keep_graph(output)
+    return request.keep_graph(output).to(given)
 
 
 def _check_layout(layout: SequenceLayout, keys: SequenceLayout, group: Group | None, query: Tensor, key: Tensor) -> int:

@@ -212,7 +212,7 @@ class Training:
             defer_interrupt() as stopped,
         ):
             record = _Recorder(self, log, on_evaluation)
-            if report is not None and measure_peak is not None:
+            if report is not None and measure_peak is not None and not self.workers.is_sharded:
                 self.model.train()
                 batch = self.task.make_batches(position.step)[0]
                 self.throughput = Throughput(*measure_peak(self.task, self.model, batch))
