@@ -172,7 +172,7 @@ def test_every_token_is_read_once_in_an_epoch(processes: int) -> None:
         for rank in range(processes):
             for batch in SomeWorkers(rank, processes).take_share(task.make_batches(step), str):
                 seen += batch.tokens[torch.from_numpy(batch.pattern.ids.copy()) >= 0].tolist()
-    stored = torch.as_tensor(numpy.asarray(task.train_store.tokens)).tolist()
+    stored = numpy.asarray(task.train_store.tokens).tolist()
     assert sorted(seen) == sorted(stored)
     assert len(set(seen)) >= 2000
 
