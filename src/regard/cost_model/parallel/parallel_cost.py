@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -72,14 +73,16 @@ class ParallelCost:
         collectives: tuple[Collective, ...],
         memory: DeviceMemory,
         work: dict[str, Work],
+        timing: Timing,
         values: Values,
         *,
         notes: tuple[str, ...] = (),
-        peak: Any = None,
+        peak: Callable[[ParallelCost], int] | None = None,
+        spread: Callable[[Strategy], ParallelCost] | None = None,
     ) -> None:
         self.name, self.cost, self.strategy, self.collectives = cost.name, cost, strategy, collectives
         self.values, self.notes = dict(values), notes
-        self._memory, self._work, self._peak = memory, work, peak
+        self._memory, self._work, self._timing, self._peak, self._spread = memory, work, timing, peak, spread
 
     def _make(self, formula: Any, unit: str = "") -> Quantity:
         return Quantity(formula, self.values, unit)
@@ -128,11 +131,6 @@ class ParallelCost:
     # How long it takes
 
     @lazy_property
-    def _timing(self) -> Timing:
-        total = sum((each.flops for each in find_work(self.cost, _on_one(self.strategy), 1.0).values()), 0)
-        return find_timing(self._work, total, self.collectives, self.strategy)
-
-    @lazy_property
     def flops(self) -> Quantity:
         """FLOPs of the busiest device."""
         return self._make(sum((each.flops for each in self._work.values()), sympy.Integer(0)))
@@ -149,6 +147,19 @@ class ParallelCost:
 
     # Other sizes
 
+    def using(self, **options: Any) -> ParallelCost:
+        """The same step spread otherwise: `spread.using(strategy="fsdp", context=8)`. The model is not traced again."""
+        if self._spread is None or "param_dtype" in options:
+            raise CostError(
+                "This step cannot be spread otherwise.",
+                asked=f"using({', '.join(f'{name}={value!r}' for name, value in options.items())})",
+                because="param_dtype is the dtype in which it was traced"
+                if self._spread is not None
+                else "it has other sizes than the model that was traced",
+                instead="cost(model, ...) with these options, or using(...) before at(...)",
+            )
+        return self._spread(dataclasses.replace(self.strategy, **options))
+
     def at(self, **sizes: Any) -> ParallelCost:
         """The same formulas with other numbers: `spread.at(devices=1024, layers=80, tokens=2**20)`.
 
@@ -160,22 +171,26 @@ class ParallelCost:
         for name, value in sizes.items():
             symbol, unit = rates[name] if name in rates else (read_symbol(name), 1)
             values[symbol] = value * unit
-        if K in values and c in values and values[K] % values[c]:
+        if self.strategy.strategy == "context":
+            values[K] = values[c] = sizes.get("devices", sizes.get("context", values[K]))
+        if c in values and values[c] < 2:
+            raise CostError(
+                "These formulas are for devices that share a sequence.",
+                asked=f"at(context={values[c]})",
+                because="nothing travels where each device has whole sequences",
+                instead="using(context=None).at(...)",
+            )
+        if c in values and values[K] % values[c]:
             raise CostError(
                 f"{values[K]} devices cannot share sequences {values[c]} by {values[c]}.",
                 asked=f"at({', '.join(f'{name}={value!r}' for name, value in sizes.items())})",
                 because="groups of equal size share the sequences",
                 instead=f"devices={values[c] * 2}",
             )
-        changed = {name: value for name, value in sizes.items() if name in ("devices", "link_gbps", "device_tflops")}
-        strategy = self.strategy
-        if self.strategy.strategy == "context" and values[K] != values[c]:
-            values[c] = values[K] = sizes.get("devices", sizes.get("context", values[K]))
-            changed["devices"] = values[K]
-        elif "context" in sizes:
-            changed["context"] = sizes["context"]
-        strategy = dataclasses.replace(strategy, **changed)
-        parts = strategy, self.collectives, self._memory, self._work, values
+        changed = {name: sizes[name] for name in ("link_gbps", "device_tflops") if name in sizes}
+        changed |= {"devices": values[K]} | ({"context": values[c]} if "context" in sizes else {})
+        strategy = dataclasses.replace(self.strategy, **changed)
+        parts = strategy, self.collectives, self._memory, self._work, self._timing, values
         return ParallelCost(self.cost, *parts, notes=self.notes)
 
     # Showing
@@ -265,7 +280,14 @@ def cost_parallel(cost: Cost, target: Any, sizes: Sizes, strategy: Strategy, ite
     memory = _find_memory(cost, target, strategy, item, units, layers)
     work = find_work(cost, strategy, imbalance)
     peak = None if strategy.strategy == "tensor" or not isinstance(target, nn.Module) else _make_peak(target, sizes)
-    return ParallelCost(cost, strategy, collectives, memory, work, values, notes=tuple(notes), peak=peak)
+
+    def spread(other: Strategy) -> ParallelCost:
+        return cost_parallel(cost, target, sizes, other, item)
+
+    total = sum((each.flops for each in find_work(cost, _on_one(strategy), 1.0).values()), sympy.Integer(0))
+    timing = find_timing(work, total, collectives, strategy)
+    parts = strategy, collectives, memory, work, timing, values
+    return ParallelCost(cost, *parts, notes=tuple(notes), peak=peak, spread=spread)
 
 
 def _on_one(strategy: Strategy) -> Strategy:
@@ -329,7 +351,7 @@ def _find_memory(
     return DeviceMemory(parameters, gradients, state, activations, gathered, received)
 
 
-def _make_peak(target: Any, sizes: Sizes) -> Any:
+def _make_peak(target: nn.Module, sizes: Sizes) -> Callable[[ParallelCost], int]:
     def find(made: ParallelCost) -> int:
         strategy, cost = made.strategy, made.cost
         shared = strategy.shared_by
