@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from regard import Attention, Causal, First, Full, Strided, Window, cost
+from regard.cli import main
 from regard.cost_model import ParallelCost
 from regard.cost_model.parallel.ring_traffic import find_ring_tokens
 from regard.cost_model.symbols import size_symbols
@@ -235,7 +236,7 @@ def test_times_add_up() -> None:
     found = predict(EVEN, 2, 16, devices=4, strategy="ddp", **RATES)
     times = {name: each.value for name, each in found.seconds.items()}
     assert times["communication"] == pytest.approx(found.sent.value / 1e9)
-    assert times["compute"] == pytest.approx(cost(make_model(**EVEN), batch=2, tokens=16, step="training").flops / 1e9)
+    assert times["compute"] == pytest.approx(found.cost.flops.value / 1e9)
     # All gradients fit one bucket, which is complete when backward is.
     assert times["exposed"] == pytest.approx(times["communication"])
     assert times["step"] == pytest.approx(times["compute"] + times["exposed"])
@@ -323,7 +324,30 @@ def test_a_model_without_attention_has_no_sequences_to_cut() -> None:
         cost(torch.nn.Linear(4, 4), inputs=((2, 4),), tokens=4, devices=2, strategy="context")
 
 
-def test_other_numbers_of_devices_are_checked() -> None:
+def test_other_numbers_are_checked() -> None:
     found = predict(EVEN, 2, 32, devices=4, strategy="ddp", context=2)
     with pytest.raises(CostError, match="9 devices cannot share sequences 2 by 2"):
         found.at(devices=9)
+    with pytest.raises(CostError, match="for devices that share a sequence"):
+        found.at(context=1)
+    with pytest.raises(CostError, match="cannot be spread otherwise"):
+        found.at(devices=8).using(strategy="fsdp")
+    window = predict(WINDOW, 2, 32, devices=4, strategy="context")
+    with pytest.raises(CostError, match="The window is a number"):
+        window.at(window=9)
+    with pytest.raises(CostError, match="windows that reach into one chunk"):
+        window.at(tokens=16)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture) -> None:
+    words = ["cost", "Causal()", "--tokens", "64", "--dim", "8", "--heads", "2"]
+    several = ["--devices", "4", "--strategy", "context", "--link-gbps", "8", "--device-tflops", "0.001"]
+    assert main([*words, *several]) == 0
+    assert "context on 4 devices" in capsys.readouterr().out
+    assert main([*words, *several, "--json", "-"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["sent"]["keys and values"]["value"] == 3 * 16 * 2 * 16 * 4  # tokens, heads, key and value, bytes
+    assert main([*words, "--link-gbps", "8"]) == 2
+    assert "--link-gbps does not go without --devices" in capsys.readouterr().err
+    assert main([*words, *several, "--memory"]) == 2
+    assert "--memory does not go with --devices" in capsys.readouterr().err

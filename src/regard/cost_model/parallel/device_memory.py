@@ -92,16 +92,20 @@ def find_peak(
     parameters: bytes of the whole model.
     """
     others = traced.resident - parameters  # inputs and buffers
-    held = others + memory.parameters + memory.optimizer_state + memory.received
+    held = others + memory.parameters + memory.optimizer_state
+    # Pieces of other devices are there during attention, when the logits and their gradients, often the peak, are not.
+    inside = traced.saved + memory.received
     if units is None:
-        return held + memory.gradients + max(traced.without_gradients, traced.scratch)
+        return held + memory.gradients + max(traced.without_gradients, inside, traced.scratch)
     block, root = units
     shard = memory.gradients
     moments = (
+        # Between the passes: the root, and the last block that was gathered.
+        traced.without_gradients + root + block,
         # The last block, the first in backward: everything that was saved is there, and no sharded gradients yet.
-        traced.without_gradients + 2 * root + 3 * block,
+        inside + 2 * root + 3 * block,
         # The one before: its gradients, while those of the last block are still being reduced.
-        traced.without_gradients - traced.saved_by_block + 2 * root + 4 * block,
+        inside - traced.saved_by_block + 2 * root + 4 * block,
         # The root: its gradients are copied, and reduced in a copy by gloo.
         2 * root + block + shard,
         shard + traced.scratch // strategy.devices,

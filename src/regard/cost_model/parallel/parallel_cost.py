@@ -40,7 +40,7 @@ from regard.cost_model.symbols import Values, legend, read_symbol, size_symbols
 from regard.errors import CostError
 from regard.layers import MultiHeadAttention
 
-L, K, c, b, f = size_symbols("L K c b f")
+L, N, w, K, c, b, f = size_symbols("L N w K c b f")
 MEMORY = ("parameters", "gradients", "optimizer_state", "activations", "gathered", "received")
 TIMES = ("compute", "communication", "overlapped", "exposed", "step")
 
@@ -167,9 +167,17 @@ class ParallelCost:
         is traced, so that there is no peak. A formula without padding is used with sizes that need some, too.
         """
         values = dict(self.values)
+        windowed = any(w in each.sent.free_symbols for each in self.collectives if each.is_attention)
         rates = {"link_gbps": (b, 1e9 / 8), "device_tflops": (f, 1e12)}
         for name, value in sizes.items():
             symbol, unit = rates[name] if name in rates else (read_symbol(name), 1)
+            if symbol == w and windowed:
+                raise CostError(
+                    "The window is a number in these formulas.",
+                    asked=f"at({name}={value!r})",
+                    because="the pairs of a window are counted for the window that the model has",
+                    instead=f"cost(...) of a model with a window of {value}",
+                )
             values[symbol] = value * unit
         if self.strategy.strategy == "context":
             values[K] = values[c] = sizes.get("devices", sizes.get("context", values[K]))
@@ -186,6 +194,13 @@ class ParallelCost:
                 asked=f"at({', '.join(f'{name}={value!r}' for name, value in sizes.items())})",
                 because="groups of equal size share the sequences",
                 instead=f"devices={values[c] * 2}",
+            )
+        if windowed and self.strategy.layout == "zigzag" and 2 * values[c] * values[w] > values[N]:
+            raise CostError(
+                "These formulas are for windows that reach into one chunk.",
+                asked=f"a window of {values[w]} keys in {values[N]} tokens on {values[c]} devices",
+                because=f"a chunk has {values[N] / (2 * values[c]):g} tokens",
+                instead=f"at least {2 * values[c] * values[w]} tokens, or fewer devices that share them",
             )
         changed = {name: sizes[name] for name in ("link_gbps", "device_tflops") if name in sizes}
         changed |= {"devices": values[K]} | ({"context": values[c]} if "context" in sizes else {})

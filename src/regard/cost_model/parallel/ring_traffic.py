@@ -66,12 +66,14 @@ def find_ring_tokens(pattern: Pattern, layout: SequenceLayout) -> RingTokens:
             most, values = formula, letters
             break
     whole = most.free_symbols >= {N, c} and not values
+    largest = max(pieces, default=0)
+    piece = N / c if whole else next((n * w for n in (1, 2) if n * values.get(w, 0) == largest), sympy.Integer(largest))
     imbalance, is_counted = _find_imbalance(pattern, layout, exchanges)
     return RingTokens(
         sent, received, most, most if max(sent) == max(received) else sympy.Integer(max(received)), values,
         steps=c - 1 if whole and steps == layout.processes - 1 else sympy.Integer(max(steps, 1)),
-        piece=N / c if whole else sympy.Integer(max(pieces, default=0)),
-        largest_piece=max(pieces, default=0),
+        piece=piece,
+        largest_piece=largest,
         imbalance=imbalance, is_counted=is_counted,
     )  # fmt: skip
 
