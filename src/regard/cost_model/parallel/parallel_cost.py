@@ -405,7 +405,7 @@ def _describe_layers(layers: list[RingLayers]) -> list[str]:
 
 
 def _to_number(value: Any) -> Any:
-    if isinstance(value, sympy.Basic):
+    if isinstance(value, sympy.Expr):
         return int(value) if value.is_integer else float(value)
     return value
 

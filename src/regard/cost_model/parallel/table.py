@@ -37,7 +37,7 @@ def render(cost: ParallelCost, width: int = WIDTH) -> RenderableType:
     )
     times = [(name, *_format_seconds(each)) for name, each in cost.seconds.items()]
     rate = find_value(cost.efficiency)
-    times.append(("efficiency", "-" if rate is None else f"{rate:.1%}", Cell("T_1 / (K T_K)", "faint")))
+    times.append(("efficiency", Cell("-" if rate is None else f"{rate:.1%}"), Cell("T_1 / (K T_K)", "faint")))
     takes = Table([Column("time"), Column("value", "right"), Column("formula", "left", "cut")], times)
     letters = cost.legend()
     return stack(

@@ -58,7 +58,7 @@ class Timing:
 
 def find_work(cost: Cost, strategy: Strategy, imbalance: float) -> dict[str, Work]:
     """What the busiest device does in each pass."""
-    passes = {"forward": [0, 0], "backward": [0, 0]}
+    passes: dict[str, list[Any]] = {"forward": [ZERO, ZERO], "backward": [ZERO, ZERO]}
     for part in cost.parts:
         for name, each in (("forward", part.forward), ("backward", part.backward)):
             passes[name][0] += 2 * each.macs
