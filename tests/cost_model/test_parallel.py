@@ -204,6 +204,7 @@ LONG = {**WIDE, "dim": 64, "heads": 2}
         (WIDE, 2, 128, {"strategy": "fsdp"}),
         (WIDE, 8, 256, {"strategy": "fsdp"}),
         (WIDE, 8, 256, {"strategy": "fsdp", "recompute": True}),
+        (WIDE, 2, 128, {"strategy": "fsdp", "param_dtype": torch.bfloat16}),
         (LONG, 2, 512, {"strategy": "context"}),
         (LONG, 2, 512, {"strategy": "fsdp", "context": 2}),
     ],
@@ -290,9 +291,12 @@ def test_it_is_shown_and_saved(tmp_path: Any) -> None:
     assert saved["sent"]["all"]["value"] == found.sent.value
     assert saved["strategy"]["devices"] == 4
     assert "fsdp on 4" in repr(found)
-    symbolic = cost(make_model(**EVEN), tokens=16, devices=4)
-    assert not symbolic.seconds["compute"].known  # no rate was given
-    assert str(symbolic)
+    symbolic = cost(make_model(**EVEN), devices=4)
+    assert symbolic.sent == 4 * 2 * 3 * symbolic.cost.parameters.value // 4
+    assert not symbolic.seconds["compute"].known  # neither a length nor a rate was given
+    assert "4 devices" in str(symbolic)
+    with pytest.raises(CostError, match="no size yet"):
+        _ = symbolic.peak
 
 
 @pytest.mark.parametrize(
@@ -349,5 +353,8 @@ def test_the_command_line(capsys: pytest.CaptureFixture) -> None:
     assert shown["sent"]["keys and values"]["value"] == 3 * 16 * 2 * 16 * 4  # tokens, heads, key and value, bytes
     assert main([*words, "--link-gbps", "8"]) == 2
     assert "--link-gbps does not go without --devices" in capsys.readouterr().err
-    assert main([*words, *several, "--memory"]) == 2
-    assert "--memory does not go with --devices" in capsys.readouterr().err
+    assert main([*words, *several, "--depth"]) == 2
+    assert "--depth does not go with --devices" in capsys.readouterr().err
+    tiny = "regard.layers:MultiHeadAttention(16, 2)"
+    assert main(["cost", tiny, "--tokens", "8", "--devices", "2", "--memory"]) == 0
+    assert "Peak memory of a device" in capsys.readouterr().out

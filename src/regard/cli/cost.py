@@ -22,7 +22,7 @@ STEPS = ("forward", "backward", "training", "decode")
 STRATEGIES = ("ddp", "fsdp", "context", "tensor")
 # Options that speak of several devices, and those of one device that have no meaning for several.
 PARALLEL = ("strategy", "context", "layout", "recompute", "link_gbps", "device_tflops")
-SINGLE = ("levels", "depth", "memory", "measure", "picture")
+SINGLE = ("levels", "depth", "measure", "picture")
 BACKENDS = ("reference", "native", "blocked", "positional")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 OF = ("macs", "flops", "bytes", "activation_bytes", "parameters", "depth", "pairs", "exponentials")
@@ -251,10 +251,13 @@ def _print_parallel(found: ParallelCost, args: argparse.Namespace, *, name: bool
 
     if name:
         found.name = args.target
+    peak = {"peak": found.peak.value} if args.memory else {}
     if args.json is not None:
-        write_json(found.to_dict(), args.json)
+        write_json(found.to_dict() | peak, args.json)
     if args.json != "-":
         print_fitted(lambda width: render(found, width))
+        for value in peak.values():
+            print(f"\nPeak memory of a device, traced: {value:,} B")
     return 0
 
 

@@ -223,7 +223,7 @@ class ParallelCost:
         return legend([*formulas, self.flops.formula], self.values, "training")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in plain Python: formulas as text."""
+        """Everything but the peak, which takes a trace of its own, in plain Python: formulas as text."""
         found: dict[str, Any] = {
             "name": self.name,
             "strategy": self.strategy.to_dict(),
@@ -234,8 +234,6 @@ class ParallelCost:
         for name, several in self._quantities().items():
             found[name] = {each: _to_plain(quantity) for each, quantity in several.items()}
         found |= {"flops": _to_plain(self.flops), "efficiency": _to_plain(self.efficiency)}
-        if self._peak is not None:
-            found["peak"] = self.peak.value
         kinds = {each.name: each for each in self.collectives}
         for name, plain in found["sent"].items():
             if name in kinds:
