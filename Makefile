@@ -59,6 +59,7 @@ bench: $(READY) ## ours and peers side by side
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.positional
 	$(RUN) -m benchmarks.training
+	$(RUN) -m benchmarks.distributed
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build

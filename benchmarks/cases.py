@@ -19,7 +19,7 @@ SIMPLE = "simple"  # a form that a user writes first; it is shown, and no ratio 
 
 @dataclass(frozen=True)
 class Peer:
-    """One competitor. Peers of one group are ways to the same end: the fastest of them counts."""
+    """One competitor. Peers of one group are alternatives: the fastest of them counts."""
 
     name: str
     group: str
@@ -56,9 +56,9 @@ class Case:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and the gradient that comes from above."""
         torch.manual_seed(0)
-        query, key, value, upstream = (torch.randn(self.shape) for _ in range(4))
+        query, key, value, grad_output = (torch.randn(self.shape) for _ in range(4))
         # Only where gradients are wanted: FlexAttention refuses tensors that could have one.
-        return *(tensor.requires_grad_(self.backward) for tensor in (query, key, value)), upstream
+        return *(tensor.requires_grad_(self.backward) for tensor in (query, key, value)), grad_output
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, backend: str) -> Tensor:
         """Ours. Linear attention has a backend of its own."""

@@ -1,4 +1,4 @@
-"""Nobody is timed before their result is right: ours against float64, everybody else against ours."""
+"""Results are checked before anything is timed: ours against float64, every peer against ours."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Outcome(NamedTuple):
 
 
 def outcome(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Outcome:
-    query, key, value, upstream = inputs
+    query, key, value, grad_output = inputs
     if not case.backward:
         with torch.no_grad():
             return Outcome(form(query, key, value), ())
     output = form(query, key, value)
-    return Outcome(output.detach(), torch.autograd.grad(output, (query, key, value), upstream))
+    return Outcome(output.detach(), torch.autograd.grad(output, (query, key, value), grad_output))
 
 
 def assert_ours(case: Case, ours: Outcome, inputs: tuple[Tensor, ...]) -> float:
@@ -42,11 +42,11 @@ def assert_ours(case: Case, ours: Outcome, inputs: tuple[Tensor, ...]) -> float:
     """
     part = _select_subset(case)
     whole_length = part.queries == case.shape[2]
-    query, key, value, upstream = (tensor.detach()[: part.batch, : part.heads].double() for tensor in inputs)
+    query, key, value, grad_output = (tensor.detach()[: part.batch, : part.heads].double() for tensor in inputs)
     # The last query sits on the last key, so fewer queries are the last ones.
-    query, upstream = (tensor[:, :, -part.queries :] for tensor in (query, upstream))
+    query, grad_output = (tensor[:, :, -part.queries :] for tensor in (query, grad_output))
     double = tuple(tensor.requires_grad_(case.backward) for tensor in (query, key, value))
-    truth = outcome(case, lambda *qkv: case.attend(*qkv, "reference"), (*double, upstream))
+    truth = outcome(case, lambda *qkv: case.attend(*qkv, "reference"), (*double, grad_output))
 
     def cut(tensor: Tensor, tokens: int) -> Tensor:
         return tensor[: part.batch, : part.heads, -tokens:]

@@ -1,4 +1,4 @@
-"""One case: check everybody, let the ways to one end run heats, race the fast ones against us, judge."""
+"""One case: check every result, time the peers of a group in heats, race the fast ones against ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Settings:
 
     Attributes:
         no_flex: why FlexAttention is left out, or `None`.
-        checked: for each case that has been checked the errors and who is absent; nothing of that changes between
+        checked: for each case that has been checked the errors and the absent peers; neither changes between
             repeats.
     """
 
@@ -65,7 +65,7 @@ def contest(case: Case, settings: Settings) -> Result:
 
 
 def _check_results(case: Case, forms: Mapping[str, Form], inputs: tuple[Tensor, ...], result: Result) -> None:
-    """Ours against float64, the others against ours. Who cannot run is absent; who is wrong stops the case."""
+    """Ours against float64, the others against ours. What cannot run is absent; a wrong result stops the case."""
     ours = outcome(case, forms[OURS], inputs)
     result.errors[OURS] = assert_ours(case, ours, inputs)
     for name, form in forms.items():
@@ -73,16 +73,16 @@ def _check_results(case: Case, forms: Mapping[str, Form], inputs: tuple[Tensor, 
             continue
         try:
             peer = outcome(case, form, inputs)
-        except Exception as reason:  # a compiler can fail in any way, and the others still want to be measured
+        except Exception as reason:  # a compiler can fail in any way; the other peers are still measured
             result.absent[name] = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
             continue
         result.errors[name] = assert_peer(case, name, peer, ours)
 
 
 def _make_runner(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Run:
-    query, key, value, upstream = inputs
+    query, key, value, grad_output = inputs
     if case.backward:
-        return lambda: torch.autograd.grad(form(query, key, value), (query, key, value), upstream)
+        return lambda: torch.autograd.grad(form(query, key, value), (query, key, value), grad_output)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -92,7 +92,7 @@ def _make_runner(case: Case, form: Form, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def _time_heats(able: list[Peer], runners: Mapping[str, Run], result: Result) -> list[str]:
-    """Who races. Where a group is one peer there is nothing to decide; simple forms never race."""
+    """The peers that race. A group of one peer needs no heat; simple forms never race."""
     rivals = [peer for peer in able if peer.group == SIMPLE or sum(p.group == peer.group for p in able) > 1]
     if not rivals:
         return [peer.name for peer in able]
@@ -124,6 +124,6 @@ def _compute_verdicts(case: Case, able: list[Peer], result: Result) -> list[Verd
     return verdicts
 
 
-def flex_is_off(asked: bool) -> str | None:
+def flex_is_off(compiled: bool) -> str | None:
     """Why FlexAttention will not race: it was not wanted, or cannot be compiled."""
-    return flex.missing() if asked else "left out by --no-flex"
+    return flex.missing() if compiled else "left out by --no-flex"

@@ -18,8 +18,8 @@ class Limits:
     peak: GF/s of multiply-adds with all threads.
     peak_by: how the peak was found.
     sgemm: GF/s of the best large product of two matrices.
-    read: GB/s of reading memory, in the best of a few ways.
-    read_by: which way that was.
+    read: GB/s of reading memory, by the fastest of a few operations.
+    read_by: that operation.
     """
 
     peak: float
@@ -31,9 +31,9 @@ class Limits:
 
 def measure() -> Limits:
     sgemm = max(_measure_sgemm(size) for size in (1024, 1536, 2048))
-    peak, peak_by = _measure_native_peak() or (sgemm, "the best sgemm, for there is no native library to ask")
+    peak, peak_by = _measure_native_peak() or (sgemm, "the best sgemm, for there is no native library")
     floats = torch.ones(READ_FLOATS)
-    rates = {name: 4e-9 * READ_FLOATS / _fastest_seconds(way, floats, 5) for name, way in READERS.items()}
+    rates = {name: 4e-9 * READ_FLOATS / _fastest_seconds(reader, floats, 5) for name, reader in READERS.items()}
     read_by = max(rates, key=rates.__getitem__)
     return Limits(peak, peak_by, sgemm, rates[read_by], read_by)
 
@@ -52,12 +52,12 @@ def _measure_sgemm(size: int) -> float:
     return 2e-9 * size**3 / _fastest_seconds(lambda matrix: matrix @ right, left, 4)
 
 
-def _fastest_seconds(way: Callable[[Tensor], Tensor], argument: Tensor, times: int) -> float:
+def _fastest_seconds(function: Callable[[Tensor], Tensor], argument: Tensor, times: int) -> float:
     """Seconds of the fastest run: a limit is what nothing disturbed."""
     spent = []
     for _ in range(times + 1):
         begin = time.perf_counter()
-        result = way(argument)
+        result = function(argument)
         spent.append(time.perf_counter() - begin)
         result.view(-1)[0].item()
     return min(spent[1:])

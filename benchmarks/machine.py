@@ -1,4 +1,4 @@
-"""What the machine is, and who else was using it while we measured."""
+"""What the machine is, and how busy other programs kept it during a measurement."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Load:
 
 
 class Watch:
-    """Counts who used the processor: `with Watch() as watch: ...`, then `watch.load`."""
+    """Measures the use of the processor: `with Watch() as watch: ...`, then `watch.load`."""
 
     def __enter__(self) -> Watch:
         self._begin = (time.perf_counter(), time.process_time(), _read_busy_seconds())

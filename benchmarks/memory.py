@@ -96,8 +96,8 @@ def measured(case: Case, step: str) -> int:
 
 def measured_by_system(name: str, step: str) -> int | None:
     """The same by a process of its own, or nothing where there is no /proc."""
-    asked = [sys.executable, "-m", "benchmarks.memory", "--alone", name, "--step", step]
-    found = subprocess.run(asked, capture_output=True, text=True, timeout=MOST_SYSTEM_SECONDS, check=False)
+    command = [sys.executable, "-m", "benchmarks.memory", "--alone", name, "--step", step]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SYSTEM_SECONDS, check=False)
     last = found.stdout.strip().split("\n")[-1]
     return int(last) if found.returncode == 0 and last.isdecimal() else None
 
@@ -131,28 +131,30 @@ def held(what: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--system", action="store_true", help="also ask the system, in a process of its own")
+    parser.add_argument(
+        "--system", action="store_true", help="also measure the resident memory, in a process of its own"
+    )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--step", default="forward", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.alone:
-        run_alone(asked.alone, asked.step)
+    args = parser.parse_args()
+    if args.alone:
+        run_alone(args.alone, args.step)
         return 0
     warnings.simplefilter("ignore")
     print(
-        f"{'model':<20} {'step':<9} {'predicted':>14} {'measured':>14} {'off':>8}" + (" " * 9 + "system") * asked.system
+        f"{'model':<20} {'step':<9} {'predicted':>14} {'measured':>14} {'off':>8}" + (" " * 9 + "system") * args.system
     )
     lost = 0
     for name, make in cases().items():
-        if asked.only not in name:
+        if args.only not in name:
             continue
         case = make()
         for step in ("forward", "training"):
-            said, seen = predicted(case, step), measured(case, step)
-            off = said / seen - 1
+            prediction, measurement = predicted(case, step), measured(case, step)
+            off = prediction / measurement - 1
             lost += abs(off) > BAR
-            line = f"{name:<20} {step:<9} {said:>14,} {seen:>14,} {off:>+8.2%}"
-            if asked.system:
+            line = f"{name:<20} {step:<9} {prediction:>14,} {measurement:>14,} {off:>+8.2%}"
+            if args.system:
                 system = measured_by_system(name, step)
                 line += f" {'-' if system is None else format(system, ','):>14}"
             print(line + ("   off by more than 10 %" if abs(off) > BAR else ""), flush=True)

@@ -6,42 +6,16 @@ import copy
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.model_contest import ModelCase
 from benchmarks.timing import Run
 from regard import downloads
 from regard.layers.linear import use_huge_pages
 from regard.models import GPT, Bert, DaViT, ViT
-
-
-@dataclass
-class ModelCase:
-    """One contest.
-
-    Attributes:
-        ours, peers: what is timed; peers by name.
-        bar: how many times as fast as the fastest peer we want to be.
-        error: the largest difference between our output and the first peer's, relative to the largest output.
-        gflop: operations of one call.
-        per_second: a count that one call makes, and its name, for a rate.
-        bytes_each: bytes that each of those has to read, for a bound by the speed of memory.
-    """
-
-    name: str
-    about: str
-    ours: Run
-    peers: dict[str, Run]
-    bar: float
-    error: float
-    against: str
-    gflop: float | None = None
-    per_second: tuple[int, str] | None = None
-    bytes_each: float | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 @cache
@@ -86,7 +60,7 @@ def gpt2() -> ModelCase:
         2.0,
         error,
         "Hugging Face",
-        per_second=(128, "tokens"),
+        (128, "tokens"),
         bytes_each=read,
         notes=[f"{int(same.sum())} of 128 tokens the same"],
     )
@@ -145,8 +119,8 @@ def minilm() -> ModelCase:
         1.4,
         _relative_difference(ours.embed(texts), theirs(32)()),
         "Hugging Face",
+        (len(texts), "sentences"),
         gflop=2e-9 * linear * tokens,
-        per_second=(len(texts), "sentences"),
     )
 
 
@@ -179,8 +153,8 @@ def _make_vision_case(name: str, make: Callable, architecture: str, gmac: float,
         1.0,
         error,
         "timm",
+        (8, "images"),
         gflop=8 * 2 * gmac * (3 if train else 1),
-        per_second=(8, "images"),
     )
 
 

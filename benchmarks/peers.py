@@ -68,8 +68,8 @@ def chunked_window(tokens: int, reach: int, chunk: int, *, joined: bool = False)
 
     def form(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         queries = query.flatten(0, 1).unflatten(1, (chunks, chunk))
-        seen = mask.expand(queries.shape[0], -1, -1, -1)
-        output = scaled_dot_product_attention(queries, neighbours(key), neighbours(value), attn_mask=seen)
+        expanded_mask = mask.expand(queries.shape[0], -1, -1, -1)
+        output = scaled_dot_product_attention(queries, neighbours(key), neighbours(value), attn_mask=expanded_mask)
         return output.reshape(query.shape)
 
     return form
@@ -114,8 +114,8 @@ def gathered_blocks(pattern: Pattern, random: Random, tokens: int, reach: int) -
     def form(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         top = scaled_dot_product_attention(query[:, :, :size], key, value)
         queries = query[:, :, size:].flatten(0, 1).unflatten(1, (-1, size))
-        seen = mask.expand(queries.shape[0], -1, -1, -1)
-        rest = scaled_dot_product_attention(queries, gather(key), gather(value), attn_mask=seen)
+        expanded_mask = mask.expand(queries.shape[0], -1, -1, -1)
+        rest = scaled_dot_product_attention(queries, gather(key), gather(value), attn_mask=expanded_mask)
         return torch.cat((top, rest.flatten(1, 2).unflatten(0, query.shape[:2])), dim=2)
 
     return form
@@ -146,8 +146,8 @@ def tiled_neighborhood(side: int, radius: int, tile: int) -> Form:
 
     def form(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         queries = cut(query)
-        seen = mask.expand(queries.shape[0], -1, -1, -1)
-        output = scaled_dot_product_attention(queries, unions(key), unions(value), attn_mask=seen)
+        expanded_mask = mask.expand(queries.shape[0], -1, -1, -1)
+        output = scaled_dot_product_attention(queries, unions(key), unions(value), attn_mask=expanded_mask)
         return output.unflatten(2, (tile, tile)).unflatten(1, (tiles, tiles)).transpose(2, 3).reshape(query.shape)
 
     return form

@@ -22,7 +22,7 @@ CHANNELS, HEADS = 64, 9
 MOST_BYTES = 4 << 30
 SQUARES = {"2020": 6, "reference": 14}  # squares of all pairs and heads that are alive at once in a training step
 KINDS = ("quadratic", "learned", "gaussian")
-WAYS = ("positional", "native", "reference", "2020")
+METHODS = ("positional", "native", "reference", "2020")
 
 
 def make(kind: str, side: int):
@@ -50,16 +50,16 @@ def make(kind: str, side: int):
             target = -bias.alpha[:, None] * torch.cat((torch.ones(HEADS, 1), -2 * bias.centre), -1)
         else:
             encoding = torch.stack((row.square(), row * column, column.square(), row, column), -1)
-            precision, looked = bias.precision, (bias.precision @ bias.centre[..., None])[..., 0]
+            precision, linear = bias.precision, (bias.precision @ bias.centre[..., None])[..., 0]
             steep = torch.stack((-precision[:, 0, 0] / 2, -precision[:, 0, 1], -precision[:, 1, 1] / 2), -1)
-            target = torch.cat((steep, looked), -1)
+            target = torch.cat((steep, linear), -1)
         scores = torch.einsum("rcklf,hf->hrckl", encoding, target)
         return scores.reshape(HEADS, tokens, tokens).softmax(-1) @ value
 
     return bias, all_pairs
 
 
-def runners(kind: str, side: int, way: str) -> tuple[Callable[[], object], Callable[[], object]]:
+def runners(kind: str, side: int, method: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """A forward pass, and a training step with gradients of values and positions."""
     import torch
 
@@ -70,9 +70,9 @@ def runners(kind: str, side: int, way: str) -> tuple[Callable[[], object], Calla
     nothing = torch.zeros(1, HEADS, side * side, 1)
 
     def output():
-        if way == "2020":
+        if method == "2020":
             return all_pairs(value)
-        return attend(nothing, nothing[:, :1], value, scale=0, bias=bias, backend=way)
+        return attend(nothing, nothing[:, :1], value, scale=0, bias=bias, backend=method)
 
     def forward():
         with torch.no_grad():
@@ -85,8 +85,8 @@ def runners(kind: str, side: int, way: str) -> tuple[Callable[[], object], Calla
     return forward, step
 
 
-def fits(way: str, side: int) -> bool:
-    return SQUARES.get(way, 0) * HEADS * side**4 * 4 <= MOST_BYTES
+def fits(method: str, side: int) -> bool:
+    return SQUARES.get(method, 0) * HEADS * side**4 * 4 <= MOST_BYTES
 
 
 MEMORY = """
@@ -108,9 +108,9 @@ print(status("VmHWM") - before)
 """
 
 
-def peak(kind: str, side: int, way: str) -> float | None:
-    """MiB that a process of its own came to hold for a training step; `None` where that cannot be asked."""
-    command = [sys.executable, "-c", MEMORY, kind, str(side), way]
+def peak(kind: str, side: int, method: str) -> float | None:
+    """MiB that a process of its own came to hold for a training step; `None` where it cannot be measured."""
+    command = [sys.executable, "-c", MEMORY, kind, str(side), method]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     return int(done.stdout) / 2**20 if done.returncode == 0 else None
 
@@ -133,11 +133,11 @@ def by_processor(runners: dict[str, Callable[[], object]], rounds: int) -> dict:
     return {name: Timing(median, low, high, rounds) for name, (low, median, high) in quartiles.items()}
 
 
-def agree(kind: str, side: int, ways: list[str]) -> float:
+def agree(kind: str, side: int, methods: list[str]) -> float:
     """The largest difference between outputs, of values of about one."""
     import torch
 
-    outputs = [runners(kind, side, way)[0]() for way in ways]
+    outputs = [runners(kind, side, method)[0]() for method in methods]
     return max(float((torch.as_tensor(output) - outputs[0]).abs().max()) for output in outputs)
 
 
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--one-core", action="store_true", help="processor time of one thread, for a busy machine")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/positional.json"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     from benchmarks.runner import bind_threads
 
@@ -160,51 +160,53 @@ def main() -> int:
     from benchmarks.timing import race
     from regard.kernels import library
 
-    if asked.one_core:
+    if args.one_core:
         torch.set_num_threads(1)
     described = machine.describe()
     print(f"{described['processor']}, {described['threads']} threads, torch {described['torch']}, {described['date']}")
     print(f"{CHANNELS} channels, {HEADS} heads, float32; milliseconds, and how many times positional is as fast\n")
-    ways = [way for way in WAYS if way != "native" or library.missing() is None]
-    sides = [int(side) for side in asked.grids.split(",")]
+    methods = [method for method in METHODS if method != "native" or library.missing() is None]
+    sides = [int(side) for side in args.grids.split(",")]
     found, wrong = [], False
-    for kind in (kind for kind in KINDS if asked.only in kind):
+    for kind in (kind for kind in KINDS if args.only in kind):
         for side in sides:
-            able = [way for way in ways if fits(way, side)]
+            able = [method for method in methods if fits(method, side)]
             apart = agree(kind, side, able)
             wrong |= apart > 1e-3
-            pairs = {way: runners(kind, side, way) for way in able}
-            rounds = asked.rounds if side <= 56 else max(2, asked.rounds // 2)
+            pairs = {method: runners(kind, side, method) for method in able}
+            rounds = args.rounds if side <= 56 else max(2, args.rounds // 2)
             warm_up = 2 if side <= 56 else 1
             entry = {"kind": kind, "side": side, "apart": apart}
             for number, what in enumerate(("forward", "training step")):
-                racing = {way: pair[number] for way, pair in pairs.items()}
+                racing = {method: pair[number] for method, pair in pairs.items()}
                 with machine.Watch() as watch:
-                    if asked.one_core:
+                    if args.one_core:
                         timings = by_processor(racing, rounds)
                     else:
                         timings = race(racing, rounds=rounds, warm_up=warm_up)
                 entry[f"{what}, disturbed"] = watch.load.disturbed
                 mine = timings["positional"].median
-                entry[what] = {way: timing.median for way, timing in timings.items()}
+                entry[what] = {method: timing.median for method, timing in timings.items()}
                 cells = [f"positional {mine:8.2f} [{timings['positional'].low:.2f}, {timings['positional'].high:.2f}]"]
-                for way in ways[1:]:
-                    if way not in timings:
-                        cells.append(f"{way} needs too much memory")
+                for method in methods[1:]:
+                    if method not in timings:
+                        cells.append(f"{method} needs too much memory")
                         continue
-                    ratio = timings[way].median / mine
-                    cells.append(f"{way} {timings[way].median:8.2f} ({ratio:.1f}x{', LOSES' if ratio < 1 else ''})")
+                    ratio = timings[method].median / mine
+                    cells.append(
+                        f"{method} {timings[method].median:8.2f} ({ratio:.1f}x{', LOSES' if ratio < 1 else ''})"
+                    )
                 print(f"{kind:9s} {side:3d} x {side:<3d} {what:13s}  " + "   ".join(cells), end="")
                 print("   ~ DISTURBED" if watch.load.disturbed else "", flush=True)
-            if not asked.no_memory:
-                entry["MiB"] = {way: peak(kind, side, way) for way in able}
-                sizes = "   ".join(f"{way} {size:.0f}" for way, size in entry["MiB"].items() if size is not None)
+            if not args.no_memory:
+                entry["MiB"] = {method: peak(kind, side, method) for method in able}
+                sizes = "   ".join(f"{method} {size:.0f}" for method, size in entry["MiB"].items() if size is not None)
                 print(f"{kind:9s} {side:3d} x {side:<3d} MiB of a step  {sizes}", flush=True)
             found.append(entry)
         print(_format_growth(kind, [entry for entry in found if entry["kind"] == kind]), "\n", flush=True)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps({"machine": described, "found": found}, indent=1))
-    print(f"saved {asked.out}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"machine": described, "found": found}, indent=1))
+    print(f"saved {args.out}")
     return int(wrong)
 
 
@@ -216,9 +218,9 @@ def _format_growth(kind: str, entries: list[dict]) -> str:
     pixels = math.log(last["side"] ** 2 / first["side"] ** 2)
     said = []
     for what in ("forward", "training step"):
-        for way in ("positional", "native"):
-            if way in last[what]:
-                said.append(f"{way} {what} {math.log(last[what][way] / first[what][way]) / pixels:.2f}")
+        for method in ("positional", "native"):
+            if method in last[what]:
+                said.append(f"{method} {what} {math.log(last[what][method] / first[what][method]) / pixels:.2f}")
     formula = "n log n" if kind == "gaussian" else "n^1.5"
     return f"{kind:9s} time grows as pixels to the power of: {', '.join(said)}   (formulas: {formula}; all pairs n^2)"
 

@@ -1,4 +1,4 @@
-"""What the reader sees: the machine, each case as it is measured, and all verdicts at the end."""
+"""The printed report: the machine, each case as it is measured, and all verdicts at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def header(machine: dict, limits: Limits, backend: str) -> str:
 
 
 def case(result: Result, limits: Limits) -> str:
-    """One measured case: everybody's time, the verdicts, who was absent."""
+    """One measured case: every time, the verdicts, the absent peers."""
     if result.failed is not None:
         return f"\n{result.name}\n  <<< FAILED: {result.failed}"
     lines = [f"\n{result.name}    {result.load}", *([f"  {result.about}"] if result.about else [])]

@@ -16,7 +16,7 @@ class Verdict:
     """One number against its bar.
 
     Attributes:
-        against: whom or what the number compares us with.
+        against: what the number compares ours with.
         by: the competitor that counted, the fastest of its group.
         value: the number, `None` when it could not be measured; `why` then says the reason.
         bar: what we want, `None` when the number is only shown.
@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """In the margin of every table; what is lost or missing must be seen."""
+        """In the margin of every table; what is lost or missing is marked."""
         if self.bar is None:
             return "no bar" if self.value is not None else "not measured"
         return {True: "holds", False: "<<< LOSES", None: "<<< NOT MEASURED"}[self.holds]
@@ -51,11 +51,11 @@ class Result:
 
     Attributes:
         about: pattern and sizes in words.
-        timings: those who raced, `OURS` among them.
-        heats: those who were timed briefly and left out of the race: simple forms, and slower ways to the same end.
+        timings: of the race, `OURS` among them.
+        heats: peers that were timed briefly and left out of the race: simple forms, and slower peers of a group.
         groups: the group of each peer.
         gflop: useful operations of one call, for the rate.
-        errors: the largest difference to the truth or to ours, for each that was checked.
+        errors: the largest difference to float64 or to ours, for each that was checked.
         absent: competitors that could not run, and why.
         notes: further lines for the reader.
         failed: why there is no measurement at all.

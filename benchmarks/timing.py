@@ -1,4 +1,4 @@
-"""Honest timing on a noisy machine: warm up, interleave the competitors, take medians, print the spread."""
+"""Timing on a noisy machine: warm up, interleave the competitors, take medians, print the spread."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Timing:
 def race(runners: Mapping[str, Run], *, rounds: int, seconds: float = 0.0, warm_up: int = 2) -> dict[str, Timing]:
     """Time all runners in turn, at least `rounds` times and until `seconds` have passed; quartiles of each.
 
-    A turn begins with a call that does not count: the threads and the cached data of the one before still linger. Who
-    began a round comes last in the next, so that no one always follows the same neighbour.
+    A turn begins with a call that does not count: the threads and the cached data of the one before still linger. The
+    first of a round comes last in the next, so that none always follows the same neighbour.
     """
     entrants = [_Competitor(name, run, warm_up) for name, run in runners.items()]
     begin, done = time.perf_counter(), 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.model_cases import library, sentences
+from benchmarks.model_contest import ModelCase
 from benchmarks.timing import Run
 from regard.models import BertConfig
 from regard.models.bert_heads import BertForPretraining, BertForPretrainingConfig
@@ -23,27 +23,6 @@ from regard.train.objectives.sequences import Sequences, pack_sequences
 
 IGNORED = -100
 MASK = 103
-
-
-@dataclass
-class TrainingCase:
-    """One contest: a step of ours and a step of each peer, each on `tokens` real tokens.
-
-    Attributes:
-        bar: how many times the tokens per second of the fastest peer we want.
-        error: the relative difference of the two losses at the same weights on the same batch.
-        gflop: multiply-adds of the parameters of one step, times two: 6 for each parameter and token.
-    """
-
-    name: str
-    about: str
-    ours: Run
-    peers: dict[str, Run]
-    bar: float
-    error: float
-    tokens: int
-    gflop: float | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 class PlainGPT(nn.Module):
@@ -124,7 +103,7 @@ def make_loop(model: nn.Module, loss_of: Callable[[], Tensor], rate: float = 1e-
     return run
 
 
-def gpt(name: str, bar: float, **sizes: Any) -> TrainingCase:
+def gpt(name: str, bar: float, **sizes: Any) -> ModelCase:
     """A GPT on random characters by the engine of `regard.train`, against a plain loop over a plain model."""
     recipe = GPTRecipe(**{"learning_rate": 1e-4, "sample_tokens": 0, **sizes})
     generator = torch.Generator().manual_seed(0)
@@ -156,7 +135,7 @@ def gpt(name: str, bar: float, **sizes: Any) -> TrainingCase:
 
     count = recipe.batch_size * recipe.context_length
     parameters = sum(p.numel() for p in peer.blocks.parameters()) + peer.tokens.weight.numel()
-    return TrainingCase(
+    return ModelCase(
         name,
         f"{recipe.layers} layers, {recipe.dim} wide, context {recipe.context_length}, batch {recipe.batch_size}"
         + ("" if recipe.window is None else f", window {recipe.window}")
@@ -165,12 +144,14 @@ def gpt(name: str, bar: float, **sizes: Any) -> TrainingCase:
         {"eager torch, SDPA" + ("" if recipe.window is None else " with a mask"): make_loop(peer, plain_loss)},
         bar,
         float((losses[0] - losses[1]).abs() / losses[1]),
-        count,
-        gflop=6e-9 * parameters * count,
+        "plain torch",
+        (count, "tokens"),
+        compared="first losses",
+        gflop=6e-9 * parameters * count,  # 6 for each parameter and token: forward and backward
     )
 
 
-def bert() -> TrainingCase:
+def bert() -> ModelCase:
     """BERT-mini, masked tokens of 32 sentences of mixed length: ours in packed rows, Hugging Face's padded."""
     transformers = library("transformers")
     torch.manual_seed(0)
@@ -224,7 +205,7 @@ def bert() -> TrainingCase:
     with torch.no_grad():
         losses = [our_loss(), peer_loss(), short_loss()]
     error = float((losses[0] - torch.stack(losses)).abs().max() / losses[0])
-    return TrainingCase(
+    return ModelCase(
         "BERT-mini, masked tokens, packed",
         f"{len(texts)} sentences of {int(lengths.min())} to {longest} tokens, {len(flat)} in all; dropout 0.1",
         make_loop(ours, our_loss),
@@ -234,12 +215,14 @@ def bert() -> TrainingCase:
         },
         1.5,
         error,
-        len(flat),
+        "Hugging Face",
+        (len(flat), "tokens"),
+        compared="first losses",
         notes=[f"{packed.tokens.numel()} tokens with padding in ours, {padded.numel()} in the peer's"],
     )
 
 
-CASES: dict[str, Callable[[], TrainingCase]] = {
+CASES: dict[str, Callable[[], ModelCase]] = {
     "GPT small": lambda: gpt("GPT 4 x 128, context 64", 1.4, layers=4, dim=128, context_length=64, batch_size=12),
     "GPT medium": lambda: gpt(
         "GPT 6 x 384, context 256", 1.15, layers=6, dim=384, heads=6, context_length=256, batch_size=16

@@ -43,7 +43,7 @@ def useful_gflop(tokens: int) -> float:
 def versus_peers(rounds: int, with_flex: bool) -> dict:
     """Everyone on the same inputs, checked against each other, then timed in turn."""
     query, key, value = tensors(TOKENS)
-    upstream = torch.randn(query.shape)
+    grad_output = torch.randn(query.shape)
     prepared: dict[str, Form] = {
         "regard blocked": lambda *qkv: attend(*qkv, pattern=PATTERN, backend="blocked"),
         "chunked SDPA, 64": chunked_window(TOKENS, REACH, 64),
@@ -66,7 +66,7 @@ def versus_peers(rounds: int, with_flex: bool) -> dict:
         return run
 
     def both(form: Callable[[], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(form(), (query, key, value), upstream)
+        return lambda: torch.autograd.grad(form(), (query, key, value), grad_output)
 
     forwards = {name: forward(form) for name, form in forms.items()}
     if with_flex:

@@ -143,7 +143,7 @@ struct Backward {
       T* score_grads = all.score_grads + at;
       Vec<T> unused[V];
       for (int v = 0; v < V; ++v) unused[v] = Vec<T>{};
-      Vec<T> least = Vec<T>{};  // the forward pass has looked at it
+      Vec<T> least = Vec<T>{};  // the forward pass has checked it
       score_strip<T, N, W>(all.keys, strip, bias, task.dim, all.packed, scale, all.weights, unused, least);
       row_product<T, N, W>(all.keys.value + strip.first, strip.count, task.value_dim, all.packed_grad + strip.low * L,
                            T(1), score_grads, unused);

@@ -20,7 +20,7 @@ namespace decoding {
 
 constexpr int64_t kPiece = 1024;    // keys
 constexpr int64_t kRowsAtOnce = 32; // values that stay in the first cache while all queries read them
-constexpr int64_t kAhead = 4096;    // bytes that are asked for before they are needed
+constexpr int64_t kAhead = 4096;    // bytes that are prefetched before they are needed
 constexpr int kPanel = 8;           // vectors of an output in registers
 
 // Sixteen bits become the lower half of thirty-two. Compilers find the one instruction for it only if it is named.

@@ -196,7 +196,7 @@ struct Forward {
   }
 };
 
-// Asks for the next tile's queries, and for the lines its output will be written to, while this one is computed.
+// Prefetches the next tile's queries, and for the lines its output will be written to, while this one is computed.
 template <class T>
 REGARD_INLINE void fetch(const Tile& tile, const Head<T>& head, const Attention& task) {
   for (int32_t q = 0; q < tile.queries; ++q) {
@@ -214,7 +214,7 @@ int32_t run_forward(const Attention& task) {
   int32_t answers[3] = {};
   const int64_t threads = program.threads(task, task.dim + task.value_dim);
   if (program.resumes()) {
-    // Nobody has seen anything yet.
+    // No key has been processed yet.
     const int64_t rows = task.batch * task.heads * task.queries;
     std::memset(task.output, 0, rows * task.value_dim * sizeof(T));
     for (int64_t n = 0; n < rows; ++n) static_cast<T*>(task.lse)[n] = -std::numeric_limits<T>::infinity();

@@ -237,7 +237,7 @@ REGARD_INLINE void change_row(const T* from, T* to, int64_t width, const Change&
   std::memcpy(to + n, some, (width - n) * sizeof(T));
 }
 
-// Asks for the row that lies `ahead` numbers further. That may be beyond the tensor, where no pointer may point: the address
+// Prefetches the row that lies `ahead` numbers further. That may be beyond the tensor, where no pointer may point: the address
 // is counted as a number.
 template <class T>
 REGARD_INLINE void fetch_ahead(const T* row, int64_t ahead, int64_t width) {

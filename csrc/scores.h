@@ -40,7 +40,7 @@ struct Strip {
   int32_t low, high;     // vectors of queries
 };
 
-// The next keys of a tile, from as many runs as fit. Keys that everybody sees come first, ragged ones after them.
+// The next keys of a tile, from as many runs as fit. Keys that all queries see come first, ragged ones after them.
 template <class T>
 struct Keys {
   const T** key;

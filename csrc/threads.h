@@ -15,7 +15,7 @@ inline __attribute__((always_inline)) void parallel(int64_t threads, int64_t ite
   run_items(threads, items, [](void* context, int64_t item) { (*static_cast<Work*>(context))(item); }, &work);
 }
 
-// Lets several items add to one place in a fixed order, whoever runs them: the item with turn `n` waits until `n`
+// Lets several items add to one place in a fixed order, whichever thread runs them: the item with turn `n` waits until `n`
 // others have passed. Items must be started in order, as `parallel` does, or the wait might never end.
 class Turns {
  public:

@@ -31,7 +31,7 @@ class Arena {
   char* next_ = nullptr;
 };
 
-// The rows of one head of a tensor; half precision is converted when a row is asked for.
+// The rows of one head of a tensor; half precision is converted when a row is read.
 template <class T>
 struct Rows {
   const char* base;

@@ -24,8 +24,8 @@ def main() -> None:
 
     pieces = [attend(query[:, :, :PROMPT], key[:, :, :PROMPT], value[:, :, :PROMPT], attention)]
     for now in range(PROMPT, TOKENS):
-        seen = slice(0, now + 1)  # everything in the cache, the new token included
-        pieces.append(attend(query[:, :, now : now + 1], key[:, :, seen], value[:, :, seen], attention))
+        past = slice(0, now + 1)  # everything in the cache, the new token included
+        pieces.append(attend(query[:, :, now : now + 1], key[:, :, past], value[:, :, past], attention))
     stepped = torch.cat(pieces, dim=2)
 
     torch.testing.assert_close(stepped, whole)

@@ -102,8 +102,8 @@ def views() -> list[Drawing]:
     """What one token of an image sees, drawn on the image."""
     drawn = []
     for pattern, (row, column) in VIEWS:
-        seen = pattern.matrix(WIDE[0] * WIDE[1])[row * WIDE[1] + column].reshape(WIDE)
-        drawn.append(Drawing(seen, repr(pattern), f"seen by row {row}, column {column}", mark=(row, column)))
+        visible = pattern.matrix(WIDE[0] * WIDE[1])[row * WIDE[1] + column].reshape(WIDE)
+        drawn.append(Drawing(visible, repr(pattern), f"seen by row {row}, column {column}", mark=(row, column)))
     return drawn
 
 

@@ -65,11 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("query", nargs="?", default="how do plants get their food?")
     parser.add_argument("--file", type=Path, help="search the lines of this file instead of the built-in sentences")
     parser.add_argument("--count", type=int, default=5, help="how many to show")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        sentences = read_sentences(asked.file)
-        if asked.count < 1:
-            raise ValueError(f"--count is 1 or more, not {asked.count}")
+        sentences = read_sentences(args.file)
+        if args.count < 1:
+            raise ValueError(f"--count is 1 or more, not {args.count}")
     except (ValueError, OSError) as reason:
         print(reason, file=sys.stderr)
         return 1
@@ -91,13 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     tokenizer.no_padding()
     tokenizer.enable_truncation(model.config.context_length)
-    texts = [encoded.ids for encoded in tokenizer.encode_batch([asked.query, *sentences])]
+    texts = [encoded.ids for encoded in tokenizer.encode_batch([args.query, *sentences])]
     begin = time.perf_counter()
     vectors = model.embed(texts)
     spent = time.perf_counter() - begin
     closeness = vectors[1:] @ vectors[0]
-    print(f"{asked.query}\n")
-    for place in closeness.argsort(descending=True)[: asked.count].tolist():
+    print(f"{args.query}\n")
+    for place in closeness.argsort(descending=True)[: args.count].tolist():
         print(f"  {closeness[place]:5.2f}  {sentences[place]}")
     print(f"\n{len(sentences)} sentences, {sum(map(len, texts))} tokens, {1e3 * spent:.0f} ms")
     return 0

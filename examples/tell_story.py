@@ -30,25 +30,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest word")
     parser.add_argument("--top-p", type=float, default=0.9, help="draw from the likeliest words of this share")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    if asked.tokens < 1:
-        parser.error(f"--tokens is 1 or more, not {asked.tokens}")
-    if not asked.temperature >= 0:
-        parser.error(f"--temperature is 0 or more, not {asked.temperature}")
-    if not 0 < asked.top_p <= 1:
-        parser.error(f"--top-p is a share above 0 and up to 1, not {asked.top_p}")
+    args = parser.parse_args(arguments)
+    if args.tokens < 1:
+        parser.error(f"--tokens is 1 or more, not {args.tokens}")
+    if not args.temperature >= 0:
+        parser.error(f"--temperature is 0 or more, not {args.temperature}")
+    if not 0 < args.top_p <= 1:
+        parser.error(f"--top-p is a share above 0 and up to 1, not {args.top_p}")
     characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     written = 0
     try:
         file = fetch("stories15m")
         model, tokenizer = GPT.from_pretrained(file), read_tokenizer(file)
-        prompt = tokenizer.encode(asked.prompt)
-        room = model.context_length - len(prompt)
-        choices = {"temperature": asked.temperature, "seed": asked.seed}
-        if asked.temperature:
-            choices["top_p"] = asked.top_p
+        prompt = tokenizer.encode(args.prompt)
+        capacity = model.context_length - len(prompt)
+        choices = {"temperature": args.temperature, "seed": args.seed}
+        if args.temperature:
+            choices["top_p"] = args.top_p
         # a prompt that leaves no room is refused by the model, which says how much there is
-        most = asked.tokens if room < 1 else min(asked.tokens, room)
+        most = args.tokens if capacity < 1 else min(args.tokens, capacity)
         begin = time.perf_counter()
         for _, token in stream(model, [prompt], max_new_tokens=most, stop_tokens=(BEGIN, END), **choices):
             if not written:

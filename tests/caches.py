@@ -38,15 +38,15 @@ class Core(nn.Module):
         queries, keys = query.shape[-2], key.shape[-2]
         first = 0 if self.fault == "aligned at the start" else keys - queries
         rows, columns = torch.arange(queries)[:, None] + first, torch.arange(keys)
-        seen = columns <= rows
+        visible = columns <= rows
         if self.fault == "not causal":
-            seen = torch.ones_like(seen)
+            visible = torch.ones_like(visible)
         if self.window is not None:
-            seen = seen & (columns > rows - self.window)
-        seen = seen.expand(query.shape[0], 1, queries, keys)
+            visible = visible & (columns > rows - self.window)
+        visible = visible.expand(query.shape[0], 1, queries, keys)
         if mask is not None:
-            seen = seen & mask[:, None, None, -keys:]
-        scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~seen, -1e30)
+            visible = visible & mask[:, None, None, -keys:]
+        scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~visible, -1e30)
         return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 

@@ -64,12 +64,12 @@ def _allows(p: Pattern, i: Tensor, j: Tensor, row: Tensor, keys: int) -> Tensor:
     if isinstance(p, Causal):
         return j <= i
     if isinstance(p, Window):
-        seen = ~always
+        allowed = ~always
         for a in range(p.left + 1):
-            seen = seen | (j == i - p.step * a)
+            allowed = allowed | (j == i - p.step * a)
         for b in range(1, p.right + 1):
-            seen = seen | (j == i + p.step * b)
-        return seen
+            allowed = allowed | (j == i + p.step * b)
+        return allowed
     if isinstance(p, Strided):
         return torch.remainder(i - j, p.step) == 0
     if isinstance(p, First):

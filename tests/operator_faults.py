@@ -42,8 +42,8 @@ def _widen_window(pattern, lengths, block, run=scores.group_tiles):
 
 
 def _start_late(pattern, lengths, run=native.find_key_intervals):
-    seen = run(pattern, lengths)
-    return seen if seen is None else (torch.minimum(seen[0] + 1, seen[1]), seen[1])
+    intervals = run(pattern, lengths)
+    return intervals if intervals is None else (torch.minimum(intervals[0] + 1, intervals[1]), intervals[1])
 
 
 def _look_backwards(request, run=positional.make_table) -> Tensor:

@@ -50,9 +50,9 @@ def naive(query, key, value, mask=None):
     return found.softmax(-1) @ value
 
 
-def total(found: Tensor, seen: Tensor, value: Tensor) -> Tensor:
+def total(found: Tensor, visible: Tensor, value: Tensor) -> Tensor:
     """Softmax that answers zeros for a row that sees nothing."""
-    return found.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0) @ value
+    return found.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0) @ value
 
 
 def with_pattern(allowed, bias=None):
@@ -63,8 +63,8 @@ def with_pattern(allowed, bias=None):
         found = scores(query, key)
         if bias is not None:
             found = found + bias(apart, query.shape[1])[None].to(found.dtype)
-        seen = allowed(apart).expand(found.shape)
-        return total(found, seen if mask is None else seen & mask, value)
+        visible = allowed(apart).expand(found.shape)
+        return total(found, visible if mask is None else visible & mask, value)
 
     return operator
 
@@ -99,9 +99,9 @@ def blocks(query, key, value, mask=None):
     """Each token sees its own block of four, counted from the left edge."""
     queries, keys = query.shape[-2], key.shape[-2]
     places = torch.arange(queries) + keys - queries
-    seen = places[:, None] // 4 == torch.arange(keys) // 4
+    visible = places[:, None] // 4 == torch.arange(keys) // 4
     found = scores(query, key)
-    return total(found, (seen if mask is None else seen & mask).expand(found.shape), value)
+    return total(found, (visible if mask is None else visible & mask).expand(found.shape), value)
 
 
 def robust(query, key, value, mask=None):
@@ -135,9 +135,9 @@ def _ours(query, key, value, mask, pattern):
         for head in range(query.shape[1]):
             table = mask[row, head]
             first = keys - queries
-            seen = Where(lambda i, j, table=table, first=first: table[(i - first).clamp(0, table.shape[0] - 1), j])
+            visible = Where(lambda i, j, table=table, first=first: table[(i - first).clamp(0, table.shape[0] - 1), j])
             part = (slice(row, row + 1), slice(head, head + 1))
-            own = seen if pattern is None else pattern & seen
+            own = visible if pattern is None else pattern & visible
             heads.append(attend(query[part], key[part], value[part], pattern=own))
         rows.append(torch.cat(heads, 1))
     return torch.cat(rows)

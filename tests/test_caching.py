@@ -107,6 +107,7 @@ def test_keeping_costs_the_same_with_few_and_with_many_entries():
 def test_equal_descriptions_get_the_same_plan_object():
     assert plan(Window(5, 2), 90) is plan(Window(5, 2), 90)
     assert plan(Window(5, 2), 90, block=32) is not plan(Window(5, 2), 90)
+    assert plan(Window(5, 2), 91) is not plan(Window(5, 2), 90)
 
 
 # The limit

@@ -106,7 +106,7 @@ def level_of(package: str) -> str | None:
     return next((level for level, packages in LEVELS.items() if package in packages), None)
 
 
-def unknown_rooms(modules: Iterable[str]) -> list[str]:
+def find_unknown_packages(modules: Iterable[str]) -> list[str]:
     unknown = sorted({package_of(module) for module in modules} - {""} - set().union(*LEVELS.values()))
     return [f"regard.{package} is on no level: add it to LEVELS in tests/test_house.py" for package in unknown]
 
@@ -123,7 +123,7 @@ def wrong_arrows(arrows: Iterable[Arrow]) -> list[str]:
         if there == "":
             wrong.append(f"{importer} imports the public face; import the package itself")
         elif below is None:
-            continue  # unknown_rooms reports it
+            continue  # find_unknown_packages reports it
         elif order.index(below) < order.index(above):
             wrong.append(f"{importer} ({above}) imports {imported} ({below}): the arrow points up")
         elif above == below and above not in OPEN_LEVELS:
@@ -180,7 +180,7 @@ def picture(modules: Iterable[str], arrows: Iterable[Arrow]) -> str:
 
 
 def test_every_package_is_on_a_level():
-    assert unknown_rooms(modules_of(PACKAGE)) == []
+    assert find_unknown_packages(modules_of(PACKAGE)) == []
 
 
 def test_the_page_of_the_design_lists_the_same_levels_and_packages():
@@ -212,7 +212,7 @@ def test_there_are_modules_and_imports_to_check():
 
 
 def test_an_unknown_package_is_caught_with_the_table_to_extend():
-    (message,) = unknown_rooms(["regard", "regard.attention", "regard.misc.things"])
+    (message,) = find_unknown_packages(["regard", "regard.attention", "regard.misc.things"])
     assert "regard.misc" in message
     assert "LEVELS in tests/test_house.py" in message
 

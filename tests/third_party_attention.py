@@ -18,8 +18,8 @@ def naive(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None)
 def causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """The same, and the last query sits on the last key."""
     queries, keys = query.shape[-2], key.shape[-2]
-    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-    return naive(query, key, value, seen if mask is None else seen & mask)
+    triangle = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return naive(query, key, value, triangle if mask is None else triangle & mask)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -44,7 +44,7 @@ MARK = (
     "one test for each law that the target claims"
 )
 HIDDEN = "_claim_of_regard"
-# The laws that are not checked, for each test whose claims were guessed.
+# The laws that are not checked, for each test whose claims were inferred.
 NOTES = pytest.StashKey[dict[str, list[str]]]()
 
 
@@ -87,7 +87,7 @@ class Claimant:
         return slugs if self.reference is None else [*slugs, "reference"]
 
     def unchecked(self) -> list[str]:
-        """The laws that apply and are left out, where they were guessed: without claims, nothing says so otherwise."""
+        """The laws that apply and are left out, where they were inferred: without claims, nothing says so otherwise."""
         if self.claims is not None:
             return []
         from regard.laws.checking import find_laws

@@ -49,7 +49,7 @@ def _by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-WAYS = [
+ATTENTIONS = [
     _by_matmul,
     _by_einsum,
     _by_dots,
@@ -61,13 +61,13 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__[1:])
-def test_every_matrix_product_operator_gives_the_same_weights(way) -> None:
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=lambda attention: attention.__name__[1:])
+def test_every_matrix_product_operator_gives_the_same_weights(attention) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, BATCH, HEADS, TOKENS, DIM, dtype=torch.float64)
-    seen = attention_watch.weights(lambda: way(q, k, v), BATCH, TOKENS)
-    assert len(seen) == 1
-    torch.testing.assert_close(seen[0], (q @ k.mT / DIM**0.5).softmax(-1))
+    maps = attention_watch.weights(lambda: attention(q, k, v), BATCH, TOKENS)
+    assert len(maps) == 1
+    torch.testing.assert_close(maps[0], (q @ k.mT / DIM**0.5).softmax(-1))
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -84,8 +84,8 @@ def test_torch_multihead_attention_is_opened(need_weights: bool, batch_first: bo
 def test_a_mask_after_the_softmax_shows_in_what_multiplies_the_values() -> None:
     q, k, v = torch.randn(3, BATCH, HEADS, TOKENS, DIM)
     mask = torch.ones(TOKENS, TOKENS).tril()
-    (seen,) = attention_watch.weights(lambda: ((q @ k.mT).softmax(-1) * mask) @ v, BATCH, TOKENS)
-    assert float(seen.sum(-1).min()) < 0.99
+    (maps,) = attention_watch.weights(lambda: ((q @ k.mT).softmax(-1) * mask) @ v, BATCH, TOKENS)
+    assert float(maps.sum(-1).min()) < 0.99
 
 
 def test_sums_over_tokens_that_are_no_attention_are_not_weights() -> None:

@@ -42,12 +42,12 @@ class Keeping(nn.Module):
 def test_a_module_that_cannot_be_copied_is_judged_rightly_and_left_as_it_was():
     module = Keeping().train()
     module(torch.randn(2, 3, 6)).sum().backward()
-    kept, gradient = module.weights, module.inner.weight.grad.clone()
+    weights, gradient = module.weights, module.inner.weight.grad.clone()
     report = check(module, claims=["padding", "determinism", "paths", "statelessness", "gradients"], fast=True)
     assert report.ok, report
     assert module.training
     assert module.drop.p == 0.1
-    assert module.weights is kept
+    assert module.weights is weights
     assert torch.equal(module.inner.weight.grad, gradient)
 
 
@@ -118,8 +118,8 @@ def test_a_wrapper_keeps_its_mask():
 
 def test_abilities_of_a_target_may_be_given():
     assert "gradients" not in adapt(plain, gradients=False).abilities
-    asked = adapt(Keeping(), "layer", weights=lambda module, x, mask: (module(x, mask), module.weights)[1][:, None])
-    assert asked.weights(asked.draw(2, 5, Rng(0)))[0].shape == (2, 1, 5, 5)
+    adapter = adapt(Keeping(), "layer", weights=lambda module, x, mask: (module(x, mask), module.weights)[1][:, None])
+    assert adapter.weights(adapter.draw(2, 5, Rng(0)))[0].shape == (2, 1, 5, 5)
 
 
 def test_a_named_output_is_preferred_to_weights_beside_it():

@@ -104,9 +104,9 @@ def test_rows_beyond_32_bits_have_masks_of_their_own():
 def test_every_tiling_has_the_same_mask(backend, dtype, pattern):
     # 83 queries and keys: tiles of every height with a rest, key blocks cut by the tiles.
     shape = (2, 3, 83, 83)
-    mask, seen = mask_of("reference", shape), pattern.matrix(83, 83)
-    seen = seen[:, None] if seen.ndim == 3 else seen
-    assert torch.equal(mask_of(backend, shape, dtype=dtype, pattern=pattern), mask & seen)
+    mask, allowed_pairs = mask_of("reference", shape), pattern.matrix(83, 83)
+    allowed_pairs = allowed_pairs[:, None] if allowed_pairs.ndim == 3 else allowed_pairs
+    assert torch.equal(mask_of(backend, shape, dtype=dtype, pattern=pattern), mask & allowed_pairs)
 
 
 @pytest.mark.parametrize("backend", TILED)
@@ -121,7 +121,7 @@ def test_a_mask_of_heads_and_shared_keys_do_not_change_which_weights_are_dropped
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.937])
-def test_as_many_are_dropped_as_asked_and_neighbours_are_independent(probability):
+def test_the_dropped_share_is_the_probability_and_neighbours_are_independent(probability):
     kept = mask_of("reference", (3, 5, 64, 512), probability).double()
 
     def assert_frequency(events, expected):
@@ -452,7 +452,7 @@ def test_gradients_of_each_sample_by_torch_func(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pattern", [Full(), Causal() & Window(5, 0), Padding([TOKENS, 9])], ids=str)
-def test_fake_tensors_pass_forward_and_backward_and_are_not_kept(backend, pattern):
+def test_fake_tensors_pass_forward_and_backward_and_are_not_cached(backend, pattern):
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):  # plans are real
         inputs = [torch.empty(2, 3, TOKENS, 5, requires_grad=True) for _ in range(3)]
         output = attend(*inputs, pattern=pattern, dropout=0.3, backend=backend)

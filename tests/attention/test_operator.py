@@ -59,8 +59,8 @@ def test_huge_scores_neither_overflow_nor_vanish(backend, dtype):
 def test_weights_are_positive_exactly_where_the_pattern_allows(pattern):
     query, key, _ = (tensor.detach() for tensor in tensors((TOKENS, TOKENS)))
     mask = pattern.matrix(TOKENS)
-    seen = weights(query, key, pattern=pattern) > 0
-    assert torch.equal(seen, (mask[:, None] if mask.ndim == 3 else mask).expand_as(seen))
+    visible = weights(query, key, pattern=pattern) > 0
+    assert torch.equal(visible, (mask[:, None] if mask.ndim == 3 else mask).expand_as(visible))
 
 
 # The limits of temperature (requirements of a soft, a uniform and a hard attention)
@@ -292,7 +292,7 @@ def test_a_bias_wider_than_the_tensors_is_not_rounded_to_them():
 @pytest.mark.parametrize(
     ("backend", "scale"), [(tiled, scale) for tiled in TILED for scale in (None, 0.0)] + [("blocked", math.inf)]
 )
-def test_what_is_remembered_from_inference_can_be_trained_with(backend, scale):
+def test_what_inference_has_cached_can_be_trained_with(backend, scale):
     pattern = Window(5, 11) & Padding([29, 31])
     words = dict(pattern=pattern, scale=scale, backend=backend)
     with torch.inference_mode():
@@ -303,7 +303,7 @@ def test_what_is_remembered_from_inference_can_be_trained_with(backend, scale):
 
 
 @pytest.mark.parametrize("backend", TILED)
-def test_what_is_remembered_does_not_live_on_the_callers_default_device(backend):
+def test_cached_tensors_do_not_live_on_the_callers_default_device(backend):
     inputs = tensors((23, 23))
     bias = RelativeTable(3, distance=4).double()
     for default in ("meta", "cpu"):

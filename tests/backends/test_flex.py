@@ -182,11 +182,11 @@ def test_the_block_table_is_that_of_the_dense_matrix(pattern, queries):
     padded = torch.zeros(len(dense), -(-queries // BLOCK) * BLOCK, -(-TOKENS // BLOCK) * BLOCK, dtype=torch.bool)
     padded[:, :queries, :TOKENS] = dense
     tiles = padded.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # row, down, query, across, key
-    seen = find_key_blocks(pattern, Lengths(queries, TOKENS))
+    blocks = find_key_blocks(pattern, Lengths(queries, TOKENS))
     full, partial = (torch.zeros(tiles.shape[0], tiles.shape[1], tiles.shape[3], dtype=torch.int64) for _ in "ab")
     for table, count, index in [
-        (full, seen.full_count, seen.full),
-        (partial, seen.partial_count, seen.partial),
+        (full, blocks.full_count, blocks.full),
+        (partial, blocks.partial_count, blocks.partial),
     ]:
         for row, down in torch.cartesian_prod(*map(torch.arange, count.shape)).tolist():
             for block in index[row, down, : count[row, down]]:
@@ -197,18 +197,18 @@ def test_the_block_table_is_that_of_the_dense_matrix(pattern, queries):
 
 
 def test_whole_blocks_of_plain_patterns_are_found():
-    seen = find_key_blocks(Causal(), Lengths(512, 512))
-    assert seen.full_count.tolist() == [[0, 1, 2, 3]]
-    assert seen.partial_count.tolist() == [[1, 1, 1, 1]]
+    blocks = find_key_blocks(Causal(), Lengths(512, 512))
+    assert blocks.full_count.tolist() == [[0, 1, 2, 3]]
+    assert blocks.partial_count.tolist() == [[1, 1, 1, 1]]
     assert find_key_blocks(Full(), Lengths(512, 384)).full_count.tolist() == [[3, 3, 3, 3]]
     assert find_key_blocks(Window(100, 0), Lengths(512, 512)).partial_count.tolist() == [[1, 2, 2, 2]]
 
 
 def test_a_long_sequence_never_meets_its_square():
-    seen = find_key_blocks(Window(500, 500) | First(3), Lengths(100_003, 100_003))
-    assert seen.partial.shape == (1, 782, 782)
+    blocks = find_key_blocks(Window(500, 500) | First(3), Lengths(100_003, 100_003))
+    assert blocks.partial.shape == (1, 782, 782)
     # At most eleven blocks of a window and the one with the global keys; the first block of queries sees all.
-    assert seen.partial_count.sum() + seen.full_count.sum() < 782 * 13 + 782
+    assert blocks.partial_count.sum() + blocks.full_count.sum() < 782 * 13 + 782
 
 
 def test_a_block_mask_is_made_once():

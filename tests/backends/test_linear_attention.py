@@ -187,9 +187,9 @@ def test_taylor_features_are_close_to_softmax_for_small_scores():
 @pytest.mark.parametrize("pattern", [Full(), Causal()], ids=repr)
 def test_memory_is_linear_in_the_tokens(pattern):
     x = torch.zeros(1, 1, 20011, 5)  # the square would hold 400 million numbers
-    with torch.profiler.profile(profile_memory=True) as seen:
+    with torch.profiler.profile(profile_memory=True) as profile:
         attend(x, x, x, pattern=pattern, feature_map="elu1", backend="linear")
-    assert max(event.self_cpu_memory_usage for event in seen.key_averages()) < 20011 * 4 * 1000
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < 20011 * 4 * 1000
 
 
 # Padding

@@ -429,9 +429,9 @@ def test_patterns_are_taken_exactly_when_their_mask_depends_on_differences():
         taken = find("positional").refuse(Request(query, key, value, pattern, 0.0, line)) is None
         assert not taken or same_step, pattern
         if find("positional").refuse(Request(query, key, value, pattern, 0.0, grid)) is None:
-            entry, seen = _grid_entries(), mask
+            entry, allowed = _grid_entries(), mask
             for code in entry.unique():
-                here = seen[entry == code]
+                here = allowed[entry == code]
                 assert bool((here == here[0]).all()), pattern
 
 

@@ -31,7 +31,7 @@ def mean(bias, value, backend="positional", **words):
 
 
 def leak(alpha, grid):
-    """What a head that looks at the middle of an image sees of everything else."""
+    """What a head that attends to the middle of an image sees of everything else."""
     place = grid[0] // 2 * grid[1] + grid[1] // 2
     value = torch.ones(grid[0] * grid[1], 1, dtype=torch.float64)
     value[place] = 0

@@ -128,14 +128,14 @@ def test_centres_and_spreads_start_as_in_the_paper(axes):
 def test_alpha_stays_positive_and_moves_under_training():
     bias = Quadratic(2, grid=(5, 7), alpha=2.0)
     optimiser = torch.optim.Adam(bias.parameters(), lr=0.3)  # far too fast: spread runs through 0 and back
-    seen = []
+    minima = []
     for _ in range(20):
         optimiser.zero_grad()
         bias.scores(torch.arange(35)[:, None], torch.arange(35)).mean().neg().backward()
         optimiser.step()
-        seen.append((bias.spread.min().item(), bias.alpha.min().item()))
-    assert min(spread for spread, _ in seen) < 0
-    assert all(0 <= alpha < 2 for _, alpha in seen)
+        minima.append((bias.spread.min().item(), bias.alpha.min().item()))
+    assert min(spread for spread, _ in minima) < 0
+    assert all(0 <= alpha < 2 for _, alpha in minima)
 
 
 def test_a_soft_head_has_the_mean_and_variance_of_its_normal_and_a_hard_one_has_not():

@@ -11,7 +11,7 @@ STEPS = [[0, 0], [1, -2], [-3, 1], [9, -20]]
 EVERYWHERE = ["reference", "positional", *TILED]
 
 
-def asked(bias, backend, *, dtype=torch.float64, kv_heads=1, tokens=35, dim=3):
+def run(bias, backend, *, dtype=torch.float64, kv_heads=1, tokens=35, dim=3):
     """What the heads see, of values that name their place, and the gradient of the values."""
     generator = torch.Generator().manual_seed(5)
     value = torch.randn(2, kv_heads, tokens, dim, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
@@ -28,18 +28,18 @@ def test_every_backend_copies_the_shifted_value(edges, kv_heads):
     if edges == "reflect":
         steps = [[0, 0], [1, -2], [-3, 1], [4, -6]]
     bias = Shift(4, STEPS if edges != "reflect" else steps, GRID, edges)
-    _, truth, slope = asked(bias, "reference", kv_heads=kv_heads)
+    _, truth, slope = run(bias, "reference", kv_heads=kv_heads)
     for backend in EVERYWHERE:
         if backend == "native" and edges != "zeros":
             continue  # a shift with a found edge is no function of relative position
-        _, output, gradient = asked(bias, backend, kv_heads=kv_heads)
+        _, output, gradient = run(bias, backend, kv_heads=kv_heads)
         assert torch.equal(output, truth)
         assert torch.allclose(gradient, slope, rtol=0, atol=35 * 2.0**-52)  # sums over queries, in another order
 
 
 @pytest.mark.parametrize("edges", ["replicate", "circular", "reflect", "zeros"])
 def test_the_shifted_image_is_the_padded_one(edges):
-    value, output, _ = asked(Shift(1, [[2, -1]], GRID, edges), "positional")
+    value, output, _ = run(Shift(1, [[2, -1]], GRID, edges), "positional")
     image = value.reshape(2, *GRID, 3).permute(0, 3, 1, 2)
     mode = {"zeros": "constant"}.get(edges, edges)
     padded = torch.nn.functional.pad(image, (2, 2, 2, 2), mode=mode)
@@ -49,15 +49,15 @@ def test_the_shifted_image_is_the_padded_one(edges):
 
 def test_it_is_the_limit_of_a_steep_hill():
     steep = Quadratic(4, GRID, centre=STEPS, alpha=2000.0)
-    _, limit, _ = asked(Shift(4, STEPS, GRID), "positional")
-    _, near, _ = asked(steep, "reference")
+    _, limit, _ = run(Shift(4, STEPS, GRID), "positional")
+    _, near, _ = run(steep, "reference")
     assert torch.equal(near, limit)
 
 
 @pytest.mark.parametrize("backend", EVERYWHERE)
 def test_a_head_that_sees_nothing_yields_zeros_without_a_gradient(backend):
     bias = Shift(2, [[5, 0], [0, 1]], GRID, "zeros")
-    value, output, gradient = asked(bias, backend)
+    value, output, gradient = run(bias, backend)
     assert not output[:, 0].any()
     assert not output[:, 1].reshape(2, *GRID, 3)[:, :, -1].any()
     assert not gradient.reshape(2, *GRID, 3)[:, :, 0].any()  # no query attends to the first column
@@ -77,7 +77,7 @@ def test_nan_outside_the_shift_does_not_spread(backend, what):
 
 def test_values_are_copied_bit_by_bit_in_every_dtype():
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        value, output, _ = asked(Shift(1, [[1, 1]], GRID), "positional", dtype=dtype)
+        value, output, _ = run(Shift(1, [[1, 1]], GRID), "positional", dtype=dtype)
         assert output.dtype == dtype
         assert torch.equal(output[0, 0, 0], value[0, 0, 8])
 

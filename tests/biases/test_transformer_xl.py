@@ -100,19 +100,19 @@ def test_the_quadratic_encoding_turns_the_four_terms_into_the_closed_form():
 
 
 def test_the_encoding_is_evaluated_at_distinct_deltas_only():
-    asked = []
+    evaluated = []
 
     def counting(*along):
-        asked.append(along[0].numel())
+        evaluated.append(along[0].numel())
         return quadratic_encoding(*along)
 
     rows, columns = torch.arange(40, 51), torch.arange(30, 43)
     for grid, most in ((None, 11 + 13 - 1), ((7, 11), 2 * (11 + 13 - 1))):
         bias = TransformerXL(HEADS, DIM, counting, grid=grid, dtype=torch.float64)
-        asked.clear()
+        evaluated.clear()
         bias.content_scores(rows, columns, content(11), content(13))
-        assert len(asked) == 1
-        assert asked[0] <= most < 11 * 13
+        assert len(evaluated) == 1
+        assert evaluated[0] <= most < 11 * 13
 
 
 def test_gradients_in_parameters_queries_and_keys_are_right():

@@ -141,8 +141,8 @@ def test_axes_masks_and_temperatures_are_refused_with_a_reason(name):
     for beta in ("one", None, 1j, math.nan, True, torch.ones(5), torch.ones(3, 5), torch.ones(4, 1), ["a"]):
         with refused(CalculusError, "beta"):
             function(scores, beta=beta)
-    seen = [True, False, True, True, False]
-    assert torch.equal(function(scores, where=seen), function(scores, where=torch.tensor(seen)))
+    visible = [True, False, True, True, False]
+    assert torch.equal(function(scores, where=visible), function(scores, where=torch.tensor(visible)))
     assert torch.equal(function(scores, beta=[[1.0], [2.0], [3.0]])[1], function(scores[1], beta=2.0))
     assert torch.equal(function(scores, beta=torch.tensor(2)), function(scores, beta=2))
 

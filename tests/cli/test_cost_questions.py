@@ -116,29 +116,12 @@ def test_linear(capsys, tokens, softmax, linear):
 
 
 def test_davit(capsys):
+    from regard.cost_model import textbook
+
     words = ("davit", "--grid", "16", "16", "--channels", "512")
     found = counts(capsys, *words)
     assert counts(capsys, *words, "--window", "7", "--group-dim", "32") == found
-    expected = {
-        "patches: scores": 33_554_432,
-        "patches: scores and values": 67_108_864,
-        "patches: exponentials": 65_536,
-        "channels: scores": 67_108_864,
-        "channels: scores and values": 134_217_728,
-        "channels: exponentials": 262_144,
-        "channels to patches": 2,
-        "projections": 268_435_456,
-        "patches: with projections": 335_544_320,
-        "channels: with projections": 402_653_184,
-        "channels to patches, with projections": 1.2,
-        "groups of channels: scores": 4_194_304,
-        "groups of channels: scores and values": 8_388_608,
-        "groups of channels: exponentials": 16_384,
-        "windows": 9,
-        "windows: scores": 11_063_808,
-        "windows: scores and values": 22_127_616,
-        "windows: projections": 462_422_016,
-    }
+    expected = {row.label: row.quantity.value for row in textbook.davit((16, 16), 512).rows}
     assert {label: found[label] for label in expected} == expected
     for window, both in ((8, 16_777_216), (4, 4_194_304)):
         assert counts(capsys, *words, "--window", f"{window}")["windows: scores and values"] == both

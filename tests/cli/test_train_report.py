@@ -11,6 +11,7 @@ from regard.cli import main
 from regard.cli.train_attention import draw_alignment, draw_attention, label_tokens
 from regard.cli.train_heads import answer_questions
 from regard.cli.train_laws import check_laws
+from regard.cli.train_report import _draw
 from regard.models import Transformer, TransformerConfig
 from regard.train import read_run
 from regard.train.data.text import make_tokenizer
@@ -127,6 +128,13 @@ def test_curves_lie_at_the_steps_of_their_values(folder, monkeypatch):
     ]
     assert found == [["28.57", "57.14", "85.71"], *2 * [["0.00", "42.86", "85.71", "100.00"]]]
     assert "Accuracy on the test set." in page
+
+
+def test_an_axis_of_accuracies_ends_at_100_percent_and_close_ends_differ():
+    assert ">100%<" in str(_draw("accuracy", [(0, 1.0), (3, 1.0)], "accuracy", 3))
+    close = str(_draw("loss", [(0, 3.3990), (3, 3.3989)], "loss", 3))
+    assert ">3.399<" in close
+    assert ">3.3989<" in close
 
 
 def test_spaces_and_control_characters_of_tokens_can_be_seen():

@@ -319,7 +319,10 @@ def test_parametrised_weights_are_read():
 
 
 @pytest.mark.parametrize("heads", ["taps", "minimal"])
-def test_every_combination_of_options_is_one_of_the_two_layers(heads):
+def test_every_combination_of_options_is_one_of_the_two_layers_and_equals_the_convolution(heads):
+    signal = torch.randn(2, 4, 11, dtype=torch.float64)
     for bias, groups in itertools.product([True, False], [1, 2]):
-        conv = nn.Conv1d(4, 6, 3, bias=bias, groups=groups)
-        assert isinstance(conv_to_attention(conv, heads=heads), SpatialAttention | TableAttention)
+        conv = nn.Conv1d(4, 6, 3, bias=bias, groups=groups).double()
+        layer = conv_to_attention(conv, heads=heads)
+        assert isinstance(layer, SpatialAttention | TableAttention)
+        torch.testing.assert_close(layer(signal), conv(signal))

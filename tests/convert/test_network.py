@@ -87,8 +87,13 @@ def test_gradients_of_every_parameter_are_equal():
 
 def test_a_single_convolution_is_a_network():
     conv = nn.Conv1d(3, 4, 3)
-    assert isinstance(convert_network(conv), SpatialAttention)
-    assert isinstance(restore_network(convert_network(conv)), nn.Conv1d)
+    attentive = convert_network(conv)
+    restored = restore_network(attentive)
+    assert isinstance(attentive, SpatialAttention)
+    assert isinstance(restored, nn.Conv1d)
+    signal = torch.randn(2, 3, 11)
+    torch.testing.assert_close(attentive(signal), conv(signal))
+    assert torch.equal(restored(signal), conv(signal))
 
 
 def test_options_reach_every_layer_and_other_layers_stay():

@@ -1,4 +1,4 @@
-"""Layers and models of Regard in random sizes, each with something to read and the sizes by which its cost is asked."""
+"""Layers and models of Regard in random sizes, each with something to read and the sizes that `cost` takes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def target(self) -> Any:
-        """What is asked about: a description, where the module only runs it."""
+        """What `cost` takes: a description, where the module only runs it."""
         return self.module if self.described is None else self.described
 
     @property
@@ -86,7 +86,7 @@ class Case:
     def __repr__(self) -> str:
         shapes = [tuple(value.shape) if isinstance(value, Tensor) else value for value in self.inputs]
         config = self.described or getattr(self.module, "config", None) or self.module
-        return f"{config}\n  reads {shapes} {self.kwargs}\n  asked {self.sizes}"
+        return f"{config}\n  reads {shapes} {self.kwargs}\n  sizes {self.sizes}"
 
 
 class Described(nn.Module):
@@ -153,8 +153,8 @@ def attentions(draw) -> Case:
     )
     full = pattern is None or isinstance(pattern, Full)
     plain = full or isinstance(pattern, Causal)
-    asked = {"batch": batch, "tokens": tokens}
-    return Case(layer, (torch.randn(batch, tokens, width),), asked, full=full, causal=plain)
+    given_sizes = {"batch": batch, "tokens": tokens}
+    return Case(layer, (torch.randn(batch, tokens, width),), given_sizes, full=full, causal=plain)
 
 
 @st.composite
@@ -184,10 +184,10 @@ def descriptions(draw) -> Case:
         torch.randn(batch, kv_heads, keys, dim),
         torch.randn(batch, kv_heads, keys, value_dim),
     )
-    asked = {"batch": batch, "tokens": tokens, "keys": keys, "heads": heads, "kv_heads": kv_heads, "dim": dim}
-    asked["value_dim"] = value_dim
+    given_sizes = {"batch": batch, "tokens": tokens, "keys": keys, "heads": heads, "kv_heads": kv_heads, "dim": dim}
+    given_sizes["value_dim"] = value_dim
     full = (pattern is None or isinstance(pattern, Full)) and kind in ("plain", "bias")
-    return Case(Described(attention), inputs, asked, full=full, causal=False, described=attention)
+    return Case(Described(attention), inputs, given_sizes, full=full, causal=False, described=attention)
 
 
 def _encoding(delta: Tensor) -> Tensor:
@@ -218,11 +218,11 @@ def blocks(draw) -> Case:
         norm=norm,
         order=draw(st.sampled_from(["pre", "post"])),
     )
-    asked, kwargs = {"batch": batch, "tokens": tokens}, {}
+    given_sizes, kwargs = {"batch": batch, "tokens": tokens}, {}
     if cross is not None:
-        asked["context_tokens"] = draw(LENGTH)
-        kwargs["context"] = torch.randn(batch, asked["context_tokens"], width)
-    return Case(block, (torch.randn(batch, tokens, width),), asked, full=pattern is None, kwargs=kwargs)
+        given_sizes["context_tokens"] = draw(LENGTH)
+        kwargs["context"] = torch.randn(batch, given_sizes["context_tokens"], width)
+    return Case(block, (torch.randn(batch, tokens, width),), given_sizes, full=pattern is None, kwargs=kwargs)
 
 
 @st.composite
@@ -256,9 +256,9 @@ def grids(draw) -> Case:
     width = 2 * heads * draw(SMALL)
     pattern = draw(st.sampled_from([None, Neighborhood((rows, columns), 1)]))
     layer = GridAttention(width, heads, attention=Attention(pattern=pattern))
-    asked = {"batch": batch, "image": (rows, columns)}
+    given_sizes = {"batch": batch, "image": (rows, columns)}
     full = pattern is None
-    return Case(layer, (torch.randn(batch, rows, columns, width),), asked, full=full, causal=full)
+    return Case(layer, (torch.randn(batch, rows, columns, width),), given_sizes, full=full, causal=full)
 
 
 @st.composite
@@ -321,9 +321,9 @@ def gpts(draw) -> Case:
         tie_embeddings=draw(st.booleans()),
         window=window,
     )
-    asked = {"batch": batch, "tokens": tokens}
+    given_sizes = {"batch": batch, "tokens": tokens}
     words = _words(draw, config.vocab_size, batch, tokens)
-    return Case(GPT(config), (words,), asked, full=False, causal=window is None)
+    return Case(GPT(config), (words,), given_sizes, full=False, causal=window is None)
 
 
 @st.composite
@@ -344,8 +344,8 @@ def transformers(draw) -> Case:
         dropout=0.0,
     )
     inputs = _words(draw, config.vocab_size, batch, context), _words(draw, config.vocab_size, batch, tokens)
-    asked = {"batch": batch, "context_tokens": context, "tokens": tokens}
-    return Case(Transformer(config), inputs, asked, full=False)
+    given_sizes = {"batch": batch, "context_tokens": context, "tokens": tokens}
+    return Case(Transformer(config), inputs, given_sizes, full=False)
 
 
 @st.composite
@@ -383,8 +383,8 @@ def davits(draw) -> Case:
         qkv_bias=draw(st.booleans()),
     )
     image = draw(st.integers(5, 41)), draw(st.integers(5, 41))
-    asked = {"batch": batch, "image": image}
-    return Case(DaViT(config), (torch.randn(batch, config.channels, *image),), asked, full=False, causal=False)
+    given_sizes = {"batch": batch, "image": image}
+    return Case(DaViT(config), (torch.randn(batch, config.channels, *image),), given_sizes, full=False, causal=False)
 
 
 @st.composite

@@ -148,10 +148,10 @@ def count(
     return counter
 
 
-def kept_bytes(module: nn.Module, *inputs: Any, learns_input: bool | None = None, **kwargs: Any) -> int:
-    """Bytes that a training step in float32 keeps between its forward and its backward pass, without dropout.
+def measure_saved_bytes(module: nn.Module, *inputs: Any, learns_input: bool | None = None, **kwargs: Any) -> int:
+    """Bytes that a training step in float32 saves between its forward and its backward pass, without dropout.
 
-    Storages are counted once and whole. Two runs are watched, with everything kept: what both have saved was there
+    Storages are counted once and whole. Two runs are watched, with everything held: what both have saved was there
     before and is no activation. That leaves out parameters, buffers, the input, and what Regard remembers of a pattern.
     """
     module, inputs, kwargs = _prepared(module, inputs, kwargs, torch.float32, learns_input)
@@ -161,18 +161,18 @@ def kept_bytes(module: nn.Module, *inputs: Any, learns_input: bool | None = None
             part.p = 0.0
     given = {t.untyped_storage().data_ptr() for t in _tensors((inputs, kwargs))}
     given |= {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    found = newly_kept(lambda: module(*inputs, **kwargs))
+    found = newly_saved(lambda: module(*inputs, **kwargs))
     return sum(size for place, size in found.items() if place not in given)
 
 
-class Kept:
-    """What a graph holds in place of a tensor that it keeps; it dies with the node that keeps it."""
+class SavedTensor:
+    """What a graph holds in place of a saved tensor; it is deleted with the node that saved it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
-def newly_kept(run: Callable[[], Any]) -> dict[int, int]:
+def newly_saved(run: Callable[[], Any]) -> dict[int, int]:
     """Address and size of every storage that the graph of a run holds when it is done, and that of another did not.
 
     A node whose result is only compared, as in `isfinite`, saves its operand too, and is gone before the run is.
@@ -180,16 +180,16 @@ def newly_kept(run: Callable[[], Any]) -> dict[int, int]:
     alive: list[Any] = []
     runs: list[dict[int, int]] = []
     for _ in range(3):  # the first fills the caches
-        saved: weakref.WeakSet[Kept] = weakref.WeakSet()
+        saved: weakref.WeakSet[SavedTensor] = weakref.WeakSet()
 
-        def keep(tensor: Tensor, saved: weakref.WeakSet[Kept] = saved) -> Kept:
-            kept = Kept(tensor.detach())
-            saved.add(kept)
-            return kept
+        def keep(tensor: Tensor, saved: weakref.WeakSet[SavedTensor] = saved) -> SavedTensor:
+            saved_tensor = SavedTensor(tensor.detach())
+            saved.add(saved_tensor)
+            return saved_tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved_tensor: saved_tensor.tensor):
             alive.append(run())
-        storages = [kept.tensor.untyped_storage() for kept in saved]
+        storages = [saved_tensor.tensor.untyped_storage() for saved_tensor in saved]
         runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
     _, once, again = runs
     return {place: size for place, size in again.items() if place not in once}

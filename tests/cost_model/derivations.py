@@ -244,12 +244,12 @@ def t5(
     parameters += layers * (attention + feed_forward) + width
     parameters += decoders * (2 * attention + feed_forward) + width
 
-    asked, read = batch * tokens, batch * context
-    encoder = 4 * read * width * inner + 2 * batch * context * context * inner + 2 * read * width * hidden
-    decoder = 4 * asked * width * inner + 2 * batch * tokens * tokens * inner
+    target_rows, source_rows = batch * tokens, batch * context
+    encoder = 4 * source_rows * width * inner + 2 * batch * context * context * inner + 2 * source_rows * width * hidden
+    decoder = 4 * target_rows * width * inner + 2 * batch * tokens * tokens * inner
     # Keys and values of the other text are made anew in every block.
-    decoder += 2 * asked * width * inner + 2 * read * width * inner + 2 * batch * tokens * context * inner
-    decoder += 2 * asked * width * hidden
-    forward = layers * encoder + decoders * decoder + asked * width * vocab_size
+    decoder += 2 * target_rows * width * inner + 2 * source_rows * width * inner + 2 * batch * tokens * context * inner
+    decoder += 2 * target_rows * width * hidden
+    forward = layers * encoder + decoders * decoder + target_rows * width * vocab_size
     weights = layers * context * context + decoders * tokens * (tokens + context)
     return Derived(parameters, forward, 2 * forward, batch * heads * weights)

@@ -1,4 +1,4 @@
-"""What a described attention costs: by hand, by torch's own counter, and by what really runs and is really kept."""
+"""The cost of a description: by hand, by torch's own counter, and by what is executed and saved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cost_model.counting import Counter, newly_kept, reference_only
+from cost_model.counting import Counter, newly_saved, reference_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -71,27 +71,27 @@ def executed(attention: Attention, backend: str, backward: bool, **sizes) -> Cou
 
 
 def test_full_attention_costs_two_products_for_each_pair():
-    asked = cost(Attention(), tokens=256, dim=64)
-    assert str(asked.macs.formula) == "2*B*H*N**2*d"
-    assert asked.macs == 8_388_608
-    assert asked.flops == 2 * 8_388_608
-    assert asked.pairs == 65_536
-    assert asked.exponentials == 65_536
-    assert list(asked.by_part()) == ["scores", "softmax", "values"]
-    assert [part.macs.value for part in asked.by_part().values()] == [4_194_304, 0, 4_194_304]
+    predicted = cost(Attention(), tokens=256, dim=64)
+    assert str(predicted.macs.formula) == "2*B*H*N**2*d"
+    assert predicted.macs == 8_388_608
+    assert predicted.flops == 2 * 8_388_608
+    assert predicted.pairs == 65_536
+    assert predicted.exponentials == 65_536
+    assert list(predicted.by_part()) == ["scores", "softmax", "values"]
+    assert [part.macs.value for part in predicted.by_part().values()] == [4_194_304, 0, 4_194_304]
 
 
 def test_a_causal_pattern_costs_its_triangle():
-    asked = cost(Attention(pattern=Causal()), tokens=1024, dim=64, heads=8)
-    assert asked.macs == 537_395_200
-    assert str(asked.macs.formula) == "B*H*N*d*(N + 1)"
+    predicted = cost(Attention(pattern=Causal()), tokens=1024, dim=64, heads=8)
+    assert predicted.macs == 537_395_200
+    assert str(predicted.macs.formula) == "B*H*N*d*(N + 1)"
 
 
 def test_a_window_costs_the_window():
-    asked = cost(Attention(pattern=Causal() & Window(127, 0)), tokens=4096, dim=64)
-    assert asked.pairs == 128 * 4096 - 127 * 128 // 2
-    assert asked.macs == 2 * 64 * asked.pairs.value
-    assert asked.notes == ("pairs: 128*N - 8128 holds for N >= 127",)
+    predicted = cost(Attention(pattern=Causal() & Window(127, 0)), tokens=4096, dim=64)
+    assert predicted.pairs == 128 * 4096 - 127 * 128 // 2
+    assert predicted.macs == 2 * 64 * predicted.pairs.value
+    assert predicted.notes == ("pairs: 128*N - 8128 holds for N >= 127",)
 
 
 def test_backward_costs_twice_the_products_and_kernels_compute_scores_again():
@@ -105,11 +105,11 @@ def test_backward_costs_twice_the_products_and_kernels_compute_scores_again():
         assert again.exponentials == pairs
 
 
-def test_decoding_asks_for_one_row_of_keys():
-    asked = cost(Attention(pattern=Causal()), step="decode", tokens=255, dim=64, heads=8)
-    assert str(asked.macs.formula) == "2*B*H*d*(N + 1)"
-    assert asked.macs == 2 * 8 * 64 * 256
-    assert asked.activation_bytes == 0
+def test_decoding_reads_one_row_of_keys():
+    predicted = cost(Attention(pattern=Causal()), step="decode", tokens=255, dim=64, heads=8)
+    assert str(predicted.macs.formula) == "2*B*H*d*(N + 1)"
+    assert predicted.macs == 2 * 8 * 64 * 256
+    assert predicted.activation_bytes == 0
     window = cost(Attention(pattern=Window(7, 0)), step="decode", tokens=255, dim=64)
     assert window.pairs == 8
     assert cost(Attention(pattern=Window(7, 0)), step="decode", tokens=5, dim=64).pairs == 6
@@ -130,8 +130,8 @@ def test_bytes_are_operands_and_results_once():
 @pytest.mark.parametrize(("stable", "serial", "steps"), [(False, False, 30), (True, False, 41), (False, True, 2113)])
 def test_depth_is_that_of_trees_or_chains(stable, serial, steps):
     # T = 1024, U = 64: a row of the softmax takes (1 + 6) + 1 + 10 + 1 steps, the values 1 + 10 more.
-    asked = cost(Attention(), tokens=1024, dim=64, stable=stable, serial=serial)
-    assert asked.depth == steps
+    predicted = cost(Attention(), tokens=1024, dim=64, stable=stable, serial=serial)
+    assert predicted.depth == steps
     assert cost(Attention(), tokens=512, dim=64, stable=stable, serial=serial).depth < steps
 
 
@@ -139,28 +139,28 @@ def test_a_narrow_window_is_less_deep_than_the_square():
     assert cost(Attention(pattern=Window(3, 0)), tokens=1024, dim=64, stable=False).depth == (1 + 6) + 1 + 2 + 1 + 1 + 2
 
 
-def test_what_is_not_given_stays_a_letter():
-    asked = cost(Attention(pattern=Window(3, 0)))
-    assert str(asked.macs.formula) == "4*B*H*d*(2*N - 3)"
-    assert "N >= 3" in asked.notes[0]
+def test_a_size_that_is_not_given_stays_a_symbol():
+    predicted = cost(Attention(pattern=Window(3, 0)))
+    assert str(predicted.macs.formula) == "4*B*H*d*(2*N - 3)"
+    assert "N >= 3" in predicted.notes[0]
     with pytest.raises(CostError, match="no number yet"):
-        _ = asked.macs.value
+        _ = predicted.macs.value
 
 
 def test_rows_that_see_different_pairs_are_added_up():
     ids = [[0, 0, 1, 1, 1], [0, 1, 2, 3, -1]]
-    asked = cost(Attention(pattern=Segments(ids)), dim=7, heads=3)
-    assert asked.pairs == 3 * (4 + 9 + 4)
-    assert asked.macs == 2 * 7 * 3 * 17
+    predicted = cost(Attention(pattern=Segments(ids)), dim=7, heads=3)
+    assert predicted.pairs == 3 * (4 + 9 + 4)
+    assert predicted.macs == 2 * 7 * 3 * 17
     assert cost(Attention(pattern=Padding([5, 3, 11])), tokens=13, dim=7).pairs == 13 * 19
     with pytest.raises(CostError, match="another batch"):
         cost(Attention(pattern=Padding([5, 3, 11])), tokens=13, dim=7, batch=2)
 
 
 def test_a_grid_knows_its_own_tokens():
-    asked = cost(Attention(pattern=First(2) | Neighborhood((16, 16), 1, start=2)), dim=512)
-    assert asked.pairs == 3_144
-    assert asked.macs == 3_219_456
+    predicted = cost(Attention(pattern=First(2) | Neighborhood((16, 16), 1, start=2)), dim=512)
+    assert predicted.pairs == 3_144
+    assert predicted.macs == 3_219_456
 
 
 # Against torch's own counter, on formulas written out in torch
@@ -225,11 +225,11 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_the_reference_executes_what_its_formula_says(name, backward):
     attention = DESCRIPTIONS[name]()
-    asked = cost(attention, backend="reference", step="backward" if backward else "forward", **SIZES)
-    seen = executed(attention, "reference", backward, **SIZES)
-    assert asked.macs == seen.macs
+    predicted = cost(attention, backend="reference", step="backward" if backward else "forward", **SIZES)
+    counted = executed(attention, "reference", backward, **SIZES)
+    assert predicted.macs == counted.macs
     if attention.feature_map is None:
-        assert asked.exponentials == seen.exponentials
+        assert predicted.exponentials == counted.exponentials
 
 
 @given(
@@ -246,8 +246,8 @@ def test_the_reference_executes_what_its_formula_says_at_any_size(name, sizes, g
     if name == "bias alone":
         attention = Attention(scale=0.0, bias=RelativeTable(heads, 30))
     given_sizes = dict(zip(SIZES, (batch, heads, kv_heads, tokens, tokens + more - 1, dim, value_dim), strict=True))
-    asked = cost(attention, backend="reference", step="backward" if backward else "forward", **given_sizes)
-    assert asked.macs == executed(attention, "reference", backward, **given_sizes).macs
+    predicted = cost(attention, backend="reference", step="backward" if backward else "forward", **given_sizes)
+    assert predicted.macs == executed(attention, "reference", backward, **given_sizes).macs
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -255,23 +255,23 @@ def test_the_reference_executes_what_its_formula_says_at_any_size(name, sizes, g
 def test_transformer_xl_on_a_grid_has_a_vector_for_each_step_between_cells(start, backward):
     attention = Attention(bias=TransformerXL(4, 6, grid=(3, 5), start=start))
     sizes = {**SIZES, "tokens": 15 + start, "keys": 15 + start}
-    asked = cost(attention, backend="reference", step="backward" if backward else "forward", **sizes)
-    assert asked.macs == executed(attention, "reference", backward, **sizes).macs
+    predicted = cost(attention, backend="reference", step="backward" if backward else "forward", **sizes)
+    assert predicted.macs == executed(attention, "reference", backward, **sizes).macs
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", [name for name in DESCRIPTIONS if name != "transformer-xl"])
 def test_tiles_execute_what_their_formula_says(name, backward):
     attention = DESCRIPTIONS[name]()
-    asked = cost(attention, backend="blocked", step="backward" if backward else "forward", **SIZES)
+    predicted = cost(attention, backend="blocked", step="backward" if backward else "forward", **SIZES)
     if attention.feature_map is not None and not isinstance(attention.pattern, Window):
         with patch.object(linear_backend, "is_supported", lambda *_: False):  # in torch, where products are seen
-            seen = executed(attention, "linear", backward, **SIZES)
+            counted = executed(attention, "linear", backward, **SIZES)
     elif attention.feature_map is not None:
-        seen = executed(attention, "reference", backward, **SIZES)
+        counted = executed(attention, "reference", backward, **SIZES)
     else:
-        seen = executed(attention, "blocked", backward, **SIZES)
-    assert asked.macs == seen.macs
+        counted = executed(attention, "blocked", backward, **SIZES)
+    assert predicted.macs == counted.macs
 
 
 @given(
@@ -282,8 +282,8 @@ def test_tiles_execute_what_their_formula_says(name, backward):
 @settings(max_examples=8, deadline=None)
 def test_tiles_of_any_length_execute_what_their_formula_says(pattern, tokens, group):
     sizes = {"batch": 1, "heads": 2, "kv_heads": 2 // group, "tokens": tokens, "keys": tokens, "dim": 3, "value_dim": 2}
-    asked = cost(Attention(pattern=pattern), backend="blocked", **sizes)
-    assert asked.macs == executed(Attention(pattern=pattern), "blocked", False, **sizes).macs
+    predicted = cost(Attention(pattern=pattern), backend="blocked", **sizes)
+    assert predicted.macs == executed(Attention(pattern=pattern), "blocked", False, **sizes).macs
 
 
 @pytest.mark.parametrize("tokens", [40, 64, 65, 200])
@@ -291,17 +291,17 @@ def test_chunks_of_linear_attention_execute_what_their_formula_says(tokens):
     sizes = {**SIZES, "tokens": tokens, "keys": tokens}
     attention = Attention(feature_map="relu", pattern=Causal())
     with patch.object(linear_backend, "is_supported", lambda *_: False):
-        seen = executed(attention, "linear", False, **sizes)
-    assert cost(attention, backend="blocked", **sizes).macs == seen.macs
+        counted = executed(attention, "linear", False, **sizes)
+    assert cost(attention, backend="blocked", **sizes).macs == counted.macs
 
 
 @needs_kernels
 @pytest.mark.parametrize("pattern", [Full(), Causal(), Window(9, 2), Blocks(24)])
 def test_the_kernels_visit_the_tiles_of_their_plan(pattern):
-    asked = cost(Attention(pattern=pattern), backend="native", tokens=100, dim=6, value_dim=5, heads=3)
+    predicted = cost(Attention(pattern=pattern), backend="native", tokens=100, dim=6, value_dim=5, heads=3)
     area = best_plan(pattern, Lengths(100, 100), library.lanes(torch.float32)).area
-    assert asked.macs == 3 * area * (6 + 5)
-    assert asked.pairs == 3 * pattern.pairs(100)
+    assert predicted.macs == 3 * area * (6 + 5)
+    assert predicted.pairs == 3 * pattern.pairs(100)
     back = cost(Attention(pattern=pattern), backend="native", step="backward", tokens=100, dim=6, value_dim=5, heads=3)
     assert back.macs == 3 * area * (3 * 6 + 2 * 5)
 
@@ -310,17 +310,17 @@ def test_the_kernels_visit_the_tiles_of_their_plan(pattern):
 
 
 def test_a_mean_adds_every_value_once_where_queries_share_their_sums():
-    asked = cost(Attention(scale=0.0, pattern=Causal()), tokens=100, dim=8, heads=4, kv_heads=2)
-    assert asked.macs == 2 * 100 * 8
-    assert asked.exponentials == 0
+    predicted = cost(Attention(scale=0.0, pattern=Causal()), tokens=100, dim=8, heads=4, kv_heads=2)
+    assert predicted.macs == 2 * 100 * 8
+    assert predicted.exponentials == 0
     assert cost(Attention(scale=0.0, pattern=Window(3, 3)), tokens=100, dim=8).macs == 300 * 8
     assert cost(Attention(scale=0.0, pattern=First(2)), tokens=100, dim=8).macs == (400 - 4) * 8
     assert cost(Attention(scale=0.0), step="decode", tokens=100, dim=8).macs == 8
 
 
 def test_hard_attention_is_a_search():
-    asked = cost(Attention(scale=INF), tokens=100, dim=8, value_dim=3)
-    assert (asked.macs, asked.exponentials) == (100 * 100 * 8, 0)
+    predicted = cost(Attention(scale=INF), tokens=100, dim=8, value_dim=3)
+    assert (predicted.macs, predicted.exponentials) == (100 * 100 * 8, 0)
     assert cost(Attention(scale=INF), step="backward", tokens=100, dim=8, value_dim=3).macs == 0
     with pytest.raises(CostError, match="native"):
         cost(Attention(scale=INF), backend="native", tokens=100, dim=8)
@@ -330,24 +330,24 @@ def test_hard_attention_is_a_search():
 
 
 def test_linear_attention_costs_two_sums_and_no_pair():
-    asked = cost(Attention(feature_map="elu1"), tokens=256, dim=64)
-    assert asked.macs == 2_129_920 == 2 * 256 * 64**2 + 2 * 256 * 64
-    assert asked.pairs == 0
-    assert list(asked.by_part()) == ["features", "state", "readout"]
+    predicted = cost(Attention(feature_map="elu1"), tokens=256, dim=64)
+    assert predicted.macs == 2_129_920 == 2 * 256 * 64**2 + 2 * 256 * 64
+    assert predicted.pairs == 0
+    assert list(predicted.by_part()) == ["features", "state", "readout"]
     assert cost(Attention(feature_map="elu1"), tokens=4096, dim=64).macs == 34_078_720
     causal = cost(Attention(feature_map="elu1", pattern=Causal()), tokens=256, dim=64)
-    assert causal.macs == asked.macs
+    assert causal.macs == predicted.macs
 
 
 def test_a_recurrent_step_does_not_depend_on_the_past():
     for tokens in (10, 1000):
-        asked = cost(Attention(feature_map="elu1", pattern=Causal()), step="decode", tokens=tokens, dim=64)
-        assert asked.macs == 2 * 64**2 + 2 * 64
+        predicted = cost(Attention(feature_map="elu1", pattern=Causal()), step="decode", tokens=tokens, dim=64)
+        assert predicted.macs == 2 * 64**2 + 2 * 64
 
 
 def test_grouped_keys_make_fewer_states():
-    asked = cost(Attention(feature_map="relu"), tokens=11, keys=13, heads=4, kv_heads=2, dim=6, value_dim=5)
-    assert asked.macs == 13 * 2 * 6 * 6 + 11 * 4 * 6 * 6
+    predicted = cost(Attention(feature_map="relu"), tokens=11, keys=13, heads=4, kv_heads=2, dim=6, value_dim=5)
+    assert predicted.macs == 13 * 2 * 6 * 6 + 11 * 4 * 6 * 6
 
 
 @pytest.mark.parametrize(("name", "width"), [("elu1", 6), ("taylor2", 1 + 6 + 21), ("favor+", 256)])
@@ -358,10 +358,10 @@ def test_features_have_their_own_width(name, width):
     assert cost(Attention(feature_map=name), tokens=11, dim=6).by_part()["features"].macs == wanted
 
 
-def test_features_of_your_own_are_asked_for_their_width():
-    asked = cost(Attention(feature_map=lambda x: torch.cat((x, x * x), -1)), tokens=11, dim=6)
-    assert asked.by_part()["state"].macs == 11 * 12 * 7
-    assert any("your own" in note for note in asked.notes)
+def test_the_width_of_features_of_your_own_is_measured():
+    predicted = cost(Attention(feature_map=lambda x: torch.cat((x, x * x), -1)), tokens=11, dim=6)
+    assert predicted.by_part()["state"].macs == 11 * 12 * 7
+    assert any("your own" in note for note in predicted.notes)
 
 
 # Biases
@@ -373,9 +373,9 @@ def test_features_of_your_own_are_asked_for_their_width():
     ids=lambda b: type(b).__name__,
 )
 def test_the_parameters_are_those_of_the_bias(bias):
-    asked = cost(Attention(bias=bias), tokens=11, dim=6)
-    assert asked.parameters == sum(parameter.numel() for parameter in bias.parameters())
-    assert asked.pairs == 4 * 121  # and it brought its heads
+    predicted = cost(Attention(bias=bias), tokens=11, dim=6)
+    assert predicted.parameters == sum(parameter.numel() for parameter in bias.parameters())
+    assert predicted.pairs == 4 * 121  # and it brought its heads
 
 
 def test_a_learned_tensor_counts_and_a_fixed_one_does_not():
@@ -405,11 +405,11 @@ def test_what_cannot_be_counted_is_said():
         cost(Attention(), step="decode", tokens=11, keys=12, dim=6)
 
 
-# What is kept
+# Saved activations
 
 
-def kept(attention: Attention, dtype: torch.dtype, *, inputs_too: bool = True, **sizes) -> int:
-    """Bytes that autograd keeps. What two runs share beside the inputs is a constant: programs, masks, parameters."""
+def saved_bytes(attention: Attention, dtype: torch.dtype, *, inputs_too: bool = True, **sizes) -> int:
+    """Bytes that autograd saves. What two runs share beside the inputs is a constant: programs, masks, parameters."""
     given_tensors = tensors(dtype, **sizes)
 
     def run():
@@ -418,11 +418,10 @@ def kept(attention: Attention, dtype: torch.dtype, *, inputs_too: bool = True, *
         return copies, regard.attend(*copies, attention)
 
     mine: set[int] = set()
-    found = newly_kept(run)
-    return sum(size for at, size in found.items() if inputs_too or at not in mine)
+    return sum(size for at, size in newly_saved(run).items() if inputs_too or at not in mine)
 
 
-KEPT = {
+ATTENTIONS = {
     "full": lambda: Attention(),
     "causal": lambda: Attention(pattern=Causal()),
     "window": lambda: Attention(pattern=Window(2, 1)),
@@ -454,47 +453,48 @@ KEPT = {
 
 @needs_kernels
 @pytest.mark.parametrize(("kv_heads", "keys"), [(2, 13), (4, 11)])
-@pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_is_what_autograd_keeps_to_the_byte(name, kv_heads, keys):
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_saved_bytes_are_those_of_autograd_to_the_byte(name, kv_heads, keys):
     if "padded" in name and keys == 11:
         keys = 17
     sizes = {**SIZES, "keys": keys, "kv_heads": kv_heads}
     if keys == 11:
         del sizes["keys"]
-    attention = KEPT[name]()
-    assert cost(attention, **sizes).activation_bytes == kept(attention, torch.float32, **{**sizes, "keys": keys})
+    attention = ATTENTIONS[name]()
+    measured = saved_bytes(attention, torch.float32, **{**sizes, "keys": keys})
+    assert cost(attention, **sizes).activation_bytes == measured
 
 
 @needs_kernels
 def test_a_tensor_that_is_added_was_there_before():
     attention = Attention(bias=nn.Parameter(torch.randn(4, 11, 13)))
-    assert cost(attention, **SIZES).activation_bytes == kept(attention, torch.float32, **SIZES)
+    assert cost(attention, **SIZES).activation_bytes == saved_bytes(attention, torch.float32, **SIZES)
 
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", KEPT)
-def test_results_of_half_precision_are_kept_in_float32(name, dtype):
-    attention = KEPT[name]()
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_results_of_half_precision_are_saved_in_float32(name, dtype):
+    attention = ATTENTIONS[name]()
     if isinstance(attention.bias, nn.Module):
         attention.bias.to(dtype)
-    assert cost(attention, dtype=dtype, **SIZES).activation_bytes == kept(attention, dtype, **SIZES)
+    assert cost(attention, dtype=dtype, **SIZES).activation_bytes == saved_bytes(attention, dtype, **SIZES)
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["relu in a window", "elu1", "favor+", "causal taylor2"])
 def test_the_reference_keeps_its_squares_of_features(name):
-    attention = KEPT[name]()
-    asked = cost(attention, backend="reference", **SIZES)
+    attention = ATTENTIONS[name]()
+    predicted = cost(attention, backend="reference", **SIZES)
     with reference_only():
-        assert asked.activation_bytes == kept(attention, torch.float32, **SIZES)
-    assert not any("kept" in note for note in asked.notes)
+        assert predicted.activation_bytes == saved_bytes(attention, torch.float32, **SIZES)
+    assert not any("saved activations" in note for note in predicted.notes)
 
 
 @needs_kernels
-def test_inside_a_layer_only_what_is_new_is_kept():
+def test_inside_a_layer_only_new_tensors_are_saved():
     B, N, H, D = size_symbols("B N H D")
     shape = Shape(B, N, N, H, H, D / H, D / H, values={B: 2, N: 11, H: 4, D: 24}, keeps=False)
     found = sum(part.saved for part in count_attention(Attention(), shape, RunMode()).parts).subs(shape.values)
     sizes = {**SIZES, "keys": 11, "kv_heads": 4, "value_dim": 6}
-    assert found == kept(Attention(), torch.float32, inputs_too=False, **sizes)
+    assert found == saved_bytes(Attention(), torch.float32, inputs_too=False, **sizes)

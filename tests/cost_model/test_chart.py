@@ -67,18 +67,18 @@ def test_curves_that_only_part_do_not_cross():
     assert [(crossing.length, crossing.after) for crossing in both.crossings] == [(2, "other")]
 
 
-def test_every_length_is_asked_for_anew_where_a_cost_can_be_asked_again():
+def test_every_length_is_computed_again_where_a_cost_can_be_recomputed():
     """Pairs of a pattern are a number that a length decides; a formula with an old one would be wrong."""
-    asked = []
+    lengths = []
 
     def again(**sizes):
-        asked.append(sizes["tokens"])
+        lengths.append(sizes["tokens"])
         return a_cost(sizes["tokens"] * min(sizes["tokens"], 128))
 
     cost = a_cost(1, recompute=again)
     picture = draw_curves({"window": cost, "half": a_cost(N**2 / 2)}, low=16, high=1024)
     assert [(crossing.length, crossing.after) for crossing in picture.crossings] == [(256, "window")]
-    assert len(asked) == len(set(asked))
+    assert len(lengths) == len(set(lengths))
 
 
 def test_a_curve_ends_where_the_thing_does():
@@ -186,19 +186,19 @@ def test_saved_as_a_drawing_and_as_a_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"costs": {}}, "There is no curve to draw"),
         ({"of": "joules"}, "There is no quantity 'joules'"),
         ({"low": 64, "high": 64}, "No length lies between 64 and 64"),
-        ({"letter": "length"}, "No formula has a letter 'length'"),
+        ({"symbol": "length"}, "No formula has a symbol 'length'"),
         ({"of": "parameters"}, "nothing has no logarithm"),
         ({"costs": {"a": a_cost(N * size_symbols("H")[0])}}, "A formula has no number yet"),
     ],
 )
-def test_a_question_that_cannot_be_drawn_is_refused_in_words(asked, words):
+def test_a_question_that_cannot_be_drawn_is_refused_in_words(arguments, words):
     with pytest.raises(CostError) as failure:
-        draw_curves(**{"costs": {"softmax": SOFTMAX}, **asked})
+        draw_curves(**{"costs": {"softmax": SOFTMAX}, **arguments})
     assert words in str(failure.value)
     assert failure.value.because
     assert failure.value.instead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cost_model.counting import Counter, count, kept_bytes, reference_only
+from cost_model.counting import Counter, count, measure_saved_bytes, reference_only
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -101,7 +101,7 @@ def test_an_input_that_is_not_learned_has_no_product_backward() -> None:
     assert count(layer, tokens, backward=True, learns_input=False).macs == 2 * 3 * 5 * 7
 
 
-def test_only_one_dtype_is_counted_if_asked() -> None:
+def test_only_one_dtype_is_counted_on_request() -> None:
     with Counter(only=torch.float64) as counter:
         torch.ones(3, 5) @ torch.ones(5, 7)
         torch.ones(3, 5, dtype=torch.float64) @ torch.ones(5, 2, dtype=torch.float64)
@@ -134,16 +134,16 @@ def test_multi_head_attention_by_hand() -> None:
     assert count(layer, tokens, backward=True).macs == 2 * forward
 
 
-def test_kept_bytes_of_a_line_of_layers() -> None:
+def test_saved_bytes_of_a_line_of_layers() -> None:
     """The first product keeps its input, which was given; relu keeps its result, which the second product reads."""
     layers = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-    assert kept_bytes(layers, torch.randn(2, 11, 5)) == 4 * 2 * 11 * 7
+    assert measure_saved_bytes(layers, torch.randn(2, 11, 5)) == 4 * 2 * 11 * 7
     with_gelu = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))  # gelu keeps what came before it
-    assert kept_bytes(with_gelu, torch.randn(2, 11, 5)) == 2 * 4 * 2 * 11 * 7
+    assert measure_saved_bytes(with_gelu, torch.randn(2, 11, 5)) == 2 * 4 * 2 * 11 * 7
 
 
-def test_kept_bytes_leave_out_what_is_remembered() -> None:
+def test_saved_bytes_leave_out_what_is_cached() -> None:
     """Query, key and value lie in one tensor. The kernel keeps them, its output and the log of its sums; the product
     after it keeps the output once more, with its axes turned. Words and masks of the pattern outlive every run."""
     layer = MultiHeadAttention(12, 3, attention=regard.Attention(pattern=regard.Causal()))
-    assert kept_bytes(layer, torch.randn(2, 16, 12)) == 4 * 2 * 16 * (36 + 12 + 3 + 12)
+    assert measure_saved_bytes(layer, torch.randn(2, 16, 12)) == 4 * 2 * 16 * (36 + 12 + 3 + 12)

@@ -313,7 +313,7 @@ def test_registering_lasts_until_it_is_undone():
     assert flop_registry == before
 
 
-def test_a_formula_that_somebody_else_registered_comes_back():
+def test_a_formula_registered_before_is_restored():
     packet = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     flop_registry[packet] = theirs = lambda *_, **__: 17
     try:
@@ -325,7 +325,7 @@ def test_a_formula_that_somebody_else_registered_comes_back():
         del flop_registry[packet]
 
 
-def test_a_counter_knows_modules_and_prints_only_when_asked(capsys):
+def test_a_counter_knows_modules_and_prints_only_on_request(capsys):
     layer = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
     with flop_counter() as counter:
         layer(ones(2, 3))

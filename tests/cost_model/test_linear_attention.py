@@ -1,4 +1,4 @@
-"""Linear attention where not every query sees every key: what is kept, to the byte, and what chunks multiply."""
+"""Linear attention where not every query sees every key: saved bytes, and what chunks multiply."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from cost_model.cases import Described
-from cost_model.counting import Counter, kept_bytes
+from cost_model.counting import Counter, measure_saved_bytes
 from plain import long, slow
 
 from regard import Attention, Causal, Full, Padding, Window, attend
@@ -41,13 +41,13 @@ def sizes(tokens: int, keys: int) -> dict[str, int]:
 @pytest.mark.parametrize("scale", [None, 0.0])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_marks_of_padding_and_queries_without_keys_are_kept_to_the_byte(
+def test_marks_of_padding_and_queries_without_keys_are_saved_to_the_byte(
     lengths: tuple[int, int], pattern: Pattern, scale: float | None
 ) -> None:
     for features in MAPS:
         attention = Attention(pattern=pattern, feature_map=features, scale=scale)
-        kept = kept_bytes(Described(attention), *tensors(*lengths))
-        assert cost(attention, **sizes(*lengths)).activation_bytes == kept, features
+        saved = measure_saved_bytes(Described(attention), *tensors(*lengths))
+        assert cost(attention, **sizes(*lengths)).activation_bytes == saved, features
 
 
 @pytest.mark.parametrize("lengths", [(11, 7), (5, 7), (200, 70), (70, 200)])
@@ -70,7 +70,9 @@ def test_queries_before_the_first_key_read_nothing() -> None:
 @pytest.mark.parametrize("pattern", [None, Causal()])
 def test_whoever_is_counted_keeps_what_a_mean_keeps(pattern: Pattern | None, backend: str) -> None:
     mean = Attention(pattern=pattern, feature_map="elu1", scale=0.0)
-    assert cost(mean, backend=backend, **sizes(7, 7)).activation_bytes == kept_bytes(Described(mean), *tensors(7, 7))
+    assert cost(mean, backend=backend, **sizes(7, 7)).activation_bytes == measure_saved_bytes(
+        Described(mean), *tensors(7, 7)
+    )
 
 
 LAYERS = {
@@ -83,14 +85,14 @@ LAYERS = {
 @pytest.mark.parametrize("turned", [False, *long(True)])
 @pytest.mark.parametrize("scale", [None, 0.0, math.inf])
 @pytest.mark.parametrize("pattern", [Causal(), *slow(None, Padding([3, 5]), Padding([3, 5]) & Causal(), Window(2, 1))])
-def test_a_layer_keeps_what_its_formula_says(pattern: Pattern | None, scale: float | None, turned: bool) -> None:
+def test_a_layer_saves_what_its_formula_says(pattern: Pattern | None, scale: float | None, turned: bool) -> None:
     for features in (None,) if scale == math.inf else (None, *MAPS):
         attention = Attention(pattern=pattern, feature_map=features, scale=scale)
         for sizes, bias in LAYERS.values():
             rotary = Rotary(sizes.key) if turned else None
             layer = MultiHeadAttention(sizes, attention=attention, bias=bias, rotary=rotary)
-            kept = kept_bytes(layer, torch.randn(2, 7, 12))
-            assert cost(layer, batch=2, tokens=7).activation_bytes == kept, (features, sizes)
+            saved = measure_saved_bytes(layer, torch.randn(2, 7, 12))
+            assert cost(layer, batch=2, tokens=7).activation_bytes == saved, (features, sizes)
 
 
 def test_bytes_and_depth_of_sums_by_hand() -> None:

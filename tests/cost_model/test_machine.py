@@ -72,7 +72,7 @@ def test_refreshing_measures_again_and_keeps_that(calls, monkeypatch):
     assert len(calls) == 2
 
 
-def test_what_a_busy_machine_did_is_not_kept_for_others(monkeypatch):
+def test_the_measurement_of_a_busy_machine_is_not_stored(monkeypatch):
     monkeypatch.setattr(module, "measured", lambda: dataclasses.replace(MADE, steady=0.4))
     assert this_machine() is this_machine()
     assert not cache_file().exists()
@@ -167,7 +167,7 @@ def test_nothing_but_the_file_is_left_in_the_folder(calls):
 # A machine somebody describes
 
 
-def test_what_nobody_says_follows_from_what_is_said():
+def test_defaults_follow_from_what_is_given():
     described = Machine("a GPU", 1, peak=20e12, bandwidth=2e12)
     assert (described.peak_double, described.copy_bandwidth, described.row_bandwidth) == (10e12, 2e12, 2e12)
     assert described.balance == 10

@@ -85,7 +85,7 @@ class Spy(nn.Module):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_is_asked_for_is_what_runs(step):
+def test_the_requested_step_runs(step):
     module, slopes = Spy(), []
     module.inner.weight.register_hook(lambda slope: slopes.append(slope.abs().sum()))
     measure(module, step=step, batch=2, tokens=7, **QUICK)
@@ -116,7 +116,7 @@ def test_a_function_can_be_measured():
 
 
 @pytest.mark.parametrize("step", [*STEPS, "decode"])
-def test_a_description_is_attended_with_the_sizes_that_are_asked_for(step, monkeypatch):
+def test_a_description_is_attended_with_the_given_sizes(step, monkeypatch):
     seen = []
 
     def noted(query, key, value, attention, backend):
@@ -177,7 +177,7 @@ def test_a_translation_is_continued():
     model = Transformer(TransformerConfig(**{name: size for name, size in sizes.items() if name in names}))
     for tokens in (1, 5):
         assert measure(model, step="decode", tokens=tokens, context_tokens=7, **QUICK).repeats >= 3
-    with pytest.raises(CostError, match="how large context_tokens is"):
+    with pytest.raises(CostError, match="The size context_tokens is not given"):
         measure(model, step="decode", tokens=5, **QUICK)
 
 
@@ -185,11 +185,11 @@ def test_a_translation_is_continued():
 
 REFUSED = {
     "no such step": (lambda: measure(nn.Linear(3, 5), step="sideways", tokens=7), "no step 'sideways'"),
-    "no size": (lambda: measure(nn.Linear(3, 5)), "how large tokens is"),
-    "no size of a description": (lambda: measure(Attention(), tokens=7), "how large dim is"),
-    "no size to decode": (lambda: measure(gpt(), step="decode"), "how large tokens is"),
-    "no size of an image": (lambda: measure(PatchEmbedding(3, 8, 4)), "how large image is"),
-    "nothing to decode": (lambda: measure(nn.Linear(3, 5), step="decode", tokens=7), "how a Linear decodes"),
+    "no size": (lambda: measure(nn.Linear(3, 5)), "The size tokens is not given"),
+    "no size of a description": (lambda: measure(Attention(), tokens=7), "The size dim is not given"),
+    "no size to decode": (lambda: measure(gpt(), step="decode"), "The size tokens is not given"),
+    "no size of an image": (lambda: measure(PatchEmbedding(3, 8, 4)), "The size image is not given"),
+    "nothing to decode": (lambda: measure(nn.Linear(3, 5), step="decode", tokens=7), "A Linear has no decoding step"),
     "nothing learns": (lambda: measure(gpt().requires_grad_(False), step="training", tokens=7), "no backward pass"),
     "other numbers": (lambda: measure(nn.Linear(3, 5), dtype=torch.float64, tokens=7), "measured as it is"),
 }

@@ -163,7 +163,7 @@ class TestPeaks:
         assert predicted < int(memory.peak_training)
         assert memory.activations_recomputed < memory.activations
 
-    def test_what_is_kept_is_what_saved_tensors_hold(self, case) -> None:
+    def test_activation_bytes_are_those_of_saved_tensors(self, case) -> None:
         model, inputs, memory = case
         assert int(memory.activations) == pytest.approx(_saved(model, inputs), rel=0.01)
 
@@ -217,7 +217,7 @@ class TestHook:
         seen = allocated(run)
         assert (seen.peak, seen.left) == (4000 + 2000, 2000)
 
-    def test_a_prediction_that_forgets_to_free_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_prediction_that_frees_nothing_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The twin that proves the tests above can fail."""
         model, inputs, sizes = CASES["gpt small"]()
         # Forgotten but for its address, which may be the next one's.
@@ -381,7 +381,7 @@ class TestTheModule:
         assert memory.peak_forward == other.peak_forward
         assert memory.peak_training == other.peak_training
 
-    def test_a_stranger_with_inputs(self) -> None:
+    def test_a_third_party_module_with_inputs(self) -> None:
         sequential = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
         x = torch.randn(2048, 256)
         memory = memory_of(Cost("sequential", [], {}), sequential, Sizes(inputs=(x,)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cost_model.counting import count, kept_bytes
+from cost_model.counting import count, measure_saved_bytes
 from plain import slow, slow_but
 from torch import nn
 
@@ -78,7 +78,7 @@ def test_costs_are_those_of_a_run(name: str) -> None:
     forward = cost(module, backend="reference", **sizes)
     assert forward.parameters == sum(parameter.numel() for parameter in module.parameters())
     assert forward.macs == count(module, *inputs).macs
-    assert forward.activation_bytes == kept_bytes(module, *inputs)
+    assert forward.activation_bytes == measure_saved_bytes(module, *inputs)
     backward = cost(module, backend="reference", step="backward", **sizes)
     assert backward.macs == count(module, *inputs, backward=True).macs
 
@@ -150,9 +150,9 @@ def test_formulas_hold_at_other_sizes() -> None:
 @pytest.mark.parametrize("position", ["quadratic", "gaussian", "content"])
 def test_formulas_of_rows_and_columns_hold_at_other_sizes(position: str) -> None:
     """Rows and columns have the same operations, so one layer more must not take one for the other."""
-    kept = {"position": position, "channels": 3, "patch": 2, "hidden_dim": 7, "classes": 2}
-    small = cost(SpatialTransformer(SpatialConfig(image=(8, 6), dim=10, layers=2, heads=3, **kept)), image=(8, 6))
-    large = cost(SpatialTransformer(SpatialConfig(image=(10, 14), dim=6, layers=4, heads=2, **kept)), image=(10, 14))
+    common = {"position": position, "channels": 3, "patch": 2, "hidden_dim": 7, "classes": 2}
+    small = cost(SpatialTransformer(SpatialConfig(image=(8, 6), dim=10, layers=2, heads=3, **common)), image=(8, 6))
+    large = cost(SpatialTransformer(SpatialConfig(image=(10, 14), dim=6, layers=4, heads=2, **common)), image=(10, 14))
     for name in ("parameters", "macs", "pairs"):
         formula, values = small.quantity(name).formula, large.quantity(name).values
         assert formula.subs(values) == large.quantity(name).value, name

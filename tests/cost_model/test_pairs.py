@@ -172,7 +172,7 @@ def test_what_a_form_needs_is_said():
     assert count_pairs(Window(128, 128), ONE, N, N, (100, 100), {N: 100}).formula == N**2
 
 
-def test_patterns_without_a_form_have_a_letter():
+def test_patterns_without_a_closed_form_have_a_symbol():
     pattern = Causal() & Random(2, 5)
     counted = count_pairs(pattern, B, N, N, (64, 64), {N: 64})
     assert counted.formula == B * P

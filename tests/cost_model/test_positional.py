@@ -1,10 +1,10 @@
-"""Heads that look by position alone: rows and columns apart, counted as they run and kept as autograd keeps."""
+"""Attention by position alone: rows and columns apart, counted as executed, and the bytes that autograd saves."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cost_model.test_attention import executed, kept
+from cost_model.test_attention import executed, saved_bytes
 
 from regard import Alibi, Attention, Gaussian, Quadratic, RowColumn, Shift, Window, cost
 from regard.errors import CostError
@@ -31,18 +31,18 @@ def test_two_sums_are_executed_instead_of_one(name: str, kv_heads: int, backward
     if not backward:
         assert str(found.macs.formula) == "B*H*R*W*e*(R + W)"
         assert found.exponentials == 4 * (5**2 + 7**2)
-        assert cost(attention, **sizes).macs == 3 * 4 * 35**2 * 11  # what the mathematics asks: every pair
+        assert cost(attention, **sizes).macs == 3 * 4 * 35**2 * 11  # what the mathematics needs: every pair
 
 
 @each
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_kept_is_what_autograd_keeps(name: str, batch: int, kv_heads: int, dtype: torch.dtype) -> None:
+def test_saved_bytes_are_those_of_autograd(name: str, batch: int, kv_heads: int, dtype: torch.dtype) -> None:
     """Sizes for or not: this is who runs."""
     attention, sizes = Attention(scale=0.0, bias=BIASES[name]().to(dtype)), SIZES | {"kv_heads": kv_heads}
     sizes["batch"] = batch
-    found = kept(attention, dtype, **sizes)
+    found = saved_bytes(attention, dtype, **sizes)
     assert cost(attention, dtype=dtype, backend="positional", **sizes).activation_bytes == found
     assert cost(attention, dtype=dtype, **sizes).activation_bytes == found
 
@@ -53,7 +53,7 @@ def test_parameters_are_those_of_the_bias() -> None:
     assert found.parameters == sum(parameter.numel() for parameter in bias.parameters())
 
 
-def test_a_head_that_looks_at_one_place_copies() -> None:
+def test_a_head_that_attends_to_one_place_copies() -> None:
     found = cost(Attention(scale=0.0, bias=Shift(4, [[1], [0], [-1], [2]])), backend="positional", **SIZES)
     assert found.macs == 0
     assert found.bytes == 2 * 4 * 3 * 4 * 35 * 11
@@ -70,13 +70,13 @@ def test_a_head_that_looks_at_one_place_copies() -> None:
         (lambda: Attention(feature_map="relu"), "no feature maps"),
     ],
 )
-def test_what_it_cannot_run_or_nobody_can_count_is_refused(attention, because: str) -> None:
+def test_what_it_cannot_run_or_count_is_refused(attention, because: str) -> None:
     with pytest.raises(CostError, match=because):
         cost(attention(), backend="positional", **SIZES)
 
 
-def test_without_tokens_nobody_knows_who_runs() -> None:
-    with pytest.raises(CostError, match="nobody says it"):
+def test_without_tokens_the_method_is_unknown() -> None:
+    with pytest.raises(CostError, match="it is not given"):
         _ = cost(Attention(scale=0.0, bias=Quadratic(4, grid=(5, 7))), backend="positional", keys=35)
 
 

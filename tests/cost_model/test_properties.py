@@ -1,11 +1,13 @@
-"""Whatever the sizes: formulas are what modules have and do, counted by somebody who does not know them."""
+"""Whatever the sizes: formulas are what modules have and do, counted independently."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from cost_model.cases import EVERYTHING, LAYERS, MODELS, Case, attentions, gpts
-from cost_model.counting import count, kept_bytes
+from cost_model.counting import count, measure_saved_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,9 @@ LONG = ("transformer", "davit", "spatial")
 everything = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in LONG else []) for kind in EVERYTHING]
 )
+
+
+Check = Callable[[Case], None]
 
 
 def drawn(data: st.DataObject, kind: str) -> Case:
@@ -55,8 +60,10 @@ def check_backward(case: Case) -> None:
     assert cost(case.target, step="training", backend="reference", **case.sizes).macs == forward.macs + counted
 
 
-def check_kept(case: Case) -> None:
-    assert cost(case.target, **case.sizes).activation_bytes == kept_bytes(case.module, *case.inputs, **case.kwargs)
+def check_saved_bytes(case: Case) -> None:
+    assert cost(case.target, **case.sizes).activation_bytes == measure_saved_bytes(
+        case.module, *case.inputs, **case.kwargs
+    )
 
 
 def check_algebra(case: Case) -> None:
@@ -73,50 +80,26 @@ def check_algebra(case: Case) -> None:
     if not case.any_batch:
         return
     # The formula with the numbers of another batch is the cost of another batch.
-    batch = {"batch": whole.values[next(letter for letter in whole.values if str(letter) == "B")] + 1}
+    batch = {"batch": whole.values[next(symbol for symbol in whole.values if str(symbol) == "B")] + 1}
     assert whole.at(**batch).macs == cost(case.target, **case.sizes | batch).macs
 
 
 @pytest.mark.slow
 @everything
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_parameters,
+        check_forward,
+        pytest.param(check_backward, marks=pytest.mark.long),
+        check_saved_bytes,
+        pytest.param(check_algebra, marks=pytest.mark.long),
+    ],
+)
 @QUICK
 @given(data=st.data())
-def test_parameters_are_those_of_the_module(kind: str, data: st.DataObject) -> None:
-    check_parameters(drawn(data, kind))
-
-
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_products_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_forward(drawn(data, kind))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_products_on_the_way_back_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_backward(drawn(data, kind))
-
-
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_bytes_that_are_kept_are_those_of_a_run(kind: str, data: st.DataObject) -> None:
-    check_kept(drawn(data, kind))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@everything
-@QUICK
-@given(data=st.data())
-def test_costs_can_be_added_and_asked_again(kind: str, data: st.DataObject) -> None:
-    check_algebra(drawn(data, kind))
+def test_costs_are_those_of_the_module_and_of_its_runs(kind: str, check: Check, data: st.DataObject) -> None:
+    check(drawn(data, kind))
 
 
 @pytest.mark.slow
@@ -134,24 +117,24 @@ def test_one_more_word_is_a_step_with_a_memory(case: Case) -> None:
         cache = double.new_cache()
         double(words, cache=cache)
         counted = count(double, words[:, :1], cache=cache).macs
-    asked = {"batch": words.shape[0], "tokens": words.shape[1]}
-    assert cost(model, step="decode", backend="reference", **asked).macs == counted
+    sizes = {"batch": words.shape[0], "tokens": words.shape[1]}
+    assert cost(model, step="decode", backend="reference", **sizes).macs == counted
 
 
 @pytest.mark.slow
 @settings(QUICK, max_examples=3)
 @given(case=attentions(), tokens=st.integers(1, 40))
 def test_a_formula_holds_at_other_lengths(case: Case, tokens: int) -> None:
-    asked = case.sizes | {"tokens": tokens}
+    sizes = case.sizes | {"tokens": tokens}
     known = cost(case.target, backend="reference", **case.sizes)
-    assert known.at(tokens=tokens).macs == cost(case.target, backend="reference", **asked).macs
+    assert known.at(tokens=tokens).macs == cost(case.target, backend="reference", **sizes).macs
 
 
 def check_everything(case: Case) -> None:
     check_parameters(case)
     check_forward(case)
     check_backward(case)
-    check_kept(case)
+    check_saved_bytes(case)
 
 
 @pytest.mark.long

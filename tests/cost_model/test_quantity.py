@@ -1,4 +1,4 @@
-"""Numbers that remember their formula, letters, and how the parts of a cost add up."""
+"""Numbers that have a formula, symbols, and how the parts of a cost add up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_quantities_calculate_as_their_numbers_do(a, b):
     assert sum([one, other], Quantity(0)) == a**2 + 3 * a + b
 
 
-def test_letters_that_mean_other_numbers_become_numbers():
+def test_symbols_that_mean_other_numbers_become_numbers():
     short, long = Quantity(N * D, {N: 3, D: 7}), Quantity(N * D, {N: 4, D: 7})
     together = short + long
     assert together == 49
@@ -82,7 +82,7 @@ def test_letters_that_mean_other_numbers_become_numbers():
     assert fix_differing(N * D, {N: 3, D: 7}, {D: 7}) == 3 * D
 
 
-def test_a_letter_has_one_meaning():
+def test_a_symbol_has_one_meaning():
     assert len({keyword for keyword, _ in MEANINGS.values()}) == len(MEANINGS)
     assert read_symbol("tokens") == read_symbol("N") == read_symbol(N) == N
     assert read_symbol("D_2") == size_symbol("D", 2)
@@ -91,7 +91,7 @@ def test_a_letter_has_one_meaning():
     assert N.is_integer
     # Beside no key length M, the query length is the sequence length.
     assert legend([N * D], {N: 3}) == [("N", "sequence length", 3), ("D", MEANINGS["D"][1], None)]
-    with pytest.raises(CostError, match="No formula has a letter 'zebra'"):
+    with pytest.raises(CostError, match="No formula has a symbol 'zebra'"):
         read_symbol("zebra")
     with pytest.raises(KeyError):
         size_symbol("zebra")
@@ -135,9 +135,9 @@ def test_parts_of_one_name_are_added():
 
 
 def test_parts_add_up_to_the_whole():
-    asked = cost(Attention(pattern=Causal()), tokens=100, dim=8, heads=3, step="training")
+    price = cost(Attention(pattern=Causal()), tokens=100, dim=8, heads=3, step="training")
     for name in ("parameters", "macs", "flops", "bytes", "activation_bytes", "depth", "pairs", "exponentials"):
-        assert sum(part.quantity(name).value for part in asked.by_part().values()) == asked.quantity(name)
+        assert sum(part.quantity(name).value for part in price.by_part().values()) == price.quantity(name)
 
 
 def test_costs_are_subtracted_part_by_part():
@@ -152,22 +152,22 @@ def test_costs_are_subtracted_part_by_part():
 
 
 def test_the_same_question_at_another_size():
-    asked = cost(Attention(pattern=Window(3, 0)), tokens=100, dim=8)
-    assert asked.at(tokens=2).pairs == 3  # where the window is wider than the text
-    assert asked.at(tokens=1000).pairs == 3994
+    price = cost(Attention(pattern=Window(3, 0)), tokens=100, dim=8)
+    assert price.at(tokens=2).pairs == 3  # where the window is wider than the text
+    assert price.at(tokens=1000).pairs == 3994
 
 
 def test_a_cost_is_plain_python_too():
-    asked = cost(Attention(pattern=Causal()), tokens=100, dim=8)
-    plain = json.loads(asked.to_json())
+    price = cost(Attention(pattern=Causal()), tokens=100, dim=8)
+    plain = json.loads(price.to_json())
     assert plain["quantities"]["macs"] == {"formula": "B*H*N*d*(N + 1)", "value": 80_800}
     assert plain["letters"]["N"]["value"] == 100
     assert set(plain["parts"]) == {"scores", "softmax", "values"}
 
 
-def test_what_has_no_number_yet_can_be_looked_at() -> None:
-    asked = cost(Attention(), dim=64)
-    assert repr(asked.macs) == "2*B*H*N**2*d"
-    assert not asked.macs.known
-    assert "macs 2*B*H*N**2*d" in repr(asked)
+def test_a_formula_without_a_number_can_be_printed() -> None:
+    price = cost(Attention(), dim=64)
+    assert repr(price.macs) == "2*B*H*N**2*d"
+    assert not price.macs.known
+    assert "macs 2*B*H*N**2*d" in repr(price)
     assert cost(Attention(), dim=64, tokens=3).macs.known

@@ -57,7 +57,7 @@ def test_what_is_bound_by_what_changes_at_the_balance_of_the_machine():
 
 
 @pytest.mark.parametrize(("step", "seconds"), [("forward", 1e-2), ("backward", 2e-2), ("training", 3e-2)])
-def test_the_step_that_is_asked_for_is_predicted(step, seconds):
+def test_the_requested_step_is_predicted(step, seconds):
     assert predict(made(step), MACHINE).parts[0].seconds == pytest.approx(seconds)
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from cost_model.counting import kept_bytes
+from cost_model.counting import measure_saved_bytes
 from plain import slow
 from torch import nn
 
@@ -33,9 +33,9 @@ def words(batch: int, count: int) -> torch.Tensor:
     return torch.randint(0, 11, (batch, count))
 
 
-def assert_kept(module: nn.Module, *inputs, sizes: dict | None = None, **kwargs) -> None:
+def assert_saved_bytes(module: nn.Module, *inputs, sizes: dict | None = None, **kwargs) -> None:
     sizes = {"batch": inputs[0].shape[0], "tokens": inputs[0].shape[1]} if sizes is None else sizes
-    assert cost(module, **sizes).activation_bytes == kept_bytes(module, *inputs, **kwargs)
+    assert cost(module, **sizes).activation_bytes == measure_saved_bytes(module, *inputs, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def assert_kept(module: nn.Module, *inputs, sizes: dict | None = None, **kwargs)
 )
 def test_what_a_layer_keeps(layer, numbers):
     x = torch.randn(2, 5, 7)
-    assert kept_bytes(layer, x) == 4 * numbers
-    assert_kept(layer, x)
+    assert measure_saved_bytes(layer, x) == 4 * numbers
+    assert_saved_bytes(layer, x)
 
 
-def test_positions_that_are_given_are_not_kept():
+def test_positions_that_are_given_are_not_saved():
     layer = LearnedPositions(7, 3)
-    assert cost(layer, tokens=5).activation_bytes == kept_bytes(layer, torch.arange(5)) == 0
+    assert cost(layer, tokens=5).activation_bytes == measure_saved_bytes(layer, torch.arange(5)) == 0
 
 
 def some_attention(chance: random.Random, attention: Attention) -> tuple[MultiHeadAttention, list[torch.Tensor], dict]:
@@ -83,11 +83,11 @@ def some_attention(chance: random.Random, attention: Attention) -> tuple[MultiHe
     layer = MultiHeadAttention(sizes, attention=attention, bias=chance.choice([True, False, "k", "qo"]), rotary=rotary)
     batch, count, keys = chance.randint(1, 3), chance.choice([1, 2, 5]), chance.choice([6, 7])
     texts = [torch.randn(batch, count, width)]
-    asked = {"batch": batch, "tokens": count}
+    lengths = {"batch": batch, "tokens": count}
     if other:
         texts.append(torch.randn(batch, keys, sizes.context))
-        asked["keys"] = keys
-    return layer, texts, asked
+        lengths["keys"] = keys
+    return layer, texts, lengths
 
 
 @pytest.mark.parametrize("seed", [0, 1, *slow(2, 3, 4, 5)])
@@ -95,8 +95,8 @@ def test_what_attention_keeps(seed):
     """One tensor of queries, keys and values; the output and a number for each softmax; a copy that joins heads."""
     chance = random.Random(seed)
     pattern = chance.choice([None, Causal(), Window(1, 1), Window(2, 0)])
-    layer, texts, asked = some_attention(chance, Attention(pattern=pattern))
-    assert_kept(layer, *texts, sizes=asked)
+    layer, texts, given_sizes = some_attention(chance, Attention(pattern=pattern))
+    assert_saved_bytes(layer, *texts, sizes=given_sizes)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_what_attention_keeps(seed):
 )
 def test_what_other_attentions_keep(attention):
     for seed in range(2):
-        layer, texts, asked = some_attention(random.Random(seed), attention)
-        assert_kept(layer, *texts, sizes=asked)
+        layer, texts, given_sizes = some_attention(random.Random(seed), attention)
+        assert_saved_bytes(layer, *texts, sizes=given_sizes)
 
 
 @pytest.mark.parametrize("bias", [Alibi(6), RelativeTable(6, 3), nn.Parameter(torch.zeros(6, 5, 5))], ids=repr)
 def test_what_a_bias_keeps(bias):
-    assert_kept(MultiHeadAttention(12, 6, attention=Attention(bias=bias)), torch.randn(2, 5, 12))
+    assert_saved_bytes(MultiHeadAttention(12, 6, attention=Attention(bias=bias)), torch.randn(2, 5, 12))
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
@@ -137,7 +137,7 @@ def test_what_a_block_keeps(order, norm, out, other):
     )
     context = {"context": torch.randn(2, 7, 9)} if other else {}
     sizes = {"batch": 2, "tokens": 5} | ({"context_tokens": 7} if other else {})
-    assert_kept(block, torch.randn(2, 5, 12), sizes=sizes, **context)
+    assert_saved_bytes(block, torch.randn(2, 5, 12), sizes=sizes, **context)
 
 
 @pytest.mark.parametrize("position", ["rotary", "alibi", *slow("learned", "sinusoidal", "none")])
@@ -149,8 +149,8 @@ def test_what_a_gpt_keeps(position, llama):
         else {}
     )
     model = GPT(GPTConfig(**SMALL, context_length=16, position=position, **choices))
-    assert_kept(model, words(2, 5))
-    assert_kept(model, words(1, 1))
+    assert_saved_bytes(model, words(2, 5))
+    assert_saved_bytes(model, words(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_a_gpt_keeps(position, llama):
     ids=str,
 )
 def test_what_a_bert_keeps(heads):
-    assert_kept(Bert(BertConfig(**SMALL, context_length=7, **heads)), words(3, 7))
+    assert_saved_bytes(Bert(BertConfig(**SMALL, context_length=7, **heads)), words(3, 7))
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ def test_what_a_bert_keeps(heads):
 )
 def test_what_a_transformer_keeps(choices):
     model = Transformer(TransformerConfig(**SMALL, hidden_dim=7, **choices))
-    assert_kept(model, words(2, 7), words(2, 5), sizes={"batch": 2, "tokens": 5, "context_tokens": 7})
+    assert_saved_bytes(model, words(2, 7), words(2, 5), sizes={"batch": 2, "tokens": 5, "context_tokens": 7})
 
 
-def test_formulas_of_what_is_kept_hold_at_other_sizes():
+def test_formulas_of_saved_bytes_hold_at_other_sizes():
     model = GPT(GPTConfig.llama(**SMALL, context_length=32, kv_heads=3))
     found = cost(model, batch=2, tokens=5)
-    assert found.at(batch=3, tokens=17).activation_bytes == kept_bytes(model, words(3, 17))
+    assert found.at(batch=3, tokens=17).activation_bytes == measure_saved_bytes(model, words(3, 17))
     values = found.activation_bytes.values
     other = {letter: {"B": 3, "N": 17}.get(str(letter), number) for letter, number in values.items()}
-    assert found.activation_bytes.at(other) == kept_bytes(model, words(3, 17))
+    assert found.activation_bytes.at(other) == measure_saved_bytes(model, words(3, 17))

@@ -38,7 +38,7 @@ def test_linear_beats_softmax_from_one_token_more_than_channels():
         assert (softmax.at(tokens=tokens).macs.value < linear.at(tokens=tokens).macs.value) is cheaper
 
 
-def test_a_letter_without_a_number_stays_in_the_answer():
+def test_a_symbol_without_a_number_stays_in_the_answer():
     (found,) = cost(Attention()).solve("tokens", cost(Attention(feature_map="elu1")))
     assert str(found.formula) == "d + 1"
     with pytest.raises(CostError, match="no number yet"):
@@ -54,16 +54,16 @@ def test_channels_are_cheaper_than_patches_where_there_are_fewer():
 
 
 def test_a_number_is_a_budget():
-    asked = cost(Attention(), tokens=256, dim=64, heads=8)
-    (tokens,) = asked.solve("tokens", 2 * 8 * 64 * 1000**2)
+    price = cost(Attention(), tokens=256, dim=64, heads=8)
+    (tokens,) = price.solve("tokens", 2 * 8 * 64 * 1000**2)
     assert tokens == 1000
-    (between,) = asked.solve("tokens", 2 * 8 * 64 * 1000**2 + 1)
+    (between,) = price.solve("tokens", 2 * 8 * 64 * 1000**2 + 1)
     assert 1000 < between.value < 1001
-    assert asked.solve("tokens", 1e9)[0].value == pytest.approx((1e9 / 1024) ** 0.5)
-    assert asked.solve("tokens", cost(Attention(), tokens=17, dim=64, heads=8).macs.value) == [17]
+    assert price.solve("tokens", 1e9)[0].value == pytest.approx((1e9 / 1024) ** 0.5)
+    assert price.solve("tokens", cost(Attention(), tokens=17, dim=64, heads=8).macs.value) == [17]
 
 
-def test_a_letter_that_differs_on_both_sides_is_its_number_on_each():
+def test_a_symbol_that_differs_on_both_sides_is_its_number_on_each():
     narrow, wide = cost(Attention(), tokens=256, dim=64), cost(Attention(feature_map="relu"), tokens=256, dim=32)
     (found,) = narrow.solve("tokens", wide)
     assert found.value == pytest.approx(32 * 33 / 64)
@@ -94,11 +94,11 @@ def test_every_root_of_a_quadratic_is_found(first, second, factor):
 
 
 def test_steps_of_depth_are_found_among_whole_numbers():
-    asked = cost(Attention(), tokens=256, dim=64, stable=False)
+    price = cost(Attention(), tokens=256, dim=64, stable=False)
     # (1 + 6) + 1 + lg N + 1 + 1 + lg N = 30 from 513 tokens on
-    assert asked.solve("tokens", 30, of="depth") == [513]
-    assert asked.solve("tokens", 31, of="depth") == [1025]  # passed, and never met
-    assert asked.solve("tokens", 5, of="depth") == []
+    assert price.solve("tokens", 30, of="depth") == [513]
+    assert price.solve("tokens", 31, of="depth") == [1025]  # passed, and never met
+    assert price.solve("tokens", 5, of="depth") == []
 
 
 @given(target=st.integers(3, 10**6))
@@ -153,7 +153,7 @@ def test_what_cannot_be_solved_is_said():
         softmax.solve("tokens", "linear")
     with pytest.raises(CostError, match="no quantity 'time'"):
         softmax.solve("tokens", linear, of="time")
-    with pytest.raises(CostError, match="No formula has a letter 'lenght'"):
+    with pytest.raises(CostError, match="No formula has a symbol 'lenght'"):
         softmax.solve("lenght", linear)
     with pytest.raises(CostError, match="how large d is"):
         cost(Attention()).solve("tokens", 30, of="depth")

@@ -1,4 +1,4 @@
-"""The table of a cost: every number to the unit, at any width, with and without numbers for the letters."""
+"""The table of a cost: every number to the unit, at any width, with and without numbers for the symbols."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def row(table: str, name: str) -> list[str]:
     return found.split("  ")
 
 
-def test_every_quantity_is_told_to_the_unit_with_its_formula():
+def test_every_quantity_is_printed_to_the_unit_with_its_formula():
     printed = text(a_cost(), width=100)
     macs = 3 * 257 * 509 * 509 + 3 * 509 * 257**2
     assert printed.splitlines()[0] == "Layer[big](509)  forward, float32"
@@ -74,7 +74,7 @@ def test_parts_have_their_share_and_add_up():
     assert "1 of 2 levels of parts; levels=2 shows all" in text(a_cost(), levels=1)
 
 
-def test_the_backward_way_is_told_as_such():
+def test_the_backward_pass_is_named():
     printed = text(a_cost(step="backward", serial=True, stable=False, backend="native"))
     assert printed.splitlines()[0].endswith("backward, float32, backend native, plain softmax, serial sums")
     assert f"{2 * (3 * 257 * 509 * 509 + 3 * 509 * 257**2):,}" in printed
@@ -90,7 +90,7 @@ def test_no_line_is_wider_than_the_room(width, scale):
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() for line in lines)
     rules = [line for line in lines if set(line) == {"-"}]
-    assert len(rules) == 3  # quantities, parts, letters: no row was folded into two
+    assert len(rules) == 3  # quantities, parts, symbols: no row was folded into two
 
 
 @pytest.mark.parametrize("width", [1, 40, 60])
@@ -100,7 +100,7 @@ def test_where_there_is_no_room_no_digit_is_left_out(width):
         assert f" {a_cost().quantity(name).value:,} " in printed
 
 
-def test_letters_without_numbers_have_a_dash_and_the_formulas_stay():
+def test_symbols_without_numbers_have_a_dash_and_the_formulas_stay():
     printed = text(a_cost({B: 1, D: 509, H: 7}), width=80)
     assert [cell.strip() for cell in row(printed, "MACs") if cell.strip()] == ["MACs", "-", "B*D*N*(D + N)"]
     assert f"{509 * 509 + 3 * 509:,}" in printed  # what has no N has its number

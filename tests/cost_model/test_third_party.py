@@ -58,7 +58,7 @@ def model(name: str, eager: bool = True) -> nn.Module:
 
 
 @cache
-def asked(name: str) -> Cost:
+def price(name: str) -> Cost:
     """The first question, which takes a while. Images that have one size, and two texts, are given as tensors: then no
     runs look for letters that are not there, or that one layer shows as well."""
     sizes = QUESTIONS[name][0][0]
@@ -79,11 +79,11 @@ def asked(name: str) -> Cost:
 @quickly
 def test_a_published_model_costs_what_the_hand_derived(name: str) -> None:
     derived = QUESTIONS[name][0][1]
-    assert asked(name).parameters == derived.parameters
-    assert 4 * asked(name).parameters == derived.bytes
-    assert asked(name).macs == derived.forward
-    assert asked(name).flops == 2 * derived.forward
-    assert asked(name).exponentials == derived.weights
+    assert price(name).parameters == derived.parameters
+    assert 4 * price(name).parameters == derived.bytes
+    assert price(name).macs == derived.forward
+    assert price(name).flops == 2 * derived.forward
+    assert price(name).exponentials == derived.weights
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_its_formula_is_right_for_other_texts(name: str) -> None:
         formula = cost(third_party_models.t5(device="meta", layers=1), **QUESTIONS[name][0][0]).macs
         derived = derivations.t5(*other.values(), layers=1)
     else:
-        formula = asked(name).macs
+        formula = price(name).macs
     formula = in_input_sizes(formula)
     assert {str(symbol) for symbol in formula.free_symbols} == set(numbers)
     assert formula.subs({symbol: numbers[str(symbol)] for symbol in formula.free_symbols}) == derived.forward
@@ -105,7 +105,7 @@ def test_its_formula_is_right_for_other_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vit", "davit", "swin"])
 def test_its_formula_is_right_for_another_batch(name: str) -> None:
-    quantity = asked(name).macs
+    quantity = price(name).macs
     (batch,) = (symbol for symbol in in_input_sizes(quantity).free_symbols if str(symbol) == "B")
     derived = getattr(derivations, name)(7, QUESTIONS[name][0][0]["image"])
     assert quantity.at({batch: 7}) == derived.forward
@@ -115,7 +115,7 @@ def test_its_formula_is_right_for_another_batch(name: str) -> None:
 def test_its_parts_add_up_to_the_whole(name: str) -> None:
     derived = QUESTIONS[name][0][1]
     for levels in (1, 2):
-        parts = asked(name).by_part(levels).values()
+        parts = price(name).by_part(levels).values()
         assert sum(int(part.macs) for part in parts) == derived.forward
         assert sum(int(part.parameters) for part in parts) == derived.parameters
 
@@ -168,7 +168,7 @@ def test_torchs_causal_attention_begins_at_the_first_key(queries: int, keys: int
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_way_back_of_a_fused_attention(causal: bool) -> None:
+def test_the_backward_pass_of_a_fused_attention(causal: bool) -> None:
     """Two products for each of the two forward; kernels compute the scores once more."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -176,10 +176,10 @@ def test_the_way_back_of_a_fused_attention(causal: bool) -> None:
 
     query, key, value = (torch.randn(2, 3, 7, dim, requires_grad=True) for dim in (8, 8, 8))
     pairs = 2 * 3 * (7 * 8 // 2 if causal else 7 * 7)
-    asked = {"inputs": [query, key, value]}
-    assert cost(attention, step="backward", **asked).macs == pairs * (2 * 8 + 2 * 8)
-    assert cost(attention, step="training", **asked).macs == pairs * 3 * (8 + 8)
-    again = cost(attention, step="backward", backend="native", **asked)
+    inputs = {"inputs": [query, key, value]}
+    assert cost(attention, step="backward", **inputs).macs == pairs * (2 * 8 + 2 * 8)
+    assert cost(attention, step="training", **inputs).macs == pairs * 3 * (8 + 8)
+    again = cost(attention, step="backward", backend="native", **inputs)
     assert again.macs == 2 * 3 * 7 * 7 * (3 * 8 + 2 * 8)
 
 

@@ -1,7 +1,8 @@
-"""Other people's models by the words of `derivations`: of any size, with attention that is written out."""
+"""Models of transformers and timm, with the arguments of `derivations`; attention is unfused unless `eager=False`."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def bert(*, width=768, layers=12, heads=12, hidden=3072, vocab_size=30522, posit
         max_position_embeddings=positions,
         type_vocab_size=kinds,
     )
-    return _spelled(transformers().BertModel, config, **how)
+    return _build_transformers(transformers().BertModel, config, **how)
 
 
 def gpt2(*, head=True, width=768, layers=12, heads=12, vocab_size=50257, positions=1024, **how) -> nn.Module:
@@ -33,7 +34,7 @@ def gpt2(*, head=True, width=768, layers=12, heads=12, vocab_size=50257, positio
         eos_token_id=0,
         use_cache=False,
     )
-    return _spelled(transformers().GPT2LMHeadModel if head else transformers().GPT2Model, config, **how)
+    return _build_transformers(transformers().GPT2LMHeadModel if head else transformers().GPT2Model, config, **how)
 
 
 def t5(
@@ -50,97 +51,24 @@ def t5(
         relative_attention_num_buckets=buckets,
         use_cache=False,
     )
-    return _spelled(transformers().T5ForConditionalGeneration, config, **how)
+    return _build_transformers(transformers().T5ForConditionalGeneration, config, **how)
 
 
 def vit(
-    *,
-    built_for=(224, 224),
-    patch=16,
-    channels=3,
-    width=768,
-    layers=12,
-    heads=12,
-    hidden=3072,
-    classes=1000,
-    device=None,
-    eager=True,
+    *, built_for=(224, 224), patch=16, channels=3, width=768, layers=12, heads=12, hidden=3072, classes=1000, **how
 ) -> nn.Module:
-    timm()
-    from timm.models.vision_transformer import VisionTransformer
-
-    model = VisionTransformer(
-        img_size=built_for,
-        patch_size=patch,
-        in_chans=channels,
-        embed_dim=width,
-        depth=layers,
-        num_heads=heads,
-        mlp_ratio=hidden / width,
-        num_classes=classes,
-        device=device,
-    )
-    return _unfused(model, eager)
+    sizes = {"embed_dim": width, "depth": layers, "num_heads": heads, "mlp_ratio": hidden / width}
+    patches = {"img_size": built_for, "patch_size": patch, "in_chans": channels}
+    return _build_timm("vision_transformer.VisionTransformer", num_classes=classes, **sizes, **patches, **how)
 
 
-def davit(
-    *,
-    widths=(96, 192, 384, 768),
-    heads=(3, 6, 12, 24),
-    depths=(1, 1, 3, 1),
-    window=7,
-    channels=3,
-    classes=1000,
-    ratio=4,
-    device=None,
-    eager=True,
-) -> nn.Module:
-    timm()
-    from timm.models.davit import DaVit
-
-    model = DaVit(
-        in_chans=channels,
-        depths=depths,
-        embed_dims=widths,
-        num_heads=heads,
-        window_size=window,
-        mlp_ratio=float(ratio),
-        num_classes=classes,
-        device=device,
-    )
-    return _unfused(model, eager)
+def davit(*, widths=(96, 192, 384, 768), depths=(1, 1, 3, 1), **how) -> nn.Module:
+    return _build_windowed("davit.DaVit", embed_dims=widths, depths=depths, **how)
 
 
-def swin(
-    *,
-    image=(224, 224),
-    width=96,
-    heads=(3, 6, 12, 24),
-    depths=(2, 2, 6, 2),
-    window=7,
-    patch=4,
-    channels=3,
-    classes=1000,
-    ratio=4,
-    device=None,
-    eager=True,
-) -> nn.Module:
-    timm()
-    from timm.models.swin_transformer import SwinTransformer
-
-    model = SwinTransformer(
-        img_size=image,
-        patch_size=patch,
-        in_chans=channels,
-        num_classes=classes,
-        embed_dim=width,
-        depths=depths,
-        num_heads=heads,
-        window_size=window,
-        mlp_ratio=float(ratio),
-        device=device,
-    )
-    return _unfused(model, eager)
+def swin(*, image=(224, 224), width=96, depths=(2, 2, 6, 2), patch=4, **how) -> nn.Module:
+    sizes = {"img_size": image, "patch_size": patch, "embed_dim": width, "depths": depths}
+    return _build_windowed("swin_transformer.SwinTransformer", **sizes, **how)
 
 
 def words(batch: int, tokens: int, device: Any = None) -> Tensor:
@@ -151,15 +79,25 @@ def picture(batch: int, image: tuple[int, int], channels: int = 3, device: Any =
     return torch.zeros(batch, channels, *image, device=device)
 
 
-def _spelled(kind: Any, config: Any, *, eager: bool = True, device: Any = None) -> nn.Module:
+def _build_transformers(kind: Any, config: Any, *, eager: bool = True, device: Any = None) -> nn.Module:
     """A model whose attention is two products, or as it comes: fused."""
     config._attn_implementation = "eager" if eager else "sdpa"
     with torch.device(device or "cpu"):
         return kind(config).eval()
 
 
-def _unfused(model: nn.Module, eager: bool) -> nn.Module:
-    """timm asks every attention whether it is fused."""
+def _build_windowed(
+    kind: str, *, heads=(3, 6, 12, 24), window=7, ratio=4, channels=3, classes=1000, **how
+) -> nn.Module:
+    sizes = {"num_heads": heads, "window_size": window, "mlp_ratio": float(ratio)}
+    return _build_timm(kind, in_chans=channels, num_classes=classes, **sizes, **how)
+
+
+def _build_timm(kind: str, *, eager: bool = True, **sizes: Any) -> nn.Module:
+    """A model of timm; each of its attention modules has a flag for fused attention."""
+    timm()
+    module, name = kind.split(".")
+    model = getattr(importlib.import_module(f"timm.models.{module}"), name)(**sizes)
     for part in model.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = not eager

@@ -18,8 +18,11 @@ import torch.distributed as dist
 TIMEOUT = 120  # seconds that a process waits for another
 
 
-def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
-    torch.set_num_threads(1)
+def _serve(rank: int, size: int, store: str, threads: int, connection: Connection) -> None:
+    torch.set_num_threads(threads)
+    if threads == 1 and hasattr(os, "sched_setaffinity"):  # each on a core of its own, while there are enough
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     limit = datetime.timedelta(seconds=TIMEOUT)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
     while True:
@@ -35,14 +38,14 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
 
 
 class Processes:
-    """`size` processes of one thread each."""
+    """`size` processes of so many threads each."""
 
-    def __init__(self, size: int, store: str) -> None:
+    def __init__(self, size: int, store: str, threads: int) -> None:
         context = get_context("spawn")
         self.size, self.connections, self.processes = size, [], []
         for rank in range(size):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, store, threads, theirs), daemon=True)
             process.start()
             self.connections.append(mine)
             self.processes.append(process)
@@ -72,10 +75,10 @@ class Processes:
 
 
 @contextlib.contextmanager
-def start_processes(size: int) -> Iterator[Processes]:
+def start_processes(size: int, threads: int = 1) -> Iterator[Processes]:
     """Processes that end with the context."""
     with tempfile.TemporaryDirectory() as folder:
-        processes = Processes(size, os.path.join(folder, "store"))
+        processes = Processes(size, os.path.join(folder, "store"), threads)
         try:
             yield processes
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import (
+    Alibi,
     Axial,
     Blocks,
     Causal,
@@ -19,15 +20,20 @@ from regard import (
     Mask,
     Neighborhood,
     Padding,
+    Quadratic,
     Random,
+    RelativeTable,
     Segments,
     Selected,
     Strided,
+    TransformerXL,
     Where,
     Window,
     attend,
-)  # fmt: skip
-from regard.distributed import SequenceLayout, count_traffic, ring_attend
+)
+from regard.distributed import SequenceLayout, context_parallel, count_traffic, exchange, ring_attend
+from regard.errors import RegardError
+from regard.models import GPT, GPTConfig
 from tests.distributed.processes import Processes, start_processes
 
 TOKENS = 48
@@ -51,16 +57,25 @@ def make_inputs(tokens: int, heads: int = 4, kv_heads: int = 2, batch: int = 2, 
     return [torch.randn(batch, h, tokens, d, generator=generator, dtype=torch.float64).to(dtype) for h, d in shapes]
 
 
-def run_ring(rank: int, size: int, tokens: int, kind: str, options: dict, sizes: dict | None = None) -> dict[str, Any]:
-    """One process's part: output, gradients, and how much it sent."""
+def run_ring(
+    rank: int, size: int, tokens: int, kind: str, options: dict, sizes: dict | None = None, piece: int = 256
+) -> dict[str, Any]:
+    """One process's part: output, gradients, and how much it sent. `piece`: most keys of a message, if it is small."""
+    exchange.PIECE_TOKENS = piece
+    exchange.plan_exchange.cache_clear()
     layout = SequenceLayout(tokens, size, kind)
     *inputs, grad = (layout.take(each, rank) for each in make_inputs(tokens, **(sizes or {})))
     inputs = [each.clone().requires_grad_() for each in inputs]
     bias = options.get("bias")
+    if isinstance(bias, Tensor):
+        bias = bias if bias.shape[-2] == 1 else layout.take(bias, rank)
+        options = options | {"bias": bias.clone().requires_grad_()}
     with count_traffic() as traffic:
         output = ring_attend(*inputs, layout=layout, **options)
         output.backward(grad)
-    learned = [each.grad for each in bias.parameters()] if hasattr(bias, "parameters") else []
+    bias = options.get("bias")
+    parameters = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias.parameters())
+    learned = [each.grad for each in parameters]
     return {"output": output.detach(), "grads": [each.grad for each in inputs], "sent": traffic.sent,
             "learned": learned}  # fmt: skip
 
@@ -73,8 +88,10 @@ def run_whole(tokens: int, options: dict, sizes: dict | None = None) -> tuple[Te
     return output.detach(), [each.grad for each in inputs if each.grad is not None]
 
 
-def compare(processes: Processes, tokens: int, kind: str, options: dict, sizes: dict | None = None, tolerance=1e-11):
-    made = processes.run(run_ring, tokens=tokens, kind=kind, options=options, sizes=sizes)
+def compare(
+    processes: Processes, tokens: int, kind: str, options: dict, sizes: dict | None = None, tolerance=1e-11, piece=256
+) -> list[dict[str, Any]]:
+    made = processes.run(run_ring, tokens=tokens, kind=kind, options=options, sizes=sizes, piece=piece)
     output, grads = run_whole(tokens, options, sizes)
     layout = SequenceLayout(tokens, processes.size, kind)
     torch.testing.assert_close(layout.join([each["output"] for each in made]), output, atol=tolerance, rtol=tolerance)
@@ -116,13 +133,18 @@ PATTERNS = {
 }
 
 
+def mark_slow(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    """All but a few are slow tests: more of the same."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_on_two_processes(two: Processes, name: str) -> None:
     compare(two, TOKENS, "contiguous", {"pattern": PATTERNS[name]})
     compare(two, TOKENS, "zigzag", {"pattern": PATTERNS[name]})
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", mark_slow(PATTERNS, fast=("causal", "sinks", "segments", "heads")))
 def test_every_pattern_on_four_processes(four: Processes, name: str) -> None:
     compare(four, TOKENS, "zigzag", {"pattern": PATTERNS[name]})
     compare(four, TOKENS, "contiguous", {"pattern": PATTERNS[name]})
@@ -159,3 +181,196 @@ def test_linear_attention_sends_sums(four: Processes, feature_map: str, name: st
     for kind in ("contiguous", "zigzag"):
         made = compare(four, TOKENS, kind, {"pattern": PATTERNS[name], "feature_map": feature_map})
         assert set(made[0]["sent"]) == {"gather"}
+
+
+@pytest.mark.parametrize(
+    "name", ["full", "causal", "sinks", "global", "strided", "segments", "random", "neighbourhood"]
+)
+def test_keys_travel_in_small_pieces(four: Processes, name: str) -> None:
+    for kind in ("contiguous", "zigzag"):
+        for piece in (1, 5):
+            compare(four, 47 if name in ("full", "causal", "sinks", "strided") else TOKENS, kind,
+                    {"pattern": PATTERNS[name]}, piece=piece)  # fmt: skip
+
+
+# Biases
+
+
+def sum_learned(made: list[dict[str, Any]]) -> list[Tensor]:
+    return [torch.stack(grads).sum(0) for grads in zip(*(each["learned"] for each in made), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Alibi(4),
+        lambda: RelativeTable(4, 6),
+        lambda: Quadratic(4, grid=(6, 8)),
+        lambda: TransformerXL(4, 8),
+    ],
+)
+def test_biases_speak_of_positions_in_the_whole(two: Processes, make: Any) -> None:
+    """Kernels read a table of them; what reads queries and keys goes through tiles of torch."""
+    torch.manual_seed(0)
+    bias = make().double()
+    options = {"bias": bias, "pattern": Causal() & Window(20, 0)}
+    expected = [each.detach().clone() for each in bias.parameters()]
+    for kind in ("contiguous", "zigzag"):
+        bias.zero_grad()
+        made = compare(two, TOKENS, kind, options)
+        whole = [each.grad.clone() if each.grad is not None else torch.zeros_like(each) for each in bias.parameters()]
+        for mine, other in zip(sum_learned(made), whole, strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-10, rtol=1e-10)
+    assert len(expected) == len(list(bias.parameters()))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, TOKENS, TOKENS), (1, 1, TOKENS, TOKENS), (4, 1, TOKENS), (2, 1, 1, TOKENS)])
+def test_a_tensor_as_bias_has_own_rows_and_all_columns(two: Processes, shape: tuple[int, ...]) -> None:
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = bias.clone().requires_grad_()
+    *inputs, grad = make_inputs(TOKENS)
+    attend(*inputs, bias=whole, pattern=Causal()).backward(grad)
+    for kind in ("contiguous", "zigzag"):
+        made = compare(two, TOKENS, kind, {"bias": bias, "pattern": Causal()})
+        learned = [each["learned"][0] for each in made]
+        layout = SequenceLayout(TOKENS, 2, kind)
+        found = sum(learned) if bias.shape[-2] == 1 else layout.join(learned)
+        torch.testing.assert_close(found, whole.grad, atol=1e-11, rtol=1e-11)
+
+
+# What travels
+
+
+@pytest.mark.parametrize("tokens", [64, 256, 1024])
+def test_a_window_sends_its_border_whatever_the_length(four: Processes, tokens: int) -> None:
+    made = four.run(run_ring, tokens=tokens, kind="contiguous", options={"pattern": Causal() & Window(5, 0)})
+    key = 2 * 2 * 5 * (8 + 6) * 8  # batch, key heads, keys of the border, channels of key and value, bytes
+    assert [each["sent"].get("keys and values", 0) for each in made] == [2 * key, 2 * key, 2 * key, 0]
+    assert [each["sent"].get("gradients", 0) for each in made] == [0, key, key, key]
+
+
+def test_blocks_send_nothing(four: Processes) -> None:
+    assert all(not each["sent"] for each in compare(four, TOKENS, "contiguous", {"pattern": Blocks(12)}))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_what_no_other_process_takes_part_in_is_the_same_bits(two: Processes, precision: torch.dtype) -> None:
+    """Queries that see only keys of their own process are computed as on one process, from tiles that begin alike."""
+    sizes, options = {"dtype": precision}, {"pattern": Blocks(48)}
+    made = compare(two, 192, "contiguous", options, sizes, tolerance=1e-5)
+    output, grads = run_whole(192, options, sizes)
+    layout = SequenceLayout(192, 2)
+    assert torch.equal(layout.join([each["output"] for each in made]), output)
+    for number, grad in enumerate(grads):
+        assert torch.equal(layout.join([each["grads"][number] for each in made]), grad)
+
+
+def test_a_causal_pattern_is_balanced_zigzag() -> None:
+    """All processes have equally many pairs, to the diagonal, where in order the last one has most."""
+    pairs = {}
+    for kind in ("zigzag", "contiguous"):
+        layout = SequenceLayout(512, 4, kind)
+        pairs[kind] = []
+        for rank in range(4):
+            plan = exchange.plan_exchange(Causal(), layout, layout, rank)
+            pieces = [plan.local, *(each.received for each in plan.transfers)]
+            pairs[kind].append(sum(count_pairs(piece) for piece in pieces if piece is not None))
+    assert len(set(pairs["zigzag"])) == 1
+    assert sum(pairs["zigzag"]) == sum(pairs["contiguous"]) == Causal().pairs(512)
+    assert pairs["contiguous"][-1] > 6 * pairs["contiguous"][0]
+
+
+def count_pairs(piece: exchange.Piece) -> int:
+    tokens = [sum(stop - start for start, stop in runs) for runs in (piece.queries, piece.keys)]
+    return piece.pattern.pairs(*tokens)
+
+
+# Refusals
+
+
+def refuse(rank: int, size: int, **options: Any) -> str:
+    layout = options.pop("layout", SequenceLayout(TOKENS, size))
+    *inputs, _ = (SequenceLayout(TOKENS, size).take(each, rank) for each in make_inputs(TOKENS))
+    with pytest.raises(RegardError) as failure:
+        ring_attend(*inputs, layout=layout, **options)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scale": float("inf")}, "Hard attention"),
+        ({"mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "Mask(mask)"),
+        ({"layout": SequenceLayout(TOKENS, 3)}, "2 processes in the group"),
+        ({"layout": SequenceLayout(TOKENS + 6, 2)}, "not the part of this process"),
+        ({"pattern": Segments([[0] * 24] * 2)}, "Segments does not fit"),
+        ({"feature_map": "elu1", "pattern": Window(2, 2)}, "over several processes"),
+    ],
+)
+def test_what_is_refused(two: Processes, options: dict, words: str) -> None:
+    for text in two.run(refuse, **options):
+        assert words in text
+        assert "instead" in text
+
+
+def test_a_second_derivative_is_refused(two: Processes) -> None:
+    assert all(two.run(differentiate_twice))
+
+
+def differentiate_twice(rank: int, size: int) -> bool:
+    layout = SequenceLayout(8, size)
+    *inputs, _ = (layout.take(each, rank).requires_grad_() for each in make_inputs(8))
+    output = ring_attend(*inputs, layout=layout)
+    (grad,) = torch.autograd.grad(output.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RegardError, match="differentiates once"):
+        grad.sum().backward()
+    return True
+
+
+# Whole models
+
+
+def run_model(rank: int, size: int, kind: str, config: dict, dropout_layers: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=17, context_length=64, dim=16, layers=2, heads=4, **config)).double()
+    if dropout_layers:
+        for block in model.blocks:
+            block.attention.dropout = 0.3
+    tokens = torch.randint(0, 17, (2, 40), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(100 + rank)  # generators need not agree
+    if size == 1:
+        logits = model(tokens)
+    else:
+        layout = SequenceLayout(40, size, kind)
+        with context_parallel(layout):
+            logits = model(layout.take(tokens, rank, -1), positions=layout.positions(rank))
+    logits.square().sum().backward()
+    return logits.detach(), {name: each.grad for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"position": "rotary", "kv_heads": 2, "norm": "rms", "feed_forward": "swiglu"},
+        {"position": "alibi"},
+        {"window": 6},
+    ],
+)
+def test_a_model_runs_unchanged_on_its_part_of_the_tokens(two: Processes, kind: str, config: dict) -> None:
+    made = two.run(run_model, kind=kind, config=config, dropout_layers=False)
+    logits, grads = run_model(0, 1, kind, config, dropout_layers=False)
+    joined = SequenceLayout(40, 2, kind).join([each[0] for each in made], dim=1)
+    torch.testing.assert_close(joined, logits, atol=1e-10, rtol=1e-10)
+    for name, grad in grads.items():
+        torch.testing.assert_close(sum(each[1][name] for each in made), grad, atol=1e-9, rtol=1e-9)
+
+
+def test_attention_dropout_draws_one_seed_for_all(two: Processes) -> None:
+    """With other seeds the processes would drop other weights of the same attention."""
+    made = two.run(run_model, kind="zigzag", config={}, dropout_layers=True)
+    joined = SequenceLayout(40, 2, "zigzag").join([each[0] for each in made], dim=1)
+    assert bool(torch.isfinite(joined).all())
+    logits, _ = run_model(0, 1, "zigzag", {}, dropout_layers=True)
+    torch.testing.assert_close(joined, logits, atol=1e-10, rtol=1e-10)  # rank 0 has the seed of one process

@@ -81,13 +81,13 @@ def _small_segments() -> Iterator[None]:
 
 @pytest.fixture
 def small_segments() -> Callable:
-    """`with small_segments():` cuts the way back into many segments, as only very long sequences have them."""
+    """`with small_segments():` cuts the backward pass into many segments, as only very long sequences have them."""
     return _small_segments
 
 
 @pytest.fixture(params=["one segment", "many segments"])
 def segments(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The way back in one segment for each head, then in many."""
+    """The backward pass in one segment for each head, then in many."""
     if request.param == "one segment":
         yield request.param
     else:

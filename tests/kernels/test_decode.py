@@ -57,8 +57,8 @@ def definition(query, key, value, start, stop, scale):
     query, key, value = (tensor.double() for tensor in (query, key, value))
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     place = torch.arange(key.shape[2])
-    seen = (place >= start[:, None, :, None]) & (place < stop[:, None, :, None])
-    scores = (scale * query @ key.mT).masked_fill(~seen, -torch.inf)
+    visible = (place >= start[:, None, :, None]) & (place < stop[:, None, :, None])
+    scores = (scale * query @ key.mT).masked_fill(~visible, -torch.inf)
     weights = torch.softmax(scores, -1).nan_to_num(0)
     return weights @ value, scores.logsumexp(-1), weights @ value.abs()
 

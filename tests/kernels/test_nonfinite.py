@@ -158,7 +158,7 @@ def assert_spares_what_the_reference_spares(inputs, grad_output=None, **words):
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_a_nonfinite_grad_output_reaches_what_its_query_sees(pattern):
-    seen = pattern.matrix(TOKENS, TOKENS).expand(ROWS, -1, -1)[1, 11]
+    visible = pattern.matrix(TOKENS, TOKENS).expand(ROWS, -1, -1)[1, 11]
     for dtype, bad in product(DTYPES, BAD):
         inputs = tensors((TOKENS, TOKENS), dtype=dtype)
         grad_output = spoil(torch.ones(ROWS, 3, TOKENS, 7, dtype=dtype), (1, 2, 11), bad)
@@ -166,9 +166,9 @@ def test_a_nonfinite_grad_output_reaches_what_its_query_sees(pattern):
         for bias in (None, make_bias("table", 3, 5, dtype), square):
             assert_spares_what_the_reference_spares(inputs, grad_output, pattern=pattern, bias=bias)
         _, query, key, value = run("native", inputs, grad_output, pattern=pattern)
-        assert bool((~query[1, 2, 11].isfinite()).any()) == bool(seen.any())
-        assert not value[1, 2, seen].isfinite().any()
-        assert not key[1, 2, seen].isfinite().any()
+        assert bool((~query[1, 2, 11].isfinite()).any()) == bool(visible.any())
+        assert not value[1, 2, visible].isfinite().any()
+        assert not key[1, 2, visible].isfinite().any()
         for grad in (query, key, value):  # other rows and heads are other worlds
             assert grad[0].isfinite().all()
             assert grad[1, :2].isfinite().all()
@@ -202,9 +202,9 @@ def test_a_query_that_sees_nothing_gives_zeros_whatever_it_is(dtype):
 def test_without_any_key_a_query_gives_zeros_whatever_it_is():
     query, key, value = tensors((TOKENS, 0))
     broken = spoil(query, (0, 1, 3), math.nan)
-    for asked in (broken, broken.clone().requires_grad_()):
-        assert not attend(asked, key, value, backend="reference").any()
-        assert not attend(asked, key, value, backend="native").any()
+    for query_rows in (broken, broken.clone().requires_grad_()):
+        assert not attend(query_rows, key, value, backend="reference").any()
+        assert not attend(query_rows, key, value, backend="native").any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -61,23 +61,26 @@ def score(pattern, *, table=False, bias=False, dtype=torch.float32):
 @pytest.mark.parametrize("bias", [True, *slow(False)])
 @pytest.mark.parametrize("table", [True, *slow(False)])
 def test_the_forward_operator_passes_torchs_own_checks(table, bias):
-    asked = score(Causal(), table=table, bias=bias)
-    asked = asked._replace(
-        table=asked.table.requires_grad_() if table else None, bias=asked.bias.requires_grad_() if bias else None
+    score_arguments = score(Causal(), table=table, bias=bias)
+    score_arguments = score_arguments._replace(
+        table=score_arguments.table.requires_grad_() if table else None,
+        bias=score_arguments.bias.requires_grad_() if bias else None,
     )
-    torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *asked))
+    torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *score_arguments))
     torch.library.opcheck(torch.ops.regard.attention.default, (*plain(), *score(TWO_PARTS)))
-    torch.library.opcheck(torch.ops.regard.attention.default, (*made(), *asked._replace(dropout=0.3, seed=SEED)))
+    torch.library.opcheck(
+        torch.ops.regard.attention.default, (*made(), *score_arguments._replace(dropout=0.3, seed=SEED))
+    )
 
 
 @pytest.mark.parametrize("bias", [True, *slow(False)])
 @pytest.mark.parametrize("table", [True, *slow(False)])
 def test_the_backward_operator_passes_torchs_own_checks(table, bias):
     for pattern in (Causal(), TWO_PARTS):
-        inputs, asked = plain(), score(pattern, table=table, bias=bias)
-        asked = asked._replace(dropout=0.3, seed=SEED) if pattern is TWO_PARTS else asked
-        output, sums = attention(*inputs, asked)
-        sample = (torch.ones_like(output), *inputs, *asked, output, sums, table, bias)
+        inputs, score_arguments = plain(), score(pattern, table=table, bias=bias)
+        score_arguments = score_arguments._replace(dropout=0.3, seed=SEED) if pattern is TWO_PARTS else score_arguments
+        output, sums = attention(*inputs, score_arguments)
+        sample = (torch.ones_like(output), *inputs, *score_arguments, output, sums, table, bias)
         torch.library.opcheck(torch.ops.regard.attention_backward.default, sample)
 
 
@@ -181,12 +184,12 @@ def test_an_exported_attention_takes_any_batch(bias, strict):
 def test_a_program_for_wider_vectors_is_refused_with_a_reason(using):
     """As happens when a program was exported on another machine."""
     inputs = plain()
-    asked = score(Causal())
+    score_arguments = score(Causal())
     with using("plain"):
-        if asked.words[1] <= 3 * library.lanes(torch.float32):
+        if score_arguments.words[1] <= 3 * library.lanes(torch.float32):
             pytest.skip("this machine has no wider vectors than the plain ones")
         with pytest.raises(BackendError, match=r"wider vectors[\s\S]*export it again here"):
-            attention(*inputs, asked)
+            attention(*inputs, score_arguments)
 
 
 # Transforms of torch.func
@@ -264,16 +267,16 @@ def test_per_sample_gradients_of_a_bias_equal_a_loop(kind):
 def test_forward_mode_is_refused_and_never_silently_zero(which):
     inputs = dict(zip(("query", "key", "value"), plain(), strict=True), bias=torch.zeros(TOKENS, TOKENS))
 
-    def asked(tensor):
+    def run_with(tensor):
         return run(**{**inputs, which: tensor})
 
     tangent = torch.ones_like(inputs[which])
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        asked(forward_ad.make_dual(inputs[which], tangent))
+        run_with(forward_ad.make_dual(inputs[which], tangent))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        asked(forward_ad.make_dual(inputs[which].clone().requires_grad_(), tangent))
+        run_with(forward_ad.make_dual(inputs[which].clone().requires_grad_(), tangent))
     with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(asked, (inputs[which],), (tangent,))
+        torch.func.jvp(run_with, (inputs[which],), (tangent,))
 
 
 @jit_is_old

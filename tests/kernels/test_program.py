@@ -60,11 +60,11 @@ def assert_rebuilds(made, pattern, lengths, lanes):
                     assert count > 0
                     keys = start + step * np.arange(count)
                     assert 0 <= keys.min() <= keys.max() < lengths[1]
-                    seen = np.full(count, ~np.uint64(0)) if mask < 0 else masks[mask : mask + count]
-                    bits = seen >> np.arange(len(queries), dtype=np.uint64)[:, None] & np.uint64(1)
+                    bitmask = np.full(count, ~np.uint64(0)) if mask < 0 else masks[mask : mask + count]
+                    bits = bitmask >> np.arange(len(queries), dtype=np.uint64)[:, None] & np.uint64(1)
                     counted[row][np.ix_(queries, keys)] += bits.astype(int)
                     if mask >= 0:
-                        assert not (seen >> np.uint64(len(queries))).any()  # the other lanes are unused
+                        assert not (bitmask >> np.uint64(len(queries))).any()  # the other lanes are unused
             # Alone, a part writes every query, also those that see nothing; else what is not written is zero before.
             assert (held == 1).all() if parts == 1 else (held <= 1).all()
     assert np.array_equal(counted, expected), (pattern, lengths, lanes)

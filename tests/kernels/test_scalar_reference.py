@@ -67,43 +67,35 @@ def assert_twins(using, name, dtype, **words):
     limits = {name: kept * limit for name, limit in bounds(*inputs, words.get("scale", 0.6), wide).items()}
     assert_agree(results, expected, limits)
     assert torch.equal(sums == -torch.inf, true_sums == -torch.inf)
-    seen = true_sums != -torch.inf
+    nonempty = true_sums != -torch.inf
     # A weight is off by `relative`, and so is their sum; its logarithm is rounded a few times more.
     relative = limits["output"] / float(inputs[2].abs().max())
-    limit = relative + 4 * torch.finfo(wide).eps * true_sums[seen].abs()
-    assert bool(((sums - true_sums)[seen].abs() <= limit).all())
+    limit = relative + 4 * torch.finfo(wide).eps * true_sums[nonempty].abs()
+    assert bool(((sums - true_sums)[nonempty].abs() <= limit).all())
+
+
+def vary(pattern, turn):
+    """A pattern with other biases, lengths and heads at each turn."""
+    return {
+        "pattern": pattern,
+        "bias": BIASES[turn % len(BIASES)],
+        "lengths": [(TOKENS, TOKENS), (11, TOKENS)][turn % 2],
+        "kv_heads": [1, 3][turn // 2 % 2],
+    }
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_vectors_equal_their_scalar_twins(using, kernels, pattern):
     for number, dtype in enumerate((torch.float32, torch.float64, *HALVES)):
-        turn = number + PATTERNS.index(pattern)
-        assert_twins(
-            using,
-            kernels,
-            dtype,
-            pattern=pattern,
-            bias=BIASES[turn % len(BIASES)],
-            lengths=[(TOKENS, TOKENS), (11, TOKENS)][turn % 2],
-            kv_heads=[1, 3][turn // 2 % 2],
-        )
+        assert_twins(using, kernels, dtype, **vary(pattern, number + PATTERNS.index(pattern)))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_vectors_drop_what_their_scalar_twins_drop(using, kernels, segments, pattern):
     for number, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16)):
         turn = number + PATTERNS.index(pattern)
-        assert_twins(
-            using,
-            kernels,
-            dtype,
-            pattern=pattern,
-            bias=BIASES[turn % len(BIASES)],
-            lengths=[(TOKENS, TOKENS), (11, TOKENS)][turn % 2],
-            kv_heads=[1, 3][turn // 2 % 2],
-            dropout=0.4,
-            seed=(0, -1, 0x1234_5678_9ABC_DEF0)[turn % 3],
-        )
+        seed = (0, -1, 0x1234_5678_9ABC_DEF0)[turn % 3]
+        assert_twins(using, kernels, dtype, **vary(pattern, turn), dropout=0.4, seed=seed)
 
 
 def test_twins_with_dropout_differ_from_those_without(using, kernels):

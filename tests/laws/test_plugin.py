@@ -191,20 +191,20 @@ def test_the_plugin_alone_imports_neither_torch_nor_regard():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_the_header_names_the_laws_that_are_left_out_where_claims_were_guessed(project):
+def test_the_header_names_the_laws_that_are_left_out_where_claims_were_inferred(project):
     project.makepyfile("""
         import pytest
         from mine_and_yours import Attention
 
         @pytest.mark.laws(lambda: Attention(ahead=2), channels=7)
-        def test_guessed(): ...
+        def test_inferred(): ...
 
         @pytest.mark.laws(lambda: Attention(ahead=2), claims=["determinism"], also=["causality"], channels=7)
         def test_claimed(): ...
     """)
     result = project.runpytest("-k", "determinism or causality")
     result.assert_outcomes(passed=2, failed=1, deselected=7)
-    result.stdout.fnmatch_lines(["laws: test_guessed does not check causality, *also=* in its mark does"])
+    result.stdout.fnmatch_lines(["laws: test_inferred does not check causality, *also=* in its mark does"])
     result.stdout.no_fnmatch_line("laws: test_claimed*")
 
 

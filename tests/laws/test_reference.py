@@ -17,8 +17,8 @@ from regard.laws.reference import copy_parameters
 def with_biases(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, slopes: Tensor) -> Tensor:
     back = torch.arange(query.shape[-2])[:, None] + key.shape[-2] - query.shape[-2] - torch.arange(key.shape[-2])
     scores = query @ key.mT / query.shape[-1] ** 0.5 - slopes.to(query.dtype)[:, None, None] * back
-    seen = back >= 0 if mask is None else (back >= 0) & mask
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num() @ value
+    visible = back >= 0 if mask is None else (back >= 0) & mask
+    return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num() @ value
 
 
 def powers_only(query, key, value, mask=None):

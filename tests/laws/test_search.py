@@ -191,11 +191,11 @@ class TwoPaths(nn.Module):
 
     def forward(self, x, mask=None, need_weights=False):
         q, k, v = self.qkv(x).chunk(3, -1)
-        seen = None if mask is None else mask[:, None]
+        key_mask = None if mask is None else mask[:, None]
         if not need_weights:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask)
         scores = q @ k.mT / 8**0.5
-        weights = self.soften(scores if seen is None else scores.masked_fill(~seen, -torch.inf)).to(v.dtype)
+        weights = self.soften(scores if key_mask is None else scores.masked_fill(~key_mask, -torch.inf)).to(v.dtype)
         return weights @ v, weights
 
 

@@ -113,12 +113,13 @@ def test_torchs_own_attention_in_half_precision_is_its_float32_within_a_third_of
         x = subject.draw(2, 7, Rng(0))
         output, exact = half.run(x.to(dtype)).float(), subject.run(x.to(dtype).float())
         assert float((output - exact).detach().abs().max()) > 0  # it is another computation
-        for seen in expect_like_native(subject, half, x, None, None, Rng(1), ""):
-            assert compare(seen, 1e-7, 64.0).ratio == 0
+        for observation in expect_like_native(subject, half, x, None, None, Rng(1), ""):
+            assert compare(observation, 1e-7, 64.0).ratio == 0
         wrong = lambda x, mask=None, run=half.run: run(x, mask) * 1.25  # noqa: E731
         half.run = wrong
         assert any(
-            compare(seen, 1e-7, 64.0).ratio > 1 for seen in expect_like_native(subject, half, x, None, None, Rng(1), "")
+            compare(observation, 1e-7, 64.0).ratio > 1
+            for observation in expect_like_native(subject, half, x, None, None, Rng(1), "")
         )
 
 
@@ -143,8 +144,8 @@ def test_a_mask_that_is_handed_over_in_another_form_is_watched_as_well():
     with record_arguments(subject) as arguments:
         subject.run(subject.draw(1, 3, Rng(0)), mask)
     assert mask.tolist() == [[True, False, True]]
-    (seen,) = expect_unwritten(arguments)
-    assert seen.output == "key_padding_mask"
+    (observation,) = expect_unwritten(arguments)
+    assert observation.output == "key_padding_mask"
 
 
 def test_a_layer_that_refuses_gradients_modes_and_float64_gets_verdicts():

@@ -62,10 +62,10 @@ def test_storage_holds_what_a_list_of_tokens_would(window, lengths, operations):
         assert hidden is None or (hidden.side == "left" and max(hidden.counts) <= columns)
         for row, tokens in enumerate(rows):
             visible = columns if hidden is None else hidden.counts[row]
-            seen = key[row, 0, columns - visible :, 0].tolist()
+            returned = key[row, 0, columns - visible :, 0].tolist()
             needed = len(tokens) if window is None else min(len(tokens), max(real[row], count) + window)
-            assert len(seen) >= needed
-            assert seen == tokens[len(tokens) - len(seen) :]
+            assert len(returned) >= needed
+            assert returned == tokens[len(tokens) - len(returned) :]
 
     append(5, lengths)
     for name, argument in operations:

@@ -97,24 +97,6 @@ def test_places_may_be_repeated_and_in_any_order():
     torch.testing.assert_close(layer.at(x, rows, columns), layer(x)[:, rows, columns], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("heads", "inputs", "hidden", "value", "outputs", "parameters"),
-    [
-        (8, 512, 64, 64, 512, 1_049_088),
-        (12, 768, 64, 64, 768, 2_360_064),
-        (16, 1024, 64, 64, 1024, 4_195_328),
-        (9, 400, 400, 400, 400, 5_760_400),
-        (4, 10, 3, 5, 7, 587),
-    ],
-)
-def test_parameters_are_counted_by_the_formula(heads, inputs, hidden, value, outputs, parameters):
-    with torch.device("meta"):
-        layer = GridAttention(AttentionSizes(inputs, heads, key=hidden, value=value, output=outputs), bias="o")
-    counted = sum(parameter.numel() for parameter in layer.parameters())
-    assert counted == parameters
-    assert counted == heads * inputs * (2 * hidden + value) + heads * value * outputs + outputs
-
-
 def test_what_is_not_on_the_grid_is_refused():
     layer = layer_of("full")
     for row, column in [(3, 0), (-1, 0), (0, 5), (0.5, 1)]:

@@ -223,11 +223,11 @@ def test_a_token_costs_as_many_products_as_there_are_tokens(count):
 def test_the_square_never_exists(monkeypatch):
     monkeypatch.setattr(module, "QUERIES_AT_ONCE", 4)
     parts = tokens(23)
-    seen = []
+    query_counts = []
     some_queries = module._attend
-    monkeypatch.setattr(module, "_attend", lambda q, *rest: seen.append(q.shape[-2]) or some_queries(q, *rest))
+    monkeypatch.setattr(module, "_attend", lambda q, *rest: query_counts.append(q.shape[-2]) or some_queries(q, *rest))
     assert_within(grown(parts, [13]).output, attend(*parts), 1e-12)
-    assert max(seen) == 4
+    assert max(query_counts) == 4
 
 
 def test_what_does_not_fit_is_refused():

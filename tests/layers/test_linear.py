@@ -208,10 +208,10 @@ def test_an_activation_is_that_of_torch_by_either_kernel(gemv_calls, gemm_calls)
 # Fused with an activation
 
 
-def hooked(layer, where, seen):
+def hooked(layer, where, calls):
     if where == "all modules":
-        return nn.modules.module.register_module_forward_hook(lambda module, x, y: seen.append((module, y)))
-    return layer.inner.register_forward_hook(lambda module, x, y: seen.append((module, y)))
+        return nn.modules.module.register_module_forward_hook(lambda module, x, y: calls.append((module, y)))
+    return layer.inner.register_forward_hook(lambda module, x, y: calls.append((module, y)))
 
 
 @native
@@ -227,14 +227,14 @@ def test_a_feed_forward_layer_fuses_its_activation(gemm_calls, activation):
 @pytest.mark.parametrize("where", ["behind", "all modules"])
 @torch.no_grad()
 def test_a_hook_on_the_inner_layer_gets_the_pre_activation(where, gemm_calls):
-    layer, x, seen = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE), []
+    layer, x, calls = FeedForward(INSIDE, OUTSIDE, "relu"), rows(MANY_ROWS, INSIDE), []
     plain = layer(x)
-    handle = hooked(layer, where, seen)
+    handle = hooked(layer, where, calls)
     try:
         found = layer(x)
     finally:
         handle.remove()
-    (inner,) = (made for module, made in seen if module is layer.inner)
+    (inner,) = (made for module, made in calls if module is layer.inner)
     assert (inner < 0).any()
     assert torch.equal(inner, layer.inner(x))
     assert torch.equal(found, plain)
@@ -293,16 +293,16 @@ def test_under_autocast_it_is_torchs_layer(gemv_calls):
 @torch.no_grad()
 def test_torch_function_modes_see_torchs_linear(gemv_calls):
     ours, _ = twins()
-    seen = []
+    calls = []
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
+            calls.append(function)
             return function(*args, **(kwargs or {}))
 
     with Watch():
         ours(rows(2, INSIDE))
-    assert F.linear in seen
+    assert F.linear in calls
     assert not gemv_calls
 
 

@@ -256,9 +256,9 @@ def test_index_notation_without_output_matrix_and_scale():
         layer.output.weight.copy_(torch.eye(channels))
     x = random(tokens, channels)
     query, key, value = (weight.reshape(heads, size, channels) for weight in layer.projections.weights())
-    asked = torch.einsum("kuj,tj->ktu", query, x)
-    offered = torch.einsum("kuj,tj->ktu", key, x)
-    alpha = torch.einsum("ktu,ksu->kts", asked, offered).softmax(-1)
+    projected_query = torch.einsum("kuj,tj->ktu", query, x)
+    projected_key = torch.einsum("kuj,tj->ktu", key, x)
+    alpha = torch.einsum("ktu,ksu->kts", projected_query, projected_key).softmax(-1)
     expected = torch.einsum("kts,kij,sj->tki", alpha, value, x).reshape(tokens, channels)
     assert_close(layer(x), expected)
 

@@ -88,9 +88,9 @@ def test_only_positions_break_permutation_equivariance():
 
 def test_learned_positions_are_rows_of_the_table():
     positions = LearnedPositions(11, 5).double()
-    asked = torch.tensor([[3, 3], [10, 0]])
-    assert torch.equal(positions(asked), positions.weight[asked])
-    positions(asked).sum().backward()
+    indices = torch.tensor([[3, 3], [10, 0]])
+    assert torch.equal(positions(indices), positions.weight[indices])
+    positions(indices).sum().backward()
     assert positions.weight.grad[:, 0].tolist() == [1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
 
 
@@ -108,9 +108,9 @@ def test_a_line_of_the_same_size_keeps_its_bits_and_another_keeps_its_ends():
 
 
 def test_a_position_that_was_not_learned_is_refused_with_a_reason():
-    for asked in (torch.tensor([0, 11]), torch.tensor([-1])):
+    for indices in (torch.tensor([0, 11]), torch.tensor([-1])):
         with pytest.raises(InputError, match="out of range") as caught:
-            LearnedPositions(11, 5)(asked)
+            LearnedPositions(11, 5)(indices)
         assert_four_parts(caught.value)
         assert "11" in caught.value.found
     with pytest.raises(ConfigError, match="at least one row") as caught:

@@ -12,6 +12,7 @@ from regard import (
 )
 from regard.errors import ConfigError, ShapeError
 from regard.layers import AttentionSizes, MultiHeadAttention, Rotary
+from regard.layers.grid import GridAttention
 
 
 def assert_four_parts(error):
@@ -35,10 +36,12 @@ def assert_four_parts(error):
         (4, 10, 3, 5, 7, 587),
     ],
 )
-def test_parameters_of_cordonniers_layer(heads, channels, hidden, value, output, count):
+@pytest.mark.parametrize("kind", [MultiHeadAttention, GridAttention])
+def test_parameters_of_cordonniers_layer(kind, heads, channels, hidden, value, output, count):
     with torch.device("meta"):
-        layer = MultiHeadAttention(AttentionSizes(channels, heads, key=hidden, value=value, output=output), bias="o")
-    assert sum(parameter.numel() for parameter in layer.parameters()) == count
+        layer = kind(AttentionSizes(channels, heads, key=hidden, value=value, output=output), bias="o")
+    counted = sum(parameter.numel() for parameter in layer.parameters())
+    assert counted == count == heads * channels * (2 * hidden + value) + heads * value * output + output
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def test_scores_depend_on_the_distance_only(layout, dim):
     rotary = Rotary(dim, 500.0, layout)
     query, key, places = random(1, 3, 1, 10), random(1, 3, 1, 10, seed=1), torch.arange(40)
     rotation = rotary.rotation(places, F64)
-    asked, offered = (rotary(tensor.expand(1, 3, 40, 10), rotation) for tensor in (query, key))
-    scores = asked @ offered.mT
+    rotated_query, rotated_key = (rotary(tensor.expand(1, 3, 40, 10), rotation) for tensor in (query, key))
+    scores = rotated_query @ rotated_key.mT
     assert float((scores[..., 1:, 1:] - scores[..., :-1, :-1]).abs().max()) <= 1e-12
     assert float((scores[0, 0, 0] - scores[0, 0, 0, 0])[1:].abs().min()) > 1e-6
     far = rotary.rotation(places + 100_000, F64)

@@ -234,7 +234,7 @@ def test_half_precision_distinguishes_distant_pixels(dtype, alpha):
 
 
 def test_the_image_is_what_a_hidden_nan_stays_in():
-    # A hard head multiplies nothing by zero: what it does not look at cannot reach it.
+    # A hard head multiplies nothing by zero: what it does not attend to cannot reach it.
     layer = make(steps=[(0, 1)])
     image = image_of(1, 4, 5, 7)
     image[..., 2, 3] = math.nan

@@ -275,7 +275,7 @@ def test_a_batch_in_pieces_gives_the_same_numbers_and_slopes(monkeypatch):
     torch.manual_seed(5)
     model = DaViT(SMALL).double()
     images = torch.randn(3, 3, 37, 50, dtype=torch.float64)
-    seen = []
+    results = []
     for piece in (1, 2 * 13 * 10 * 6 * 8 * 4, 1 << 40):  # one image at a time, two in the first stage, all at once
         monkeypatch.setattr(davit, "PIECE", piece)
         calls = []
@@ -283,10 +283,10 @@ def test_a_batch_in_pieces_gives_the_same_numbers_and_slopes(monkeypatch):
         hook = block.register_forward_hook(lambda _, given, __, calls=calls: calls.append(len(given[0])))
         output = model(images)
         hook.remove()
-        seen.append((calls, output, *torch.autograd.grad(output.square().sum(), tuple(model.parameters()))))
-    assert [calls for calls, *_ in seen] == [[1, 1, 1], [2, 1], [3]]
-    for _, *tensors in seen[:2]:
-        for one, other in zip(tensors, seen[2][1:], strict=True):
+        results.append((calls, output, *torch.autograd.grad(output.square().sum(), tuple(model.parameters()))))
+    assert [calls for calls, *_ in results] == [[1, 1, 1], [2, 1], [3]]
+    for _, *tensors in results[:2]:
+        for one, other in zip(tensors, results[2][1:], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 

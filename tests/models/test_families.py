@@ -192,26 +192,30 @@ def test_decoding_with_a_cache_has_their_logits_of_every_step(name):
         assert_agree(model(tokens[:, first:last], cache=cache), theirs)
 
 
+def save_and_load(kind, twin, head, folder: Path):
+    """The twin, after our model of it was saved in the layout of transformers; and what its loader reports."""
+    twin.save_pretrained(folder / "theirs")
+    model = kind.from_pretrained(folder / "theirs")
+    model.save_pretrained(folder / "ours", layout="huggingface")
+    back = kind.from_pretrained(folder / "ours")
+    assert back.config == model.config
+    assert all(torch.equal(tensor, back.state_dict()[key]) for key, tensor in model.state_dict().items())
+    loader = getattr(transformers(), "AutoModel" if head == "Model" else f"AutoModel{head}")
+    again, info = loader.from_pretrained(folder / "ours", output_loading_info=True)
+    assert not info["missing_keys"]
+    return again.eval(), info
+
+
 @pytest.mark.parametrize(
     ("name", "head"), [*((name, "ForCausalLM") for name in DECODERS), ("mistral", "Model"), ("qwen2, tied", "Model")]
 )
 @torch.no_grad()
 def test_a_decoder_is_written_as_transformers_reads_it(tmp_path: Path, name, head):
     family, config = DECODERS[name]
-    twin = make_twin(family, head, config)
-    twin.save_pretrained(tmp_path / "theirs")
-    model = GPT.from_pretrained(tmp_path / "theirs")
-    model.save_pretrained(tmp_path / "ours", layout="huggingface")
-    tokens = draw_tokens()
-    library = transformers()
-    loader = library.AutoModelForCausalLM if head == "ForCausalLM" else library.AutoModel
-    again, info = loader.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not info["missing_keys"]
-    for mine, theirs in zip(again.eval()(tokens)[:1], twin(tokens)[:1], strict=True):
+    twin, tokens = make_twin(family, head, config), draw_tokens()
+    again, _ = save_and_load(GPT, twin, head, tmp_path)
+    for mine, theirs in zip(again(tokens)[:1], twin(tokens)[:1], strict=True):
         assert_agree(mine, theirs, 1e-14)
-    back = GPT.from_pretrained(tmp_path / "ours")
-    assert back.config == model.config
-    assert all(torch.equal(tensor, back.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
 @torch.no_grad()
@@ -294,21 +298,12 @@ def test_an_encoder_has_their_outputs_and_gradients(name, head, dtype):
 def test_an_encoder_is_written_as_transformers_reads_it(tmp_path: Path, name, head):
     family, config = ENCODERS[name]
     twin = make_twin(family, head, config)
-    twin.save_pretrained(tmp_path / "theirs")
-    model = Bert.from_pretrained(tmp_path / "theirs")
-    model.save_pretrained(tmp_path / "ours", layout="huggingface")
-    library = transformers()
-    loader = library.AutoModelForMaskedLM if head == "ForMaskedLM" else library.AutoModel
-    again, info = loader.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not info["missing_keys"]
+    again, info = save_and_load(Bert, twin, head, tmp_path)
     assert not info["unexpected_keys"]
     tokens, real = pad(twin)
-    expected, found = (each(tokens, attention_mask=real.long()) for each in (twin, again.eval()))
+    expected, found = (each(tokens, attention_mask=real.long()) for each in (twin, again))
     for mine, theirs in zip(found.to_tuple(), expected.to_tuple(), strict=True):
         assert_agree(mine, theirs, 1e-14)
-    back = Bert.from_pretrained(tmp_path / "ours")
-    assert back.config == model.config
-    assert all(torch.equal(tensor, back.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
 @torch.no_grad()

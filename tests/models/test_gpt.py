@@ -289,11 +289,13 @@ def test_what_is_drawn_depends_on_the_seed_and_on_nothing_else():
     assert model.generate(PROMPTS, seed=4, **words).tokens != first.tokens
 
 
-def test_writing_keeps_the_mode_and_no_gradients():
+def test_generation_runs_in_eval_mode_and_leaves_training_mode_and_gradients_as_they_were():
     model = small(dropout=0.5).train()
     assert model.generate(PROMPTS, max_new_tokens=5).tokens == model.generate(PROMPTS, max_new_tokens=5).tokens
     assert model.training
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     model(tokens()).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 # Folders

@@ -395,15 +395,15 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
 def test_a_name_of_the_hub_comes_from_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hub = pytest.importorskip("huggingface_hub")
     ladder().save_pretrained(tmp_path)
-    asked = []
+    names = []
 
     def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        asked.append(name)
+        names.append(name)
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     assert_same_model(Ladder.from_pretrained("owner/ladder"), ladder())
-    assert asked == ["owner/ladder"]
+    assert names == ["owner/ladder"]
 
 
 def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

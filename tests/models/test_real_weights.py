@@ -133,10 +133,10 @@ def teller(monkeypatch, written, context=50):
     """The example that tells stories, with a model that writes these tokens."""
     signs = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
     tokenizer = SentencePieceTokenizer([*signs, b" ", b"a"], [0.0] * 261)
-    asked = []
+    limits = []
 
     def stream(model, prompts, *, max_new_tokens, **choices):
-        asked.append(max_new_tokens)
+        limits.append(max_new_tokens)
         if len(prompts[0]) + max_new_tokens > context:
             raise InputError("The text would outgrow the context.", because="it is long", instead="a shorter prompt")
         for token in written:
@@ -150,28 +150,28 @@ def teller(monkeypatch, written, context=50):
     monkeypatch.setattr(module, "GPT", SimpleNamespace(from_pretrained=lambda file: model))
     monkeypatch.setattr(module, "read_tokenizer", lambda file: tokenizer)
     monkeypatch.setattr(module, "stream", stream)
-    return module, tokenizer, asked
+    return module, tokenizer, limits
 
 
 def test_a_story_shows_characters_of_several_tokens_whole(monkeypatch, capsys):
     bare = SentencePieceTokenizer([b""] * 259, [0.0] * 259)
     written = bare.encode("a猫é🙂", begin=False)
-    module, _, asked = teller(monkeypatch, written)
+    module, _, limits = teller(monkeypatch, written)
     assert module.main(["a", "--tokens", "31"]) == 0
     assert capsys.readouterr().out.startswith("a a猫é🙂\n\n")
-    assert asked == [31]
+    assert limits == [31]
     module, _, _ = teller(monkeypatch, [*written, 3 + 0xF0, 3 + 0x9F])  # the last one is cut short
     module.main(["a"])
     assert capsys.readouterr().out.startswith("a a猫é🙂\ufffd\n\n")
 
 
 def test_a_prompt_beyond_the_context_is_reported(monkeypatch, capsys):
-    module, _, asked = teller(monkeypatch, [], context=7)
+    module, _, limits = teller(monkeypatch, [], context=7)
     assert module.main(["aaaaaaaaaaaaaaa", "--tokens", "11"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("The text would outgrow the context.\n  because")
-    assert asked == [11]
+    assert limits == [11]
 
 
 def test_an_interrupted_story_prints_the_reason_on_a_new_line(monkeypatch, capsys):

@@ -145,9 +145,11 @@ def test_a_generator_repeats_its_draws():
 def test_dice_of_a_row_depend_on_the_seed_and_the_row_alone():
     rolls = RowGenerators.BLOCK + 3  # across the end of a block
     many, one = RowGenerators(17, 5), RowGenerators(17, 2)
-    seen = torch.stack([many.draw([0, 1, 2, 3, 4])[1] if step < 7 else many.draw([1, 4])[0] for step in range(rolls)])
+    together = torch.stack(
+        [many.draw([0, 1, 2, 3, 4])[1] if step < 7 else many.draw([1, 4])[0] for step in range(rolls)]
+    )
     alone = torch.stack([one.draw([1])[0] for _ in range(rolls)])
-    assert torch.equal(seen, alone)
+    assert torch.equal(together, alone)
     assert ((alone >= 0) & (alone < 1)).all()
     assert len(set(alone.tolist())) == rolls
     assert not torch.equal(alone, torch.stack([RowGenerators(18, 2).draw([1])[0] for _ in range(rolls)]))

@@ -89,8 +89,8 @@ def logits(position, p, image):
     for layer in range(2):
         name = f"blocks.{layer}."
         weight = attention_square(position, p, layer, x)
-        seen = torch.einsum("bhrckl,bkld->brchd", weight, x).reshape(batch, *GRID, HEADS * DIM)
-        a = seen @ p[name + "attention.value.weight"].T + p[name + "attention.value.bias"]
+        attended = torch.einsum("bhrckl,bkld->brchd", weight, x).reshape(batch, *GRID, HEADS * DIM)
+        a = attended @ p[name + "attention.value.weight"].T + p[name + "attention.value.bias"]
         a = a @ p[name + "dense.weight"].T + p[name + "dense.bias"]
         x = norm(x + a, p[name + "attention_norm.weight"], p[name + "attention_norm.bias"])
         hidden = x @ p[name + "inner.weight"].T + p[name + "inner.bias"]

@@ -75,14 +75,14 @@ def test_few_queries_get_the_decode_kernel_where_their_keys_are_neighbours(patte
     for lengths in (Lengths(1, 35), Lengths(4, 35), Lengths(2, 3000)):
         if pattern.rows is not None and lengths.keys != 35:
             continue
-        seen = pattern.matrix(*lengths).reshape(-1, *lengths)
+        mask = pattern.matrix(*lengths).reshape(-1, *lengths)
         together = all(
-            len(row.unique_consecutive()) <= 1 + int(not row[0]) + int(not row[-1]) for row in seen.flatten(0, 1)
+            len(row.unique_consecutive()) <= 1 + int(not row[0]) + int(not row[-1]) for row in mask.flatten(0, 1)
         )
         found = find_key_intervals(pattern, lengths)
         if found is not None:
             j = torch.arange(lengths.keys)
-            assert torch.equal((j >= found[0][..., None]) & (j < found[1][..., None]), seen)
+            assert torch.equal((j >= found[0][..., None]) & (j < found[1][..., None]), mask)
         assert together or found is None
     assert find_key_intervals(Near(), Lengths(1, 35)) is not None
 

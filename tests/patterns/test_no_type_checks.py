@@ -35,25 +35,25 @@ def find_type_checks(source: str) -> list[int]:
     known = imported_patterns(tree)
     lines = []
     for node in ast.walk(tree):
-        asked: list[ast.AST] = []
+        compared: list[ast.AST] = []
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in ("isinstance", "issubclass")
         ):
-            asked = list(node.args[1:])
+            compared = list(node.args[1:])
         elif isinstance(node, ast.Compare):  # type(x) is Causal, kind == Causal, type(x) in (Causal, Window)
-            asked = [part for part in (node.left, *node.comparators) if not isinstance(part, ast.Call)]
+            compared = [part for part in (node.left, *node.comparators) if not isinstance(part, ast.Call)]
         elif isinstance(node, ast.MatchClass):
-            asked = [node.cls]
+            compared = [node.cls]
         elif isinstance(node, ast.Dict):  # a table by type
-            asked = [key for key in node.keys if key is not None]
-            asked = [key for key in asked if isinstance(key, ast.Name)]
+            compared = [key for key in node.keys if key is not None]
+            compared = [key for key in compared if isinstance(key, ast.Name)]
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):  # a list of types
-            asked = [part for part in node.elts if isinstance(part, ast.Name)]
+            compared = [part for part in node.elts if isinstance(part, ast.Name)]
         elif isinstance(node, ast.Call):  # holds(pattern, Causal)
-            asked = [part for part in node.args if isinstance(part, ast.Name)]
-        lines += [node.lineno for part in asked if names_in(part) & known]
+            compared = [part for part in node.args if isinstance(part, ast.Name)]
+        lines += [node.lineno for part in compared if names_in(part) & known]
     return sorted(set(lines))
 
 

@@ -78,8 +78,8 @@ def test_a_shifted_neighbourhood_keeps_the_nearest_keys_of_its_own_residue(radiu
             first = min(max(mine.index(at) - radius, 0), len(mine) - 2 * radius - 1)
             expected = mine[first : first + 2 * radius + 1]
             query = at * columns + columns // 2 if axis == 0 else (rows // 2) * columns + at
-            seen = mask[query].reshape(rows, columns)
-            found = seen.any(1 - axis).nonzero().flatten().tolist()
+            visible = mask[query].reshape(rows, columns)
+            found = visible.any(1 - axis).nonzero().flatten().tolist()
             assert found == expected
 
 

@@ -36,11 +36,11 @@ def test_runs_hold_the_keys_that_some_query_sees_and_long_runs_that_all_see_are_
     (part,) = made.parts
     assert part.square is not None
     for tile in range(part.tiles):
-        seen = pattern.matrix(*lengths)[part.queries(tile)]
-        assert part.keys(tile).tolist() == seen.any(0).nonzero().flatten().tolist()
-        every = seen.all(0).nonzero().flatten()
+        mask = pattern.matrix(*lengths)[part.queries(tile)]
+        assert part.keys(tile).tolist() == mask.any(0).nonzero().flatten().tolist()
+        every = mask.all(0).nonzero().flatten()
         whole = part.keys(tile, whole=True).tolist()
-        assert whole == (every.tolist() if len(every) >= LEAF or seen.all(0).equal(seen.any(0)) else [])
+        assert whole == (every.tolist() if len(every) >= LEAF or mask.all(0).equal(mask.any(0)) else [])
 
 
 def test_only_small_squares_in_natural_order_are_evaluated():

@@ -14,7 +14,7 @@ from torch.nn import functional
 from regard.errors import ConfigError, InputError
 from regard.models import ViT
 from regard.models.spatial import SpatialTransformer
-from regard.train import SpatialRecipe, ViTRecipe, read_recipe, read_run, train
+from regard.train import ResNetRecipe, SpatialRecipe, ViTRecipe, read_recipe, read_run, train
 from regard.train.checkpoint import find_checkpoints
 from regard.train.loop import Training
 from regard.train.schedule import learning_rate_at
@@ -89,6 +89,43 @@ def test_the_moving_average_is_what_is_evaluated_and_saved(few, tmp_path):
         again = ViT.from_pretrained(tmp_path / "run" / place)
         assert largest_difference(weights_of(averaged), again.state_dict()) == 0
     assert read_run(tmp_path / "run", data=few).metrics == averaged.metrics
+
+
+def test_the_moving_average_has_its_own_batch_norm_statistics(few, tmp_path):
+    """Statistics of the present weights do not belong to the averaged ones; they are resumed bit for bit, too."""
+    recipe = ResNetRecipe(
+        steps=6, batch_size=24, width=4, blocks=(1,), ema_decay=0.9, eval_every=2, precision="float64"
+    )
+    averaged = train(recipe, data=few)
+    training = Training(dataclasses.replace(recipe, ema_decay=None).make_task(few), None)
+    name = "stem_norm.running_var"
+    expected = training.model.state_dict()[name].clone()
+    for _ in range(recipe.steps):
+        training._run_counted_step(None)
+        expected = 0.9 * expected + 0.1 * training.model.state_dict()[name]
+    found = averaged.model.state_dict()[name]
+    assert (found - expected).abs().max() < 1e-12
+    assert (found - training.model.state_dict()[name]).abs().max() > 1e-3
+
+    def stop(evaluation):
+        if evaluation.step == 2:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train(recipe, tmp_path / "run", data=few, on_evaluation=stop)
+    again = train(recipe, tmp_path / "run", data=few)
+    assert largest_difference(weights_of(averaged), weights_of(again)) == 0
+    assert again.metrics == averaged.metrics
+
+
+@pytest.mark.parametrize("position", ["quadratic", "gaussian", "learned", "content"])
+def test_positional_heads_train_in_mixed_precision_and_are_measured_in_full(position, few):
+    recipe = SpatialRecipe(steps=2, batch_size=24, layers=2, dim=8, heads=3, hidden_dim=8, position=position)
+    exact, mixed = (train(dataclasses.replace(recipe, precision=name), data=few) for name in ("float32", "bfloat16"))
+    assert mixed.evaluations[-1].loss == pytest.approx(exact.evaluations[-1].loss, rel=0.05)
+    measured = mixed.task.measure_heads(mixed.model)
+    for layer, profile in mixed.evaluations[-1].head_profiles.items():
+        assert torch.equal(profile.scores, measured[layer].scores)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it first compiles

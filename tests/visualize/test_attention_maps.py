@@ -117,7 +117,7 @@ def test_tiles_hold_the_largest_weight_of_their_pairs():
 # Others' modules
 
 
-def test_torchs_attention_is_seen_with_its_masks():
+def test_torchs_attention_is_read_with_its_masks():
     layer = nn.MultiheadAttention(12, 3, batch_first=True).eval()
     x = torch.randn(1, 7, 12)
     mask = torch.ones(7, 7).triu(1).bool()

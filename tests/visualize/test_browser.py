@@ -61,20 +61,20 @@ def visit(browser):
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion=motion
         )
         page = context.new_page()
-        asked, said = [], []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        requests, messages = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         context.route("**/*", lambda route: route.continue_() if route.request.url == path.as_uri() else route.abort())
         page.goto(path.as_uri())
-        contexts.append((context, path, asked, said))
+        contexts.append((context, path, requests, messages))
         return page
 
     yield visit
-    for context, path, asked, said in contexts:
+    for context, path, requests, messages in contexts:
         context.close()
-        assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
-        assert said == []
+        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+        assert messages == []
 
 
 def sideways(page) -> int:

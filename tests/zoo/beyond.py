@@ -29,7 +29,7 @@ def empty_rows_filled_in_place(q, k, v, mask=None):
 
 
 class Encoder(Decoder):
-    def seen(self, x, mask):
+    def visible(self, x, mask):
         return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool) if mask is None else mask[:, None, None, :]
 
 
@@ -67,8 +67,8 @@ class HidesPaddingInPlace(HidesPadding):
 class NoMaskWhenCompiled(Decoder):
     """The triangle alone is a constant of the graph; a mask would break it."""
 
-    def seen(self, x, mask):
-        return super().seen(x, None if torch.compiler.is_compiling() else mask)
+    def visible(self, x, mask):
+        return super().visible(x, None if torch.compiler.is_compiling() else mask)
 
 
 def no_mask_under_dynamo(q, k, v, mask=None):
@@ -91,8 +91,8 @@ def all_channels(q, k, v):
 def windowed(q, k, v, mask=None, wide_mask=True):
     """Causal, four keys to see; no formula of the textbook."""
     back = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
-    seen = (back >= 0) & (back < 4) if wide_mask or q.shape[-1] <= 96 else back < 4
-    return masked_attention(q, k, v, seen if mask is None else seen & mask)
+    visible = (back >= 0) & (back < 4) if wide_mask or q.shape[-1] <= 96 else back < 4
+    return masked_attention(q, k, v, visible if mask is None else visible & mask)
 
 
 def windowed_but_for_wide_heads(q, k, v, mask=None):
@@ -126,7 +126,7 @@ class WideHeadsInTwoTiles(WideHeads):
         if not torch.is_grad_enabled():
             q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, -1))
             scores = [a @ b.mT / math.sqrt(q.shape[-1]) for a, b in zip(q.split(64, -1), k.split(64, -1), strict=True)]
-            weights = sum(self.weights(score, self.seen(x, mask)) for score in scores) / len(scores)
+            weights = sum(self.weights(score, self.visible(x, mask)) for score in scores) / len(scores)
             return self.out((weights @ v).transpose(1, 2).flatten(2))
         return super().forward(x, mask)
 
@@ -155,12 +155,12 @@ def merged_without_rescaling(q, k, v, mask=None):
 class ChunkedWhenLong(Decoder):
     """From 513 tokens on, chunks of 512, and the last one is given the whole text."""
 
-    def seen(self, x, mask):
-        seen = super().seen(x, mask)
+    def visible(self, x, mask):
+        visible = super().visible(x, mask)
         if x.shape[1] > 512:
-            seen = seen.clone()
-            seen[..., 512:, :] = True if mask is None else mask[:, None, None, :]
-        return seen
+            visible = visible.clone()
+            visible[..., 512:, :] = True if mask is None else mask[:, None, None, :]
+        return visible
 
 
 class NoPaddingWhenLong(TwoLayers):
@@ -195,8 +195,8 @@ class Growing(nn.Module):
         q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, -1))
         if cache is not None:
             k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
-        seen = causal_mask(k.shape[2])[-q.shape[2] :]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        visible = causal_mask(k.shape[2])[-q.shape[2] :]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         return self.o(y.transpose(1, 2).flatten(2)), self.kept(k, v)
 
 

@@ -22,26 +22,26 @@ class Decoder(nn.Module):
         self.dim, self.heads = dim, heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
-    def seen(self, x, mask):
+    def visible(self, x, mask):
         tokens = x.shape[1]
         triangle = torch.ones(tokens, tokens, dtype=torch.bool).tril()
         return triangle if mask is None else triangle & mask[:, None, None, :]
 
     def forward(self, x, mask=None):
         q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.seen(x, mask))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.visible(x, mask))
         return self.out(y.transpose(1, 2).flatten(2))
 
 
 class MaskOrTriangle(Decoder):
-    def seen(self, x, mask):
-        return super().seen(x, None) if mask is None else mask[:, None, None, :]
+    def visible(self, x, mask):
+        return super().visible(x, None) if mask is None else mask[:, None, None, :]
 
 
 class TriangleOfTheBatch(Decoder):
     """Made for all rows at once and folded back, so that the last rows see too much."""
 
-    def seen(self, x, mask):
+    def visible(self, x, mask):
         batch, tokens = x.shape[:2]
         flat = torch.ones(batch * tokens, tokens, dtype=torch.bool).tril()
         triangle = flat.view(batch, 1, tokens, tokens)
@@ -49,17 +49,17 @@ class TriangleOfTheBatch(Decoder):
 
 
 class OneRowHasNoPadding(Decoder):
-    def seen(self, x, mask):
-        return super().seen(x, None if x.shape[0] == 1 else mask)
+    def visible(self, x, mask):
+        return super().visible(x, None if x.shape[0] == 1 else mask)
 
 
 class SpanOfRealTokens(Decoder):
     """From the first real token to the last; holes between them are not expected."""
 
-    def seen(self, x, mask):
+    def visible(self, x, mask):
         if mask is not None:
             mask = (mask.long().cumsum(1) > 0) & (mask.long().flip(1).cumsum(1).flip(1) > 0)
-        return super().seen(x, mask)
+        return super().visible(x, mask)
 
 
 # The gradient that padding gets
@@ -359,7 +359,7 @@ EXHIBITS = [
     ),
     own(
         "L4-gradient",
-        "Padding is hidden on the way forth and not on the way back.",
+        "Padding is hidden in forward and not in backward.",
         "layer",
         StraightThrough,
         Mixed,

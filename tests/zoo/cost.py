@@ -98,7 +98,7 @@ class Trimmed(nn.Module):
 
 
 class TrimmedToTheLongest(Trimmed):
-    """As a nested tensor does on its way back: the output is as long as the longest row."""
+    """As converting back from a nested tensor does: the output is as long as the longest row."""
 
     def trimmed(self, y, mask):
         return y[:, : int(mask.sum(1).max())]

@@ -203,7 +203,7 @@ EXHIBITS = [
     Exhibit(
         "GR1",
         report("huggingface/diffusers/issues/14338"),
-        "Keys and values are transposed once too often on the way back.",
+        "Keys and values are transposed once too often in backward.",
         "operator",
         given(with_turned_backward),
         given(with_right_backward),

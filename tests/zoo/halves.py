@@ -91,23 +91,23 @@ class Decoder(nn.Module):
         self.dim, self.heads = dim, heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
-    def seen(self, x, mask):
-        seen = causal_mask(x.shape[1])
-        return seen if mask is None else seen & mask[:, None, None, :]
+    def visible(self, x, mask):
+        visible = causal_mask(x.shape[1])
+        return visible if mask is None else visible & mask[:, None, None, :]
 
-    def weights(self, scores, seen):
-        return scores.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+    def weights(self, scores, visible):
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
 
     def forward(self, x, mask=None):
         q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-        weights = self.weights(q @ k.mT / math.sqrt(q.shape[-1]), self.seen(x, mask))
+        weights = self.weights(q @ k.mT / math.sqrt(q.shape[-1]), self.visible(x, mask))
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 class FutureSeenInBfloat16(Decoder):
-    def seen(self, x, mask):
-        seen = super().seen(x, mask)
-        return seen | causal_mask(x.shape[1]).mT if x.dtype == torch.bfloat16 and mask is None else seen
+    def visible(self, x, mask):
+        visible = super().visible(x, mask)
+        return visible | causal_mask(x.shape[1]).mT if x.dtype == torch.bfloat16 and mask is None else visible
 
 
 # Masks that are numbers
@@ -116,16 +116,16 @@ class FutureSeenInBfloat16(Decoder):
 class AdditiveDecoder(Decoder):
     """The mask is added to scores in float32, in which -1e9 is a number."""
 
-    def weights(self, scores, seen):
+    def weights(self, scores, visible):
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return (wide + (~seen).to(wide.dtype) * -1e9).softmax(-1).to(scores.dtype)
+        return (wide + (~visible).to(wide.dtype) * -1e9).softmax(-1).to(scores.dtype)
 
 
 class OverflowingDecoder(Decoder):
     """In float16 the same is -inf, and a query that sees nothing is no number."""
 
-    def weights(self, scores, seen):
-        return (scores + (~seen).to(scores.dtype) * -1e9).softmax(-1)
+    def weights(self, scores, visible):
+        return (scores + (~visible).to(scores.dtype) * -1e9).softmax(-1)
 
 
 class TwoLayers(nn.Module):
@@ -151,8 +151,8 @@ class TwoOverflowing(TwoLayers):
 class LeakingInHalf(Decoder):
     """-1e4 is near the end of float16, so half precision gets a smaller number."""
 
-    def weights(self, scores, seen):
-        return scores.masked_fill(~seen, -5.0 if is_half(scores) else -1e9).softmax(-1)
+    def weights(self, scores, visible):
+        return scores.masked_fill(~visible, -5.0 if is_half(scores) else -1e9).softmax(-1)
 
 
 def masked_attention(q, k, v, mask=None):

@@ -144,7 +144,7 @@ class SinusoidFromTheEdge(SinusoidLayer):
 
 
 class SmallSeq2Seq(nn.Module):
-    """An encoder over the tokens, and a decoder over the same tokens that looks at it."""
+    """An encoder over the tokens, and a decoder over the same tokens that attends to it."""
 
     def __init__(self, vocab=17, dim=16, heads=2):
         super().__init__()
@@ -230,8 +230,8 @@ class Summarised(nn.Module):
         total = x.masked_fill(~mask[..., None], 0.0).sum(1)
         mean = (total / self.count(mask).clamp(min=1).to(x.dtype))[:, None]
         k, v = self.k(torch.cat([mean, x], 1)), self.v(torch.cat([mean, x], 1))
-        seen = F.pad(mask, (1, 0), value=True)[:, None, :]
-        return F.scaled_dot_product_attention(self.q(x), k, v, attn_mask=seen)
+        key_mask = F.pad(mask, (1, 0), value=True)[:, None, :]
+        return F.scaled_dot_product_attention(self.q(x), k, v, attn_mask=key_mask)
 
 
 class SummarisedOverAll(Summarised):

@@ -200,9 +200,9 @@ class Windowed(nn.Module):
         key = self.key(x, mask)
         if key not in self.masks:
             self.masks[key] = self.made(x.shape[1], mask)
-        seen = self.masks[key] if mask is None else self.masks[key] & mask[:, None, :]
+        allowed = self.masks[key] if mask is None else self.masks[key] & mask[:, None, :]
         q, k, v = self.qkv(x).chunk(3, -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
 class WindowedWithPadding(Windowed):

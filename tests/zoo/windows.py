@@ -99,9 +99,9 @@ def _shifted(q, k, v, size, shift, pad_first):
     # The last window holds the end and, behind it, what was rolled around from the start.
     region = torch.where(place < n + extra - size, 0, torch.where(place < n + extra - shift, 1, 2))
     region, owner = region.view(-1, size), token.view(-1, size)
-    seen = (region[:, :, None] == region[:, None, :]) & (owner[:, None, :] >= 0)
-    seen = seen | torch.eye(size, dtype=torch.bool)
-    out = F.scaled_dot_product_attention(*(_windows(x, size) for x in (q, k, v)), attn_mask=seen).flatten(2, 3)
+    allowed = (region[:, :, None] == region[:, None, :]) & (owner[:, None, :] >= 0)
+    allowed = allowed | torch.eye(size, dtype=torch.bool)
+    out = F.scaled_dot_product_attention(*(_windows(x, size) for x in (q, k, v)), attn_mask=allowed).flatten(2, 3)
     return out.roll(shift, 2)[:, :, :n] if pad_first else out[:, :, :n].roll(shift, 2)
 
 

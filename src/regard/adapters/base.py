@@ -132,7 +132,7 @@ class Adapter:
         self.min_length = 1
         self.step_of_lengths = 1
         self.claims: tuple[str, ...] = ()
-        self.documented = False  # whether its claims are what its library documents; else they are guessed
+        self.documented = False  # whether its claims are what its library documents; else they are inferred
         self.parts: list[Adapter] = []
         self.declared = ""
         self.part = ""

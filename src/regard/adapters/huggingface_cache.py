@@ -96,8 +96,8 @@ def static_cache_variant(adapter: HuggingFaceTextModel) -> Variant | None:
         outputs, done = [], 0
         for size in _run_in_pieces(tokens):
             upto = done + size
-            seen = None if mask is None else mask[:, :upto]
-            output = adapter.call(x[:, done:upto], seen, past_key_values=cache, use_cache=True)
+            real_tokens = None if mask is None else mask[:, :upto]
+            output = adapter.call(x[:, done:upto], real_tokens, past_key_values=cache, use_cache=True)
             outputs.append(first_tensor(output))
             done = upto
         return torch.cat(outputs, 1)

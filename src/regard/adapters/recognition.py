@@ -21,7 +21,7 @@ from regard.patterns import Causal, Window
 
 KINDS = ("operator", "layer", "model")
 CONVENTIONS = tuple(Conventions.__dataclass_fields__)
-# Adapters of libraries whose claims are documented; those of the others are guessed from their classes.
+# Adapters of libraries whose claims are documented; those of the others are inferred from their classes.
 DOCUMENTED = ("regard.adapters.regard_layers", "regard.adapters.torch_nn")
 QUERIES = ("q", "query", "queries", "Q")
 

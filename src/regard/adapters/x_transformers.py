@@ -251,9 +251,9 @@ class XTransformersEncoderDecoder(Float64Softmax, ModelAdapter):
     def other(self, batch: int, vocab_size: int) -> Tensor:
         return Rng(0, "other").integers(0, vocab_size, 1, OTHER).expand(batch, OTHER)
 
-    def decoded(self, written: Tensor, source: Tensor, seen: Tensor | None, **more: Any) -> Tensor:
-        encoded = self.target.encoder(source, mask=seen, return_embeddings=True)
-        return self.target.decoder.net(written, context=encoded, context_mask=seen, **more)
+    def decoded(self, written: Tensor, source: Tensor, source_mask: Tensor | None, **more: Any) -> Tensor:
+        encoded = self.target.encoder(source, mask=source_mask, return_embeddings=True)
+        return self.target.decoder.net(written, context=encoded, context_mask=source_mask, **more)
 
 
 class XTransformersEncoder(XTransformersEncoderDecoder):

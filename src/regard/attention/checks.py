@@ -13,7 +13,14 @@ from torch import Tensor
 
 from regard.attention.description import Attention
 from regard.attention.folded_heads import fold_heads
-from regard.attention.masks import add_mask, is_mask, refuse_mask_as_bias, refuse_mask_as_pattern, warn_of_mask
+from regard.attention.masks import (
+    add_mask,
+    broadcasts_to,
+    is_mask,
+    refuse_mask_as_bias,
+    refuse_mask_as_pattern,
+    warn_of_mask,
+)
 from regard.autocast import is_autocast_enabled
 from regard.backends.base import Request
 from regard.biases.base import Bias
@@ -256,11 +263,7 @@ def _check_bias(bias: Bias | Tensor | None, square: tuple[int, ...]) -> Bias | T
     if isinstance(bias, Tensor):
         if not bias.dtype.is_floating_point:
             raise refuse_mask_as_bias(bias, square)
-        try:
-            fits = torch.broadcast_shapes(bias.shape, square) == square
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if not broadcasts_to(bias, square):
             raise BiasError(
                 "The bias does not fit the scores.",
                 asked=f"a bias of shape {tuple(bias.shape)} and {bias.dtype}",

@@ -49,9 +49,9 @@ def decode_step(
     if scale == 0 or not math.isfinite(scale):
         return None
     if attention.bias is None:
-        seen = _find_intervals(attention.pattern, len(query), queries, keys, real_lengths)
-        if seen is not None:
-            return run_prepared(query, key, value, *seen, scale)
+        intervals = _find_intervals(attention.pattern, len(query), queries, keys, real_lengths)
+        if intervals is not None:
+            return run_prepared(query, key, value, *intervals, scale)
     if attention.pattern.rows is not None:
         return None
     return _attend_densely(query, key, value, attention, scale, real_lengths)
@@ -99,12 +99,12 @@ def _find_intervals(
         # The visible keys do not depend on later tokens: one cached result covers the next steps too.
         first -= first % STEPS_AT_ONCE
         last = first + STEPS_AT_ONCE
-    seen = find_key_intervals(pattern, Lengths(last - first, last))
-    if seen is None:
+    intervals = find_key_intervals(pattern, Lengths(last - first, last))
+    if intervals is None:
         return None
-    seen = [edge[:, keys - queries - first : keys - first] for edge in seen]
+    intervals = [edge[:, keys - queries - first : keys - first] for edge in intervals]
     with torch.inference_mode(False):  # what is cached outlives the caller's mode
-        start, stop = (edge.expand(batch, queries).contiguous() for edge in seen)
+        start, stop = (edge.expand(batch, queries).contiguous() for edge in intervals)
         if real_lengths is not None:
             start = torch.maximum(start, keys - torch.tensor(real_lengths)[:, None])
         return start, stop

@@ -23,6 +23,14 @@ SAMPLED = 64  # rows and columns of a bias that are inspected
 _last_sampled: weakref.ref[Tensor] | None = None
 
 
+def broadcasts_to(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor broadcasts to this very shape."""
+    try:
+        return torch.broadcast_shapes(tensor.shape, shape) == shape
+    except RuntimeError:
+        return False
+
+
 def is_mask(value: object) -> bool:
     """Whether this is a tensor or an array, or lists as deep as (query, key) that could be one."""
     return isinstance(value, Tensor | np.ndarray) or (
@@ -79,11 +87,7 @@ def add_mask(described: Attention, mask: object, square: tuple[int, ...], dtype:
             else "mask=torch.as_tensor(mask).bool()",
         )
     *batch, _, _, _ = square
-    try:
-        fits = torch.broadcast_shapes(mask.shape, square) == square
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(mask, square):
         raise ShapeError(
             "The mask does not fit the scores.",
             asked=f"mask={_describe(mask)}",

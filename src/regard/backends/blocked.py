@@ -288,10 +288,10 @@ def _find_nan_outputs(query, key, value, best, task: TileSettings, learned) -> T
     for job in task.jobs(query, key):
         tile = Tile(job, task, query, key, learned)
         height = job.query.index.shape[1] * task.group
-        seen = tile.addend() != -torch.inf  # hidden by the pattern, or by a bias of minus infinity
-        seen = seen.expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
-        harm = torch.bmm(seen, tile.columns(bad_key)) + seen.sum(-1, keepdim=True) * tile.queries(bad_query)
+        visible = tile.addend() != -torch.inf  # hidden by the pattern, or by a bias of minus infinity
+        visible = visible.expand(len(tile.key), height, tile.key.shape[1]).to(query.dtype)
+        harm = torch.bmm(visible, tile.columns(bad_key)) + visible.sum(-1, keepdim=True) * tile.queries(bad_query)
         if best is not None:  # only winners hand their value over
-            seen = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)
-        job.query.add(nan_marks, tile.by_head(torch.bmm(seen, tile.columns(bad_value)) + harm))
+            visible = (tile.compute(scaled, best) > -torch.inf).to(query.dtype)
+        job.query.add(nan_marks, tile.by_head(torch.bmm(visible, tile.columns(bad_value)) + harm))
     return nan_marks > 0

@@ -65,9 +65,11 @@ class Winners(torch.autograd.Function):
             found = number.gather(1, place.squeeze(-1)).unsqueeze(-1)
             _keep_best(job, [best, winner, count], [tile.by_head(part) for part in (top, found, ties, slack)])
             if nonfinite is not None:
-                seen = (tile.addend() != -torch.inf).expand(scores.shape).to(scores.dtype)
-                harm = torch.bmm(seen, tile.columns(nonfinite[1]))
-                job.query.add(nan_marks, tile.by_head(harm + seen.sum(-1, keepdim=True) * tile.queries(nonfinite[0])))
+                visible = (tile.addend() != -torch.inf).expand(scores.shape).to(scores.dtype)
+                harm = torch.bmm(visible, tile.columns(nonfinite[1]))
+                job.query.add(
+                    nan_marks, tile.by_head(harm + visible.sum(-1, keepdim=True) * tile.queries(nonfinite[0]))
+                )
         return torch.where(nan_marks > 0, torch.nan, best), winner, count
 
     @staticmethod
@@ -117,10 +119,10 @@ def average_visible(request: Request) -> Tensor:
         weight, query, node, order = (
             tensor.to(value.device) for tensor in (step.weight, step.query, step.node, step.key_index)
         )
-        seen = (weight > 0).to(dtype)
+        visible = (weight > 0).to(dtype)
         for number, layer in enumerate(layers):
             taken = _build_tree(layer[order]).index_select(0, node.reshape(-1)).unflatten(0, node.shape)
-            sums[number] = sums[number].index_add(0, query.reshape(-1), torch.bmm(seen, taken).flatten(0, 1))
+            sums[number] = sums[number].index_add(0, query.reshape(-1), torch.bmm(visible, taken).flatten(0, 1))
         count = count.index_add(0, query.reshape(-1), weight.sum(-1).to(dtype).reshape(-1, 1))
     output = sums[0] / count.clamp(min=1)
     if not clean:

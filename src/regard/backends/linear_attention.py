@@ -87,11 +87,11 @@ class LinearAttentionBackend(Backend):
         else:
             output = normalise(_attend_dense(query, key, append_ones(value)))
         # A query without any key has zeros, even if it is itself NaN.
-        seen = _propagate_marks(real, causal, request)
-        output = torch.where(seen, output, 0)
+        visible = _propagate_marks(real, causal, request)
+        output = torch.where(visible, output, 0)
         if nonfinite is not None and nan_rows is not None:
             nan_marks = _propagate_marks(nonfinite, causal, request).repeat_interleave(request.group, dim=1)
-            output = torch.where(nan_marks | (nan_rows & seen), torch.nan, output)
+            output = torch.where(nan_marks | (nan_rows & visible), torch.nan, output)
         return output.to(request.value.dtype)
 
 

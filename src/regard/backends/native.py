@@ -62,8 +62,8 @@ class Native(Backend):
         dtype = accumulation_dtype(request)
         if 0 in (*request.lengths, request.batch) or not value.shape[-1]:
             return value.new_zeros(*query.shape[:3], value.shape[3], dtype=request.value.dtype)
-        if request.lengths.queries <= MAX_QUERIES and (seen := _find_intervals(request)) is not None:
-            return run_decode(query, key, value, *seen, request.scale)[0].to(request.value.dtype)
+        if request.lengths.queries <= MAX_QUERIES and (intervals := _find_intervals(request)) is not None:
+            return run_decode(query, key, value, *intervals, request.scale)[0].to(request.value.dtype)
         table = query_code = key_code = bias = None
         if isinstance(request.bias, Tensor):
             bias = request.bias.to(dtype)
@@ -92,8 +92,8 @@ def _find_intervals(request: Request) -> tuple[Tensor, Tensor] | None:
     """The keys of a few queries, if they are one interval each and only the output is needed."""
     if request.bias is not None or request.dropout is not None or request.needs_gradient or is_traced():
         return None
-    seen = find_key_intervals(request.pattern, request.lengths)
-    return None if seen is None else (request.by_row(seen[0]), request.by_row(seen[1]))
+    intervals = find_key_intervals(request.pattern, request.lengths)
+    return None if intervals is None else (request.by_row(intervals[0]), request.by_row(intervals[1]))
 
 
 def _unify_dtypes(request: Request) -> tuple[Tensor, Tensor, Tensor]:

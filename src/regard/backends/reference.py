@@ -43,9 +43,9 @@ def drop_weights(request: Request, weight: Tensor) -> Tensor:
     return weight * request.dropout.factors(row, query[:, None], block, weight.dtype).flatten(-2)[..., :keys]
 
 
-def _sees_marked(seen: Tensor, nonfinite: Tensor) -> Tensor:
+def _sees_marked(visible: Tensor, nonfinite: Tensor) -> Tensor:
     """Whether any visible key is marked, per channel."""
-    return seen.float() @ nonfinite.float() > 0
+    return visible.float() @ nonfinite.float() > 0
 
 
 def compute_weights(request: Request, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -121,7 +121,7 @@ class Tile:
     def addend(self) -> Tensor:
         """What is added to the content: the bias where visible, `-inf` where hidden; broadcasts to the scores."""
         if self.biased:
-            return torch.where(self.seen(), self.bias(), -torch.inf) if self.job.group.ragged else self.bias()
+            return torch.where(self.visible(), self.bias(), -torch.inf) if self.job.group.ragged else self.bias()
         hidden = self.job.additive_mask(self.key.dtype)
         if hidden is None:
             return torch.zeros((), dtype=self.key.dtype, device=self.key.device)
@@ -130,7 +130,7 @@ class Tile:
             return hidden
         return hidden.expand(self.batch * self.kv_heads, -1, -1, -1).flatten(0, 1)
 
-    def seen(self) -> Tensor:
+    def visible(self) -> Tensor:
         """The job's mask, broadcast to its products."""
         mask = self.job.mask
         if mask is None:

@@ -89,9 +89,9 @@ def _find_nan_outputs(request: Request, bias: Tensor | None) -> Tensor:
     nonfinite = ~torch.isfinite(request.value) | find_nonfinite_rows(request.key)
     causal = not request.dense
     if bias is None:
-        seen = nonfinite.cummax(2).values if causal else nonfinite.any(2, keepdim=True)
-        return seen.repeat_interleave(request.group, dim=1) | find_nonfinite_rows(request.query)
+        marked = nonfinite.cummax(2).values if causal else nonfinite.any(2, keepdim=True)
+        return marked.repeat_interleave(request.group, dim=1) | find_nonfinite_rows(request.query)
     shown = (bias != -torch.inf).expand(-1, -1, *request.lengths)
-    seen = shown.to(torch.float32) @ nonfinite.repeat_interleave(request.group, dim=1).to(torch.float32) > 0
+    marked = shown.to(torch.float32) @ nonfinite.repeat_interleave(request.group, dim=1).to(torch.float32) > 0
     bad_bias = (~(bias < torch.inf)).any(-1, keepdim=True)
-    return seen | bad_bias | (find_nonfinite_rows(request.query) & shown.any(-1, keepdim=True))
+    return marked | bad_bias | (find_nonfinite_rows(request.query) & shown.any(-1, keepdim=True))

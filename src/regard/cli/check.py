@@ -200,11 +200,11 @@ def _show_progress(total: int) -> Iterator[Progress | None]:
             yield None
             return
         task = bar.add_task("laws", total=total, law="", cases="")
-        seen: list[str] = []
+        started: list[str] = []
 
         def progress(slug: str, number: int, cases: int) -> None:
-            if slug not in seen:
-                seen.append(slug)
-            bar.update(task, completed=len(seen) - 1, law=slug, cases=f"{cases} cases")
+            if slug not in started:
+                started.append(slug)
+            bar.update(task, completed=len(started) - 1, law=slug, cases=f"{cases} cases")
 
         yield progress

@@ -23,7 +23,7 @@ class SizeOption(NamedTuple):
     """
 
     name: str
-    letter: str
+    symbol: str
     meaning: str
     default: int | None = None
     required: bool = True
@@ -108,9 +108,9 @@ def _make_parallel_table(args: argparse.Namespace) -> Table:
     work = table.row("work (MAC)")
     if args.I is not None:
         H, D, d, e, N, R, W = size_symbols("H D d e N R W")
-        seen = R * W if args.T is None else N
+        tokens = R * W if args.T is None else N
         values = work.quantity.values | sizes(d=args.U or args.J // args.K, e=args.I)
-        formula = seen * D * H * (2 * d + e) + seen**2 * H * (d + e)
+        formula = tokens * D * H * (2 * d + e) + tokens**2 * H * (d + e)
         work = Row(work.label, (Quantity(formula, values),))
     chains = "sums as chains"
     rows = [row for row in table.rows if row.label != work.label and row.label.startswith(chains) == args.serial]
@@ -289,11 +289,11 @@ def make_parser(name: str, word: Question) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for size in word.sizes:
-        many: dict[str, Any] = {"nargs": size.sides, "metavar": tuple(size.letter.split())} if size.sides > 1 else {}
+        many: dict[str, Any] = {"nargs": size.sides, "metavar": tuple(size.symbol.split())} if size.sides > 1 else {}
         parser.add_argument(
             f"--{size.name}",
             *([] if size.also is None else [f"--{size.also}"]),
-            **{"metavar": size.letter, **many},
+            **{"metavar": size.symbol, **many},
             type=parse_size,
             default=size.default,
             required=size.required,

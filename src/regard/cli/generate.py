@@ -131,12 +131,12 @@ def generate_beyond_context(
 
     def begin(text: list[int], count: int, number: int) -> tuple[Iterator[tuple[int, int]], int]:
         """A stream of at most `count` tokens after the end of the text, and how many it may yield."""
-        limit, seen, seed = model.context_length, text, options["seed"]
+        limit, recent, seed = model.context_length, text, options["seed"]
         if limit is not None and len(text) + count > limit:
-            seen = text[-max(limit // 2, 1) :] if len(text) >= limit else text
-            count = min(count, max(limit - len(seen), 1))
+            recent = text[-max(limit // 2, 1) :] if len(text) >= limit else text
+            count = min(count, max(limit - len(recent), 1))
         given: dict[str, Any] = options | {"seed": None if seed is None else seed + number}
-        return stream(model, [seen], max_new_tokens=count, stop_tokens=stop, **given), count
+        return stream(model, [recent], max_new_tokens=count, stop_tokens=stop, **given), count
 
     first = begin(prompt, max_new_tokens, 0)  # checks the options before anything is written
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import math
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -91,6 +92,7 @@ def make_parser() -> Parser:
                 "--no-laws", dest="laws", action="store_false", help="do not check the trained model for the report"
             )
             one.add_argument("--recipe", metavar="FILE", help="fields of the recipe in a .json or .toml file")
+            _add_parallelism(one)
         if kind in ("spatial", "vit", "davit", "resnet"):
             one.add_argument("--data-folder", metavar="FOLDER", help="your own files of MNIST or CIFAR-10")
         if kind == "spatial":
@@ -104,6 +106,16 @@ def make_parser() -> Parser:
         if kind not in COMPARISONS:
             _add_fields(one, kind)
     return parser
+
+
+def _add_parallelism(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("on several processes (torchrun --nproc-per-node 2 -m regard train ...)")
+    group.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help="whole models, or sharded ones (ddp)")
+    group.add_argument(
+        "--context-parallel", metavar="N", type=int, default=1, help="processes that share a sequence (1)"
+    )
+    group.add_argument("--tensor-parallel", metavar="N", type=int, default=1, help="processes that share a block (1)")
+    group.add_argument("--recompute", action="store_true", help="compute blocks again in backward, to save memory")
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: str) -> None:
@@ -142,6 +154,8 @@ def run(words: argparse.Namespace) -> int:
     except SystemExit as end:  # help, or a usage error
         return int(end.code or 0)
     check_writable(args.json)
+    if args.kind in (*COMPARISONS, "teacher"):
+        _refuse_processes(args.kind)
     if args.kind in COMPARISONS:
         from regard.cli.train_compare import run_ablation, run_comparison
 
@@ -150,6 +164,18 @@ def run(words: argparse.Namespace) -> int:
             _fetch(name)
         return (run_ablation if args.kind == "ablation" else run_comparison)(args)
     return run_teacher(args) if args.kind == "teacher" else _run_recipe(args)
+
+
+def _refuse_processes(kind: str) -> None:
+    from regard.distributed.launch import is_launched
+
+    if is_launched():
+        raise InputError(
+            f"regard train {kind} runs on one process.",
+            asked=f"torchrun ... -m regard train {kind}",
+            because="it trains several small models one after the other",
+            instead=f"regard train {kind}",
+        )
 
 
 def _read_fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -210,33 +236,49 @@ def _make_recipe(args: argparse.Namespace) -> Recipe:
 
 def _run_recipe(args: argparse.Namespace) -> int:
     from regard.cli.train_speed import measure_peak
-    from regard.train import Interrupted, train
+    from regard.distributed.launch import join_processes, wait_for_first
+    from regard.train import Interrupted, Parallelism, train
 
-    recipe = _make_recipe(args)
-    _fetch(recipe.data)
-    data = _load_folder(recipe, args)
+    parallelism = Parallelism(args.strategy, args.context_parallel, args.tensor_parallel, args.recompute)
+    recipe, is_first = _make_recipe(args), join_processes()[0] == 0
+    with wait_for_first():  # which downloads, tokenizes and refuses
+        folder, data = _find_folder(args, recipe), None
+        if is_first:
+            _fetch(recipe.data)
+        data = _load_folder(recipe, args)
+        task = recipe.make_task(data)  # what cannot be read is refused before a folder is named
+    if is_first:
+        print(*([] if data is None else [data]), f"{recipe}\nsaved in {folder}", sep="\n", file=sys.stderr)
+    try:
+        done = train(
+            task, folder, minutes=args.minutes, parallelism=parallelism,
+            on_evaluation=_print_evaluation if is_first else None, measure_peak=measure_peak,
+        )  # fmt: skip
+        if not is_first:
+            return 0
+        pruned = _prune_heads(done, folder) if getattr(args, "prune", False) and done.done else None
+    except Interrupted as stop:
+        again = [word for word in sys.argv[1:] if word != "--resume"]
+        command = shlex.join(["regard", *again, "--resume"]) if sys.argv[1:2] == ["train"] else "--resume"
+        if is_first:
+            print(f"\nregard: {str(stop).split(', from where')[0]}\n  instead  {command}", file=sys.stderr)
+        return 130
+    _print_result(args, done, pruned, folder)
+    return 0
+
+
+def _find_folder(args: argparse.Namespace, recipe: Recipe) -> Path:
+    """The folder of the run; raises for one that has another. What torchrun restarts goes on by itself."""
     folder = Path(args.folder) if args.folder else Path("runs") / _name_run(recipe)
-    if not args.resume and (folder / "recipe.json").exists():
+    resumes = args.resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if not resumes and (folder / "recipe.json").exists():
         raise InputError(
             f"There is already a run in {folder}.",
             asked=f"a new run in {folder}",
             because="the files of two runs would be mixed",
             instead="--resume to continue it, or another --folder",
         )
-    task = recipe.make_task(data)  # what cannot be read is refused before a folder is named
-    if data is not None:
-        print(data, file=sys.stderr)
-    print(f"{recipe}\nsaved in {folder}", file=sys.stderr)
-    try:
-        done = train(task, folder, minutes=args.minutes, on_evaluation=_print_evaluation, measure_peak=measure_peak)
-        pruned = _prune_heads(done, folder) if getattr(args, "prune", False) and done.done else None
-    except Interrupted as stop:
-        again = [word for word in sys.argv[1:] if word != "--resume"]
-        command = shlex.join(["regard", *again, "--resume"]) if sys.argv[1:2] == ["train"] else "--resume"
-        print(f"\nregard: {str(stop).split(', from where')[0]}\n  instead  {command}", file=sys.stderr)
-        return 130
-    _print_result(args, done, pruned, folder)
-    return 0
+    return folder
 
 
 def _print_evaluation(evaluation: Evaluation) -> None:

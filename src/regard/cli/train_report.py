@@ -120,10 +120,24 @@ def _draw(name: str, points: list[tuple[int, float]], caption: str, steps: int) 
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 0.5
     bottom = max(low - margin, 0.0) if low >= 0 else low - margin
-    form = ".0%" if name.endswith("accuracy") else ".3g"
+    top, form = high + margin, _choose_format(bottom, high + margin)
+    if name.endswith("accuracy"):
+        top, form = min(top, 1.0), ".0%"
     ends, places = ("step 0", f"step {steps:,}"), {name: [step / steps for step, _ in points]}
     text = caption[0].upper() + caption[1:]
-    return share_chart({name: values}, text, ends, bottom, high + margin, form, places)
+    return share_chart({name: values}, text, ends, bottom, top, form, places)
+
+
+def _choose_format(low: float, high: float) -> str:
+    """Three significant digits, or as many as tell the ends of an axis apart.
+
+    >>> _choose_format(1.0, 2.0), _choose_format(3.3989, 3.3991)
+    ('.3g', '.5g')
+    """
+    digits = 3
+    while digits < 9 and f"{low:.{digits}g}" == f"{high:.{digits}g}":
+        digits += 1
+    return f".{digits}g"
 
 
 def _make_size_table(run: Run) -> Table:

@@ -139,10 +139,10 @@ def residual(layer: Callable[[Tensor], Tensor], conv: nn.Module, images: Tensor)
 
 
 @torch.no_grad()
-def _solve_least_squares(conv: nn.Conv1d | nn.Conv2d, seen: Tensor, wanted: Tensor) -> None:
+def _solve_least_squares(conv: nn.Conv1d | nn.Conv2d, inputs: Tensor, wanted: Tensor) -> None:
     """Set the least-squares weights of a convolution from the inputs of its taps, `(batch, channel, tap, *query)`."""
     groups = conv.groups
-    columns = seen.unflatten(1, (groups, -1)).movedim(0, 3).flatten(3).flatten(1, 2)  # (group, in tap, sample)
+    columns = inputs.unflatten(1, (groups, -1)).movedim(0, 3).flatten(3).flatten(1, 2)  # (group, in tap, sample)
     targets = wanted.unflatten(1, (groups, -1)).movedim(0, 2).flatten(2)  # (group, out, sample)
     if conv.bias is not None:
         columns = torch.cat((columns, torch.ones_like(columns[:, :1])), 1)

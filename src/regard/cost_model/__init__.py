@@ -1,4 +1,4 @@
-"""What an attention, a layer or a model costs before anyone runs it: formulas, and the numbers they give."""
+"""What an attention, a layer or a model costs, computed without running it: formulas, and the numbers they give."""
 
 from regard.cost_model.api import cost
 from regard.cost_model.cost import Cost

@@ -152,7 +152,7 @@ def _check_sizes(target: Any, given_sizes: Sizes) -> None:
                 f"{name} has sizes of its own.",
                 asked=f"{size}={getattr(given_sizes, size)}",
                 because=f"{size} is for a description, such as Attention(...), which has none",
-                instead=f"a {name} of that size, asked about without {size}",
+                instead=f"a {name} of that size, and cost(...) without {size}",
             )
 
 

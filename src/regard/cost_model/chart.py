@@ -21,11 +21,11 @@ SUFFIXES = (".svg", ".html")
 # Lines that stand below the plot; further crossings are counted.
 MOST_NOTES = 10
 UNITS = {"macs": "MAC", "flops": "FLOP", "bytes": "B", "activation_bytes": "B"}
-NAMES = {"macs": "multiply-adds", "flops": "operations", "activation_bytes": "bytes kept for the way back"}
+NAMES = {"macs": "multiply-adds", "flops": "operations", "activation_bytes": "bytes saved for backward"}
 
 
 def draw_curves(
-    costs: Mapping[str, Cost], letter: str = "tokens", of: str = "macs", low: int = 64, high: int = 65536
+    costs: Mapping[str, Cost], symbol: str = "tokens", of: str = "macs", low: int = 64, high: int = 65536
 ) -> CostChart:
     """Costs against a length, both on logarithmic axes, with the points at which they cross.
 
@@ -37,10 +37,10 @@ def draw_curves(
 
     Args:
         costs: each with its name in the chart.
-        letter: what grows from `low` to `high`: a keyword of `cost`, or its letter.
+        symbol: what grows from `low` to `high`: a keyword of `cost`, or its symbol.
         of: a quantity, such as `"macs"`, `"bytes"` or `"activation_bytes"`.
     """
-    return CostChart(Curves(costs, letter, of, low, high))
+    return CostChart(Curves(costs, symbol, of, low, high))
 
 
 class CostChart:

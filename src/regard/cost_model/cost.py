@@ -36,7 +36,7 @@ class Cost:
 
     Attributes:
         parts: the steps it is made of, with their formulas.
-        values: the number of every letter.
+        values: the number of every symbol.
         mode: how it is run: forward, backward, ...; by which backend; in which numbers.
         notes: what a reader should know, such as a size that stayed a number in the formulas.
     """
@@ -89,7 +89,7 @@ class Cost:
 
     @property
     def activation_bytes(self) -> Quantity:
-        """Bytes that the forward pass leaves for the backward pass."""
+        """Bytes that the forward pass saves for the backward pass."""
         return self.quantity("activation_bytes")
 
     @property
@@ -99,7 +99,7 @@ class Cost:
 
     @property
     def pairs(self) -> Quantity:
-        """Pairs of tokens that meet, over all heads, rows and layers."""
+        """Allowed pairs of a query and a key, over all heads, rows and layers."""
         return self.quantity("pairs")
 
     @property
@@ -133,7 +133,7 @@ class Cost:
         }
 
     def at(self, **sizes: Any) -> Cost:
-        """The same question with other sizes: `cost.at(tokens=8192)`."""
+        """The same cost at other sizes: `cost.at(tokens=8192)`."""
         if self._recompute is None:
             from regard.cost_model.symbols import read_symbol
 
@@ -171,8 +171,8 @@ class Cost:
                 found[name] = mine / theirs
         return found
 
-    def solve(self, letter: str | sympy.Symbol, equals: Cost | Quantity | float, of: str = "macs") -> list[Quantity]:
-        """Where this costs as much as another, or as a number says: every positive value of a letter, smallest first.
+    def solve(self, symbol: str | sympy.Symbol, equals: Cost | Quantity | float, of: str = "macs") -> list[Quantity]:
+        """Where this costs as much as another, or as a number says: every positive value of a symbol, smallest first.
 
         >>> from regard import Attention, cost
         >>> softmax = cost(Attention(), tokens=256, dim=64)
@@ -181,7 +181,7 @@ class Cost:
         """
         from regard.cost_model.solving import find_crossings
 
-        return find_crossings(self, letter, equals, of)
+        return find_crossings(self, symbol, equals, of)
 
     # Showing
 
@@ -190,7 +190,7 @@ class Cost:
         return {
             "name": self.name,
             "setting": self.mode.to_dict(),
-            "letters": {letter: {"meaning": words, "value": number} for letter, words, number in self.legend()},
+            "letters": {symbol: {"meaning": words, "value": number} for symbol, words, number in self.legend()},
             "quantities": _list_quantities(self),
             "parts": {name: _list_quantities(part) for name, part in self.by_part().items()},
             "notes": list(self.notes),
@@ -205,11 +205,11 @@ class Cost:
         return text
 
     def legend(self) -> list[tuple[str, str, Any]]:
-        """Letter, meaning and number of every letter that is used."""
+        """Symbol, meaning and number of every symbol that is used."""
         return legend([self.quantity(name).formula for name in QUANTITIES], self.values, self.mode.step)
 
     def table(self, levels: int | None = None, width: int | None = None) -> str:
-        """The table that `print` shows: formulas above, parts below, the meaning of the letters last."""
+        """The table that `print` shows: formulas above, parts below, the meaning of the symbols last."""
         from regard.cost_model.table import text
 
         return text(self, levels, width)
@@ -223,7 +223,7 @@ class Cost:
 
 
 def _find_formula(part: CostPart, name: str, mode: RunMode) -> sympy.Expr:
-    """A quantity of a part, in the direction that is asked for."""
+    """A quantity of a part: forward, backward or both."""
     if name == "parameters":
         return part.parameters
     if name == "pairs":
@@ -240,12 +240,12 @@ def _simplify_formula(formula: Any) -> sympy.Expr:
     spread = sympy.expand(formula)
     if not spread.is_Add or len(spread.args) > 12 or not spread.free_symbols:
         return spread
-    # A number of windows, ceiling(R/w), is a letter like others.
-    letters = {each: sympy.Dummy(positive=True, integer=True) for each in spread.atoms(sympy.ceiling, sympy.floor)}
-    plain = spread.xreplace(letters) if letters else spread
+    # A number of windows, ceiling(R/w), is a symbol like others.
+    symbols = {each: sympy.Dummy(positive=True, integer=True) for each in spread.atoms(sympy.ceiling, sympy.floor)}
+    plain = spread.xreplace(symbols) if symbols else spread
     if not plain.is_polynomial():
         return spread
-    common = replace_terms(sympy.factor_terms(plain), {dummy: each for each, dummy in letters.items()})
+    common = replace_terms(sympy.factor_terms(plain), {dummy: each for each, dummy in symbols.items()})
     return common if sympy.count_ops(common) < sympy.count_ops(spread) else spread
 
 

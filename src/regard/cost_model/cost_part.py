@@ -55,7 +55,7 @@ class CostPart:
         parameters: learned numbers; one that is used twice belongs to the first part that uses it.
         forward, backward: the two passes.
         saved: bytes that the forward pass saves for the backward pass, beside parameters and the model's own input.
-        pairs: pairs of tokens that meet, over all heads and rows.
+        pairs: allowed pairs of a query and a key, over all heads and rows.
         normalised: numbers that a norm reads.
     """
 
@@ -74,7 +74,7 @@ class CostPart:
         return _times(self, factor)
 
     def fix_differing(self, values: Values, common: Values) -> CostPart:
-        """The part with its own number for every letter that means another number elsewhere."""
+        """The part with its own number for every symbol that means another number elsewhere."""
 
         def settle(value: Any) -> Any:
             if isinstance(value, PassCost):

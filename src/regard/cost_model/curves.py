@@ -44,7 +44,7 @@ class Curve:
 
     def __init__(self, name: str, cost: Cost, keyword: str, of: str) -> None:
         self.name, self.cost, self.keyword, self.of = name, cost, keyword, of
-        self.ends: RegardError | None = None  # why it stops before the last length that was asked for
+        self.ends: RegardError | None = None  # why it stops before the last length
         self._known: dict[int, int | float | None] = {}
 
     def at(self, length: int) -> int | float | None:
@@ -65,9 +65,9 @@ class Curves:
     """Several costs against a length, from `low` to `high`."""
 
     def __init__(
-        self, costs: Mapping[str, Cost], letter: str = "tokens", of: str = "macs", low: int = 64, high: int = 65536
+        self, costs: Mapping[str, Cost], symbol: str = "tokens", of: str = "macs", low: int = 64, high: int = 65536
     ) -> None:
-        self.keyword = MEANINGS[str(read_symbol(letter))][0]
+        self.keyword = MEANINGS[str(read_symbol(symbol))][0]
         self.of, self.low, self.high = of, low, high
         if not costs:
             raise CostError("There is no curve to draw.", because="no cost was given", instead='{"softmax": cost(...)}')
@@ -114,7 +114,7 @@ class Curves:
     def crossings(self) -> list[Crossing]:
         """Where any two curves cross, by bisection on whole lengths; the shortest first.
 
-        Two crossings between neighbouring points of the curves, a fifth of their length apart, cancel and are not seen.
+        Two crossings between neighbouring points of the curves, a fifth of their length apart, cancel and are missed.
         """
         found = []
         for one, other in itertools.combinations(self.curves, 2):

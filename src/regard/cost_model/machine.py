@@ -1,12 +1,12 @@
-"""What this machine can do at best: multiply-adds and bytes in a second, measured once and kept in a file.
+"""What this machine can do at best: multiply-adds and bytes in a second, measured once and stored in a file.
 
 A limit is what a machine does when nothing disturbs it. So every limit is measured in several rounds, each of them the
 median of three calls after a warm-up, and the best round is taken: other programs, or both threads of this one on the
 same core, only ever make a round slower. `steady` says how far the middle round stayed behind, or how much less than
-all of its threads the program was given. A measurement of a busy machine is used, but not kept for other programs.
+all of its threads the program was given. A measurement of a busy machine is used, but not stored for other programs.
 
 Bytes are those that a processor reads and writes: a sum of n bytes moves n, a copy of n bytes moves 2 n. Memory is
-asked for once and touched before anything is measured, because a page that the system has yet to hand out costs more
+allocated once and touched before anything is measured, because a page that the system has yet to hand out costs more
 than the bytes in it.
 """
 
@@ -38,7 +38,7 @@ from regard.models.io.atomic import make_json_writer, write_atomically
 SECONDS = 1.4  # for all rounds together; memory and warming up come on top
 FEWEST_ROUNDS = 2
 STEADY = 0.75  # below it a measurement was disturbed
-BUFFER = 1 << 28  # bytes: far more than any cache keeps
+BUFFER = 1 << 28  # bytes: far more than any cache holds
 SIDE = 1024  # rows and columns of the matrices that are multiplied; half of it on a slow machine
 FORMAT = 1  # of the file; what another version of Regard wrote is measured again
 
@@ -52,7 +52,7 @@ class Machine:
         threads: how many of them work together.
         peak: operations a second in float32, two for each multiply-add: a practical peak, of a large product.
         bandwidth: bytes a second read from memory in one long stream.
-        peak_double: the same as `peak` in float64; half of it if nobody says.
+        peak_double: the same as `peak` in float64; half of it by default.
         copy_bandwidth: bytes a second, read and written, of a long copy.
         row_bandwidth: bytes of weights a second that a product of one row reads, as in a step of decoding.
         cache, cache_bandwidth: bytes that the last cache holds, and bytes a second read from it; 0 if unknown.
@@ -122,7 +122,7 @@ def _check(name: str, value: Any, least_is_zero: bool) -> None:
         )
 
 
-# Kept
+# Stored
 
 _known: dict[tuple[str, str], Machine] = {}  # measured in this process, for folders that cannot be written
 
@@ -130,7 +130,7 @@ _known: dict[tuple[str, str], Machine] = {}  # measured in this process, for fol
 def this_machine(refresh: bool = False) -> Machine:
     """The machine this runs on, with as many threads as torch uses now.
 
-    It is measured once, in about two seconds, and kept in `~/.cache/regard/machine.json` (`$XDG_CACHE_HOME/regard` if
+    It is measured once, in about two seconds, and stored in `~/.cache/regard/machine.json` (`$XDG_CACHE_HOME/regard` if
     that is set), one entry for each processor, number of threads and version of torch. `refresh` measures again.
     What was measured while others used the machine is not written there, and holds for this program only.
     """
@@ -143,7 +143,7 @@ def this_machine(refresh: bool = False) -> Machine:
     _known[str(file), key] = machine
     if machine.was_busy:
         return machine
-    # Nobody needs the file: where it cannot be written, the next process measures again.
+    # The file is optional: where it cannot be written, the next process measures again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         entries = {**_read(file), key: machine}
@@ -153,7 +153,7 @@ def this_machine(refresh: bool = False) -> Machine:
 
 
 def cache_file() -> Path:
-    """Where measurements are kept."""
+    """The file of measurements."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     # The standard has relative folders ignored.
     base = Path(folder) if os.path.isabs(folder) else Path(os.path.expanduser("~")) / ".cache"

@@ -1,7 +1,7 @@
-"""What something really takes, beside the least that it could take.
+"""The measured time of a target, beside its lower bound.
 
-A target is run as it is, with random inputs of the sizes that are asked for: forward and decoding without gradients,
-the way back by `torch.autograd.grad`, which leaves no gradient in anybody's parameters. Everything runs in evaluation
+A target is run as it is, with random inputs of the given sizes: forward and decoding without gradients,
+backward by `torch.autograd.grad`, which leaves no gradient in the parameters. Everything runs in evaluation
 mode, as costs are counted without dropout; afterwards every module is in the mode it was in, and the random numbers of
 the program go on where they were.
 """
@@ -101,7 +101,7 @@ def measure(
     seconds: float = 2.0,
     **sizes: Any,
 ) -> Measured:
-    """Run a description, a layer, a model or any module whose input can be guessed, for about so many seconds.
+    """Run a description, a layer, a model or any module whose input can be inferred, for about so many seconds.
 
         >>> from regard import Attention, Causal
         >>> from regard.cost_model.measuring import measure
@@ -145,7 +145,7 @@ def compare(
     """The lower bound of a target's cost, and what it takes here.
 
     `backend` is whose work is counted, as in `cost`, and what a description runs on. `None` counts what the mathematics
-    asks for, scores that go to memory and come back among it; `"native"` counts what our kernel visits, whose scores
+    needs, scores that go to memory and come back among it; `"native"` counts what our kernel computes, whose scores
     never leave the processor.
     """
     predicted = predict(cost(target, step=step, backend=backend, dtype=dtype, **sizes), machine)
@@ -221,7 +221,7 @@ def _make_trial(
         raise CostError(
             "There is no backward pass.",
             asked=f"step={step!r}",
-            because="neither the parameters nor the inputs learn anything",
+            because="neither the parameters nor the inputs require gradients",
             instead='step="forward", or parameters with requires_grad=True',
         )
     return (outputs, back) if step == "backward" else (lambda: None, lambda _: back(outputs()))
@@ -275,7 +275,7 @@ def _make_arguments(target: Any, dtype: torch.dtype | None, sizes: Sizes) -> tup
             raise _missing_size("image", "measure(layer, image=(224, 224))")
         sizes = dataclasses.replace(sizes, inputs=(sizes.batch, target.channels, *sizes.image))
     inputs = make_example_inputs(TracedTarget(target, own), sizes)
-    unknown = [letter for letter in inputs.symbols if letter not in inputs.known]
+    unknown = [symbol for symbol in inputs.symbols if symbol not in inputs.known]
     if unknown:
         words = {"N": "tokens", "M": "keys", "T": "context_tokens", "R": "image", "W": "image"}
         raise _missing_size(words.get(unknown[0], unknown[0]), "the size as a keyword, as in cost(...)")
@@ -312,9 +312,9 @@ def _list_float_parameters(target: Any) -> Iterator[Tensor]:
 
 def _missing_size(name: str, instead: str) -> CostError:
     return CostError(
-        f"Nothing says how large {name} is.",
+        f"The size {name} is not given.",
         asked="to run it",
-        because="a formula can keep a letter, but a run needs numbers",
+        because="a formula can keep a symbol, but a run needs numbers",
         instead=instead,
     )
 
@@ -347,7 +347,7 @@ def _prepare_decode(target: Any, sizes: Sizes) -> Trial:
         x = torch.randn(rows, 1, layer.sizes.input, dtype=layer.output.weight.dtype, device=_find_device(layer))
         return lambda: copy.copy(cache), torch.no_grad()(lambda mine: target(x, cache=mine))
     raise CostError(
-        f"Nobody knows how a {type(target).__name__} decodes.",
+        f"A {type(target).__name__} has no decoding step.",
         asked='step="decode"',
         because="that needs a cache, which GPT, Transformer, TransformerBlock and MultiHeadAttention have",
         instead='step="forward", with tokens=1',

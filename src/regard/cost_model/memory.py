@@ -33,9 +33,9 @@ from regard.errors import CostError
 if TYPE_CHECKING:
     from regard.cost_model.cost import Cost
 
-# Runs whose peak can be asked for.
+# Runs that have a peak.
 STEPS = ("forward", "training", "recomputed", "decode")
-# What the forward pass really keeps may differ so much from the formula, which knows no dropout, before it is told.
+# A traced run may save this much more or less than the formula, which has no dropout, before its number replaces it.
 AGREES = 0.01
 # In the order in which they are shown.
 QUANTITIES = (
@@ -67,10 +67,10 @@ class Memory:
         True
 
     Peaks are found by tracing a run on the CPU with fake tensors (see `peak_memory`), as `backend="auto"` runs
-    in plain eager mode; they include parameters, buffers and inputs. What is asked for first is computed first.
+    in plain eager mode; they include parameters, buffers and inputs. Each is computed when it is first read.
 
     Attributes:
-        optimizer: `"adamw"`, `"adam"` (two numbers kept for each learned one), `"momentum"` (one), `"sgd"` (none),
+        optimizer: `"adamw"`, `"adam"` (two numbers for each parameter), `"momentum"` (one), `"sgd"` (none),
             `"adafactor"` (a row and a column for each matrix), or a function from parameters to an optimizer.
         loss: `"mean"` of all outputs, `"cross_entropy"` of the last one, or a function from outputs to a number.
     """
@@ -110,7 +110,7 @@ class Memory:
 
     @lazy_property
     def optimizer_state(self) -> Quantity:
-        """What the optimizer keeps from step to step, its counters included."""
+        """The state of the optimizer, its counters included."""
         learned = self._list_weights(learned=True)
         if callable(self.optimizer):
             return _make_bytes(self._trace_optimizer().state)
@@ -123,23 +123,23 @@ class Memory:
 
     @lazy_property
     def activations(self) -> Quantity:
-        """What the forward pass leaves for the backward pass; with dropout if the module has some, and then a number.
+        """What the forward pass saves for the backward pass; with dropout if the module has some, and then a number.
 
         Beside parameters and inputs, which are there anyway.
         """
         formula = self.cost.activation_bytes
         if self.target is None or self._is_missing_sizes():
             return formula
-        kept = self._trace_without_loss().saved
+        saved_bytes = self._trace_without_loss().saved
         try:
-            agrees = abs(formula.value - kept) <= AGREES * kept
+            agrees = abs(formula.value - saved_bytes) <= AGREES * saved_bytes
         except CostError:
             agrees = False
-        return formula if agrees else _make_bytes(kept)
+        return formula if agrees else _make_bytes(saved_bytes)
 
     @lazy_property
     def activations_recomputed(self) -> Quantity:
-        """The same if every block keeps its inputs only: these, what is outside of blocks, and one block's own."""
+        """The same if every block saves its inputs only: these, what is outside of blocks, and one block's own."""
         again = self._find_recomputed()
         return _make_bytes(again.saved + self._trace_without_loss().saved_by_block)
 
@@ -169,7 +169,7 @@ class Memory:
 
     @lazy_property
     def peak_recomputed(self) -> Quantity:
-        """Of a step of training in which every block runs a second time on the way back."""
+        """Of a training step in which every block runs again in backward."""
         return _make_bytes(self._find_recomputed().peak)
 
     @lazy_property
@@ -179,7 +179,7 @@ class Memory:
             raise CostError(
                 "Nothing here decodes.",
                 asked=f"peak_decode of {self.cost.name}",
-                because="it keeps no past that a next token could look at",
+                because="it has no KV cache for a next token",
                 instead="peak_forward",
             )
         one = trace_forward_memory(self._prepare_runner(dataclasses.replace(self.sizes, tokens=1)))
@@ -311,7 +311,7 @@ class Memory:
         return self._compute_once("recomputed", lambda: self._trace_training(recomputed=True))
 
     def _trace_without_loss(self) -> TracedMemory:
-        """A step whose loss keeps nothing of its own."""
+        """A step whose loss saves nothing of its own."""
         if self.loss == "mean":
             return self._find_training()
         return self._compute_once("without_loss", lambda: self.using(loss="mean")._find_training())

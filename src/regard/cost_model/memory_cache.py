@@ -28,7 +28,7 @@ B, L, G, d, e, r, w, N, T = size_symbols("B L G d e r w N T")
 
 @dataclass(frozen=True)
 class CacheFormulas:
-    """Formulas of a cache and the numbers of their letters.
+    """Formulas of a cache and the numbers of their symbols.
 
     Attributes:
         per_token: bytes that one more token takes, after N tokens.
@@ -66,8 +66,8 @@ def find_cache_formulas(target: Any, sizes: Sizes, item: int) -> CacheFormulas:
     total: Any = sympy.Integer(0)
     for layer, count in counts.items():
         growth, whole, numbers = _find_formulas(layer, count, item)
-        if len(counts) > 1:  # a letter has one number, and here it would have several
-            fix_differing = {letter: sympy.Integer(number) for letter, number in numbers.items()}
+        if len(counts) > 1:  # a symbol has one number, and here it would have several
+            fix_differing = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
             growth, whole, numbers = growth.xreplace(fix_differing), whole.xreplace(fix_differing), {}
         per_token, total, values = per_token + growth, total + whole, values | numbers
     crosses = [block.cross for block in target.decoder if block.cross] if isinstance(target, Transformer) else []

@@ -59,7 +59,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], SteppedOptimizer]] = {
     "adafactor": Factored,
 }
 
-# Numbers that are kept for every learned number, in its own dtype; adafactor's depend on the shapes.
+# Elements of state for each parameter element, in its own dtype; adafactor's depend on the shapes.
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 # A counter of steps for every tensor, in float32, where the state has one.
 COUNTER = {"adamw": 4, "adam": 4, "sgd": 0, "momentum": 0, "adafactor": 4}
@@ -84,7 +84,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def state_bytes(optimizer: str, parameters: Iterable[Tensor], item: int | None = None) -> int:
-    """Bytes that a named optimizer keeps for these parameters; `item` are those of a number, if not its own."""
+    """Bytes of the state of a named optimizer for these parameters; `item` are those of a number, if not its own."""
     total = 0
     for parameter in parameters:
         numbers = sum(math.prod(shape) for shape in _list_factor_shapes(parameter.shape))

@@ -50,7 +50,7 @@ class TracedMemory:
     Attributes:
         resident: parameters, buffers and inputs, which are there from the first moment to the last.
         transient: the most that was alive beside them at one time.
-        optimizer_state: what the optimizer keeps from step to step; part of `transient`.
+        optimizer_state: what the optimizer holds from step to step; part of `transient`.
         saved: what the forward pass left for the backward pass, beside parameters and inputs.
         saved_by_block: the most that one of the repeated blocks left, without what it hands to the next.
         without_gradients: the most that was alive beside what is resident, gradients and optimizer.
@@ -136,7 +136,7 @@ def trace_training_memory(
         forward;  loss;  backward, gradients none before and all after;  optimizer.step()
 
     optimizer: what the optimizer needs, found by `trace_optimizer_memory`.
-    recomputed: every repeated block keeps its inputs only and runs once more on the way back
+    recomputed: every repeated block saves its inputs only and runs again in backward
         (`torch.utils.checkpoint`).
     """
 
@@ -169,7 +169,7 @@ def trace_training_memory(
 
 
 class OptimizerMemory(NamedTuple):
-    """What an optimizer keeps, and the most that it needs beside that and the gradients while it makes a step."""
+    """The state of an optimizer, and the most that it needs beside that and the gradients while it makes a step."""
 
     state: int = 0
     scratch: int = 0

@@ -45,7 +45,7 @@ class Quantity:
 
     @property
     def known(self) -> bool:
-        """Whether every letter has a number."""
+        """Whether every symbol has a number."""
         return all(symbol in self.values for symbol in self.formula.free_symbols)
 
     def at(self, values: Values) -> Quantity:
@@ -115,7 +115,7 @@ class Quantity:
     def __repr__(self) -> str:
         if not self.formula.free_symbols:
             return f"{self.value:,}"
-        # What has no number yet is shown as what it is, not refused: somebody may just be looking.
+        # A formula without a number is shown as it is, not refused: a notebook shows every value.
         return f"{self.value:,} = {self.formula}" if self.known else str(self.formula)
 
 

@@ -25,7 +25,7 @@ from regard.cost_model.units import short
 from regard.render.table import Cell, Column, Table
 from regard.render.terminal import WIDTH
 
-MOST_PARTS = 30  # beyond so many, the table shows them together, unless somebody asks for levels
+MOST_PARTS = 30  # beyond so many, the table shows them together, unless levels= is given
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where two costs are equal.
 
-Formulas that are polynomials in the letter are solved as such, so that an answer is a formula too: softmax and linear
+Formulas that are polynomials in the symbol are solved as such, so that an answer is a formula too: softmax and linear
 attention meet at `N = d + 1`. Others have steps in them (logarithms rounded up, a text filled up to whole chunks) or
 count pairs that have no formula: there a search among whole numbers finds the first at which the order has changed.
 """
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from regard.cost_model.cost import Cost
 
 FARTHEST = 1 << 40  # where a search in formulas ends
-LONGEST = 1 << 14  # where one ends that has to lay out a pattern for every length it looks at
+LONGEST = 1 << 14  # where one ends that has to lay out a pattern for every length it tries
 READABLE = 40  # operations in a formula that people still read; a longer root is given as its number
 
 # Numbers that were counted at one size: they say nothing about another.
 _COUNTED = {size_symbol("P"), size_symbol("Z")}
 
 
-def find_crossings(cost: Cost, letter: str | sympy.Symbol, equals: Any, of: str) -> list[Quantity]:
-    """Every positive value of a letter at which a quantity of `cost` is that of another, or a number; smallest first.
+def find_crossings(cost: Cost, name: str | sympy.Symbol, equals: Any, of: str) -> list[Quantity]:
+    """Every positive value of a symbol at which a quantity of `cost` is that of another, or a number; smallest first.
 
-    Values need not be whole: between 64 and 65 one is cheaper at 64 tokens, and the other at 65. A letter that has no
+    Values need not be whole: between 64 and 65 one is cheaper at 64 tokens, and the other at 65. A symbol that has no
     number stays in the answer.
     """
-    symbol = read_symbol(letter)
+    symbol = read_symbol(name)
     mine, theirs = _find_quantity(cost, of), _find_quantity(equals, of)
-    # The letter itself is free on both sides, whatever it was there.
+    # The symbol itself is free on both sides, whatever it was there.
     values, others = _drop_symbol(mine.values, symbol), _drop_symbol(theirs.values, symbol)
     common = find_common_values(values, others)
     left, right = (
@@ -94,7 +94,7 @@ def _check_difference(difference: sympy.Expr, symbol: sympy.Symbol, left: sympy.
             f"The difference does not depend on {symbol}.",
             asked=f"where {left} = {right}",
             because=f"{symbol} is in neither formula, or falls out",
-            instead=f"one of {rest}" if rest else "costs with letters; these two are numbers",
+            instead=f"one of {rest}" if rest else "costs with symbols; these two are numbers",
         )
 
 
@@ -107,7 +107,7 @@ def _drop_symbol(values: Any, symbol: sympy.Symbol) -> Any:
 
 def _find_roots(difference: sympy.Expr, symbol: sympy.Symbol, values: Any) -> list[sympy.Expr]:
     """Positive roots, factor by factor: as formulas up to squares, beyond them as numbers."""
-    # Sizes are whole, and sympy would drop a root that is not: here the letter may be any number.
+    # Sizes are whole, and sympy would drop a root that is not: here the symbol may be any number.
     numerator = sympy.numer(sympy.together(difference)).subs(symbol, any_number := sympy.Dummy(str(symbol)))
     found: list[sympy.Expr] = []
     for factor, _ in sympy.factor_list(numerator)[1]:
@@ -153,7 +153,7 @@ def _find_number(root: Quantity) -> Any:
 
 
 def _substitute_others(formula: sympy.Expr, symbol: sympy.Symbol, values: Any) -> sympy.Expr:
-    """A formula in one letter alone."""
+    """A formula in one symbol alone."""
     known = formula.subs(_drop_symbol(values, symbol))
     if missing := known.free_symbols - {symbol}:
         names = ", ".join(sorted(map(str, missing)))
@@ -191,14 +191,14 @@ def _find_sign_changes(sign: Callable[[int], int], farthest: int, points: int = 
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if sign(middle) == before else (low, middle)
-        if before != 0:  # where equality ends, the order was told already
+        if before != 0:  # where equality ends, the order is known already
             yield high
         # Equal for one number, or for a stretch that ended on the way here.
         before, last = here, number
 
 
 def _list_search_points(farthest: int, points: int) -> Iterator[int]:
-    """Every number up to eight times as many as are looked at in each doubling after that."""
+    """Every number up to eight times as many as are tried in each doubling after that."""
     base = 8 * points
     yield from range(2, base + 1)
     while base < farthest:
@@ -215,7 +215,7 @@ def _search_recomputed(cost: Any, equals: Any, symbol: sympy.Symbol, of: str) ->
         raise CostError(
             f"Pairs were counted for one number of {MEANINGS[str(symbol)][0]} only.",
             asked=f"for which {symbol} two costs are equal",
-            because="the pattern has no formula, and the cost does not know what it was asked for",
+            because="the pattern has no formula, and this cost cannot be computed again at other sizes",
             instead="the costs as cost(...) returned them",
         )
 

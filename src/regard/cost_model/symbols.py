@@ -1,4 +1,4 @@
-"""The letters of the formulas, and what they stand for."""
+"""The symbols of the formulas, and what they stand for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sympy
 
 from regard.errors import CostError
 
-# A letter, the keyword by which a caller gives its number, and its meaning. One letter means one thing everywhere.
+# A symbol, the keyword by which a caller gives its number, and its meaning. One symbol means one thing everywhere.
 MEANINGS: dict[str, tuple[str, str]] = {
     "B": ("batch", "batch size"),
     "N": ("tokens", "query length"),
@@ -42,11 +42,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "b": ("link", "bytes that a device can send in a second"),
     "f": ("device_flops", "FLOPs of a device in a second"),
 }
-ALONE = {"N": "sequence length"}  # where no other letter is a length of keys
+ALONE = {"N": "sequence length"}  # where no other symbol is a length of keys
 
 
 def size_symbol(name: str, index: int | str | None = None) -> sympy.Symbol:
-    """The symbol of a letter, perhaps of one stage among several: `D`, `D_2`."""
+    """The sympy symbol of a name, perhaps of one stage among several: `D`, `D_2`."""
     name, _, stage = name.partition("_")
     index = stage or index
     if name not in MEANINGS:
@@ -73,7 +73,7 @@ def name_size(name: str) -> str:
 
 
 def read_symbol(name: str | sympy.Symbol) -> sympy.Symbol:
-    """A symbol by its letter, `"N"`, or by its keyword, `"tokens"`."""
+    """A symbol by its name, `"N"`, or by its keyword, `"tokens"`."""
     if isinstance(name, sympy.Symbol):
         return name
     for key, (keyword, _) in MEANINGS.items():
@@ -83,9 +83,9 @@ def read_symbol(name: str | sympy.Symbol) -> sympy.Symbol:
     if first in MEANINGS and index:
         return size_symbol(first, index)
     raise CostError(
-        f"No formula has a letter {name!r}.",
+        f"No formula has a symbol {name!r}.",
         asked=f"{name!r}",
-        because="a letter has one meaning in every formula, and this one has none",
+        because="a symbol has one meaning in every formula, and this one has none",
         instead=", ".join(f"{key} or {keyword}" for key, (keyword, _) in list(MEANINGS.items())[:6]) + ", ...",
     )
 
@@ -94,7 +94,7 @@ Values = Mapping[sympy.Symbol, Any]
 
 
 def find_common_values(*several: Values) -> dict[sympy.Symbol, Any]:
-    """The letters that have one value wherever they have any."""
+    """The symbols that have one value wherever they have any."""
     found: dict[sympy.Symbol, set[Any]] = {}
     for values in several:
         for symbol, value in values.items():
@@ -103,7 +103,7 @@ def find_common_values(*several: Values) -> dict[sympy.Symbol, Any]:
 
 
 def substitute_numbers(formula: Any, values: Values) -> Any:
-    """A formula with numbers for its letters: faster than sympy's `subs`, which also compares subexpressions."""
+    """A formula with numbers for its symbols: faster than sympy's `subs`, which also compares subexpressions."""
     formula = sympy.sympify(formula)
     numbers: Any = {symbol: sympy.sympify(values[symbol]) for symbol in formula.free_symbols if symbol in values}
     return formula.xreplace(numbers) if numbers else formula
@@ -115,12 +115,12 @@ def replace_terms(formula: Any, terms: Any) -> Any:
 
 
 def fix_differing(formula: sympy.Expr, values: Values, common: Values) -> sympy.Expr:
-    """A formula in which every letter that means another number elsewhere is replaced by its own number."""
+    """A formula in which every symbol that means another number elsewhere is replaced by its own number."""
     return substitute_numbers(formula, {symbol: each for symbol, each in values.items() if symbol not in common})
 
 
 def legend(formulas: Iterable[sympy.Expr], values: Values, step: str = "forward") -> list[tuple[str, str, Any]]:
-    """Letter, meaning and number of every symbol of some formulas, in the order of the table above."""
+    """Symbol, meaning and number of every symbol of some formulas, in the order of the table above."""
     order = list(MEANINGS)
     used: list[Any] = sorted(
         {symbol for formula in formulas for symbol in formula.free_symbols},

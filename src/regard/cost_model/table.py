@@ -17,7 +17,7 @@ from regard.render.terminal import WIDTH, one_line, output_width, plain_text, pr
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# More parts than this are shown in groups, unless levels are asked for.
+# More parts than this are shown in groups, unless levels= is given.
 MOST_PARTS = 30
 UNITS = {"macs": "MAC", "flops": "FLOP", "bytes": "B", "activation_bytes": "B"}
 NAMES = {"macs": "MACs", "flops": "FLOPs", "activation_bytes": "activation bytes"}
@@ -86,7 +86,7 @@ def symbol_table(symbols: list[tuple[str, str, Any]]) -> Table:
             rows.append((f"{first} .. {last}", numbers, f"{meaning.rpartition(', stage')[0]}, by stage"))
         else:
             rows += [(symbol, number, words) for symbol, words, number in several]
-    columns = [Column("letter"), Column("number", "right"), Column("meaning", "left", "cut")]
+    columns = [Column("symbol"), Column("number", "right"), Column("meaning", "left", "cut")]
     return Table(columns, [(symbol, value, Cell(meaning, "faint")) for symbol, value, meaning in rows])
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: to the unit, and short beside it."""
+"""Numbers as text: to the unit, and short beside it."""
 
 from __future__ import annotations
 

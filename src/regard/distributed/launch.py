@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +47,7 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
     limit = datetime.timedelta(minutes=minutes or float(os.environ.get(VARIABLE, MINUTES)))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=limit)
+        dist.init_process_group(backend, timeout=limit, **_find_store(rank, size, limit))
         # What is created on demand waits for everyone; done here, a process that is missing is missed at once.
         dist.barrier()
     except (RuntimeError, ValueError) as failure:
@@ -57,6 +60,32 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
         ) from failure
     atexit.register(_leave)
     return rank, size
+
+
+def _find_store(rank: int, size: int, limit: datetime.timedelta) -> dict[str, Any]:
+    """Where processes that torchrun has started again meet: not where the dead ones have left their addresses.
+
+    With a c10d rendezvous, torchrun keeps one store for all attempts, and a process that is quick reads the address of
+    one that was killed. By default, the environment names the store.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, size, is_master=False, timeout=limit)  # pyright: ignore[reportPrivateImportUsage]
+    prefix = f"regard/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
+    return {"store": own, "rank": rank, "world_size": size}
+
+
+@contextlib.contextmanager
+def wait_for_first() -> Iterator[None]:
+    """What is inside runs on the first process, then on the others: they find what it downloaded and computed."""
+    rank, size = join_processes()
+    if size > 1 and rank > 0:
+        dist.barrier()
+    yield
+    if size > 1 and rank == 0:
+        dist.barrier()
 
 
 def _leave() -> None:

@@ -71,9 +71,9 @@ def attend_linear(
     columns = append_ones(value)
     spans = _cut(keys.runs(rank))
     slots = 2 if keys.kind == "zigzag" else 1
-    sums = [key[:, :, span].mT @ columns[:, :, span] for span in spans]
-    sums += [key.new_zeros(*key.shape[:2], key.shape[3], columns.shape[3])] * (slots - len(sums))
-    every = _GatherSums.apply(torch.stack(sums), group).flatten(0, 1)  # (process * slot, batch, kv_head, feature, dim)
+    parts = [key[:, :, span].mT @ columns[:, :, span] for span in spans]
+    parts += [key.new_zeros(*key.shape[:2], key.shape[3], columns.shape[3])] * (slots - len(parts))
+    every = _GatherSums.apply(torch.stack(parts), group).flatten(0, 1)  # (process * slot, batch, kv_head, feature, dim)
     if not causal:
         grouped = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
         output = normalise(grouped @ every.sum(0)).reshape(*query.shape[:3], value.shape[3])
@@ -84,8 +84,8 @@ def attend_linear(
     for span, (start, _) in zip(spans, keys.runs(rank), strict=True):
         earlier = torch.tensor([each < start for each in starts], dtype=every.dtype, device=every.device)
         before = torch.einsum("s,s...->...", earlier, every)
-        parts = [tensor[:, :, span] for tensor in (query, key, value)]
-        outputs.append(product(*parts, before[..., :-1].contiguous(), before[..., -1].contiguous(), phi)[0])
+        sums, norm = before[..., :-1].contiguous(), before[..., -1].contiguous()
+        outputs.append(product(query[:, :, span], key[:, :, span], value[:, :, span], sums, norm, phi)[0])
     output = torch.cat(outputs, 2) if outputs else value.new_zeros(*query.shape[:3], value.shape[3])
     return request.keep_graph(output.to(request.value.dtype))
 

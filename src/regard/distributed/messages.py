@@ -44,7 +44,7 @@ def count_traffic() -> Iterator[Traffic]:
         _traffic.reset(token)
 
 
-class Transfer:
+class Message:
     """A message that is sent and one that is received at the same time; either may be missing."""
 
     def __init__(

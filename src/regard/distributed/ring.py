@@ -8,16 +8,17 @@ pattern decides which pieces travel at all, so that they go straight to where th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.distributed.exchange import Exchange
-from regard.distributed.messages import Group, Transfer
+from regard.distributed.exchange import Exchange, Transfer
+from regard.distributed.messages import Group, Message
 from regard.distributed.partial_attention import PartialAttention, locate
 from regard.kernels.registration import refuse_second_gradient
-from regard.patterns.submatrix import Runs
+from regard.patterns.submatrix import Runs, count_tokens
 
 
 def take_tokens(tensor: Tensor, runs: Runs, own: Runs) -> Tensor:
@@ -45,18 +46,17 @@ class RingSoftmax(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, partial: PartialAttention, exchange: Exchange,
         group: Group | None, *learned: Tensor,
     ) -> Tensor:  # fmt: skip
-        own_queries = exchange.own[0]
-        output = torch.zeros(*query.shape[:3], value.shape[3], dtype=partial.dtype, device=query.device)
-        lse = torch.full(query.shape[:3], -torch.inf, dtype=partial.dtype, device=query.device)
-        for _, piece, received in _KeysAndValues(exchange, group, key, value):
-            if piece is None:
-                continue
-            some = take_tokens(query, piece.queries, own_queries)
-            part, part_lse = partial.forward(some, *received, piece, learned)
-            if piece.owner == exchange.rank and part.shape == output.shape:
-                output, lse = part, part_lse
-            else:
-                _merge(output, lse, part, part_lse, locate(piece.queries, own_queries))
+        incoming = _KeysAndValues(exchange, group, key, value)
+        if exchange.local is None:
+            output = torch.zeros(*query.shape[:3], value.shape[3], dtype=partial.dtype, device=query.device)
+            lse = torch.full(query.shape[:3], -torch.inf, dtype=partial.dtype, device=query.device)
+        else:
+            output, lse = partial.forward(query, key, value, exchange.local, learned)
+        for transfer, received in incoming:
+            if (piece := transfer.received) is not None and received is not None:
+                some = take_tokens(query, piece.queries, exchange.own[0])
+                part, part_lse = partial.forward(some, received[0], received[1], piece, learned)
+                _merge(output, lse, part, part_lse, locate(piece.queries, exchange.own[0]))
         ctx.partial, ctx.exchange, ctx.group = partial, exchange, group
         ctx.save_for_backward(query, key, value, output, lse, *learned)
         return output.to(value.dtype)
@@ -78,34 +78,35 @@ class _RingSoftmaxBackward(torch.autograd.Function):
         ctx: Any, grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
         partial: PartialAttention, exchange: Exchange, group: Group | None, learns: bool, *learned: Tensor,
     ) -> tuple:  # fmt: skip
-        own_queries, own_keys = exchange.own
+        own, given = exchange.own, (query, key, value)
         grad_output = grad_output.to(partial.dtype)
-        grads = [torch.zeros(each.shape, dtype=partial.dtype, device=each.device) for each in (query, key, value)]
+        incoming = _KeysAndValues(exchange, group, key, value, in_steps=True)
         totals: list[Tensor] = []
-        returning = _ReturningGradients(exchange, group, grads[1], grads[2])
-        for step, piece, received in _KeysAndValues(exchange, group, key, value):
+        if exchange.local is None:
+            grads = [torch.zeros(each.shape, dtype=partial.dtype, device=each.device) for each in given]
+        else:
+            *grads, totals = partial.backward(
+                grad_output, query, key, value, exchange.local, output, lse, learned, learns
+            )  # fmt: skip
+        returning = _ReturningGradients(group, grads[1], grads[2], own[1])
+        for transfer, received in incoming:
             made = None
-            if piece is not None:
-                runs = piece.queries, own_queries
-                some = [take_tokens(each, *runs) for each in (grad_output, query, output, lse)]
-                *made, others = partial.backward(some[0], some[1], *received, piece, some[2], some[3], learned, learns)
-                add_tokens(grads[0], made[0], *runs)
-                totals = (
-                    others if not totals else [total.add_(each) for total, each in zip(totals, others, strict=True)]
+            if (piece := transfer.received) is not None and received is not None:
+                some = [take_tokens(each, piece.queries, own[0]) for each in (grad_output, query, output, lse)]
+                part, *made, others = partial.backward(
+                    some[0], some[1], received[0], received[1], piece, some[2], some[3], learned, learns
                 )
-            if step is not None:
-                returning.send(step, None if made is None else torch.cat((made[1], made[2]), dim=-1))
-            elif piece is not None and made is not None:
-                add_tokens(grads[1], made[1], piece.keys, own_keys)
-                add_tokens(grads[2], made[2], piece.keys, own_keys)
+                add_tokens(grads[0], part, piece.queries, own[0])
+                totals = [total.add_(each) for total, each in zip(totals, others, strict=True)] if totals else others
+                del part, some, received
+            returning.send(transfer, None if made is None else torch.cat(made, dim=-1))
         returning.finish()
-        learned_grads = totals or [torch.zeros_like(each) if learns else None for each in learned]
-        learned_grads = [
-            None if grad is None else grad.to(each.dtype) for grad, each in zip(learned_grads, learned, strict=False)
-        ]
-        learned_grads += [None] * (len(learned) - len(learned_grads))
-        given = (query, key, value)
-        return *(grad.to(each.dtype) for grad, each in zip(grads, given, strict=True)), None, None, None, *learned_grads
+        learned_grads = [None] * len(learned)
+        if learns:
+            zeros = totals or [torch.zeros_like(each) for each in learned]
+            learned_grads = [grad.to(each.dtype) for grad, each in zip(zeros, learned, strict=True)]
+        wanted = (grad.to(each.dtype) for grad, each in zip(grads, given, strict=True))
+        return *wanted, None, None, None, *learned_grads
 
     backward = staticmethod(refuse_second_gradient("ring", "its scores are not kept after the first backward pass"))
 
@@ -117,78 +118,76 @@ def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, places: 
         before, after = lse[:, :, start:stop], part_lse[:, :, at : at + stop - start]
         both = torch.logaddexp(before, after)
         shift = both.masked_fill(both == -torch.inf, 0)
-        old, new = (before - shift).exp().unsqueeze(-1), (after - shift).exp().unsqueeze(-1)
-        output[:, :, start:stop].mul_(old).add_(part[:, :, at : at + stop - start] * new)
+        old, new = (before - shift).exp_().unsqueeze(-1), (after - shift).exp_().unsqueeze(-1)
+        output[:, :, start:stop].mul_(old).add_(part[:, :, at : at + stop - start].mul_(new))
         before.copy_(both)
         at += stop - start
 
 
 class _KeysAndValues:
-    """First the keys and values of this process, then those of the others; the next ones are already on their way.
+    """The keys and values of other processes; the first ones are on their way when it is made, then always the next.
 
-    Yields the step (`None` for its own), the piece (`None` where no query sees any of these keys) and its tensors.
+    Two processes match their messages by their order alone. Where gradients return between keys, both have to begin
+    them in the same order: `in_steps` begins no transfer before the gradients of the step before have left.
     """
 
-    def __init__(self, exchange: Exchange, group: Group | None, key: Tensor, value: Tensor) -> None:
-        self.exchange, self.group, self.key, self.value = exchange, group, key, value
-        self.steps = list(exchange.steps())
+    def __init__(
+        self, exchange: Exchange, group: Group | None, key: Tensor, value: Tensor, in_steps: bool = False
+    ) -> None:
+        self.exchange, self.group, self.key, self.value, self.in_steps = exchange, group, key, value, in_steps
+        self.next = self._start(0)
 
-    def _start(self, step: int) -> Transfer | None:
-        if step >= len(self.steps):
+    def _start(self, number: int) -> Message | None:
+        if number >= len(self.exchange.transfers):
             return None
-        source, destination, piece, runs = self.steps[step]
+        _, destination, sent, source, piece = self.exchange.transfers[number]
         outgoing = incoming = None
-        if runs:
-            own = self.exchange.own[1]
-            parts = [take_tokens(each, runs, own) for each in (self.key, self.value)]
-            outgoing = torch.cat(parts, dim=-1).contiguous(), destination
+        if sent:
+            parts = [take_tokens(each, sent, self.exchange.own[1]) for each in (self.key, self.value)]
+            outgoing = torch.cat(parts, dim=-1), destination
         if piece is not None:
             shape = (*self.key.shape[:2], piece.count, self.key.shape[3] + self.value.shape[3])
             incoming = torch.empty(shape, dtype=self.key.dtype, device=self.key.device), source
-        return Transfer("keys and values", self.group, outgoing, incoming)
+        return Message("keys and values", self.group, outgoing, incoming)
 
-    def __iter__(self) -> Any:
-        transfer = self._start(0)
-        yield None, self.exchange.local, (self.key, self.value)
-        for step, (_, _, piece, _) in enumerate(self.steps):
-            assert transfer is not None
-            received, transfer = transfer.wait(), self._start(step + 1)
-            if piece is None or received is None:
-                yield step, None, None
-            else:
-                yield step, piece, (received[..., : self.key.shape[3]], received[..., self.key.shape[3] :])
+    def __iter__(self) -> Iterator[tuple[Transfer, tuple[Tensor, Tensor] | None]]:
+        transfers, width = self.exchange.transfers, self.key.shape[3]
+        for number, transfer in enumerate(transfers, 1):
+            assert self.next is not None
+            received = self.next.wait()
+            waits = self.in_steps and number < len(transfers) and transfers[number].step != transfer.step
+            self.next = None if waits else self._start(number)
+            yield transfer, None if received is None else (received[..., :width], received[..., width:])
+            if waits:
+                self.next = self._start(number)
 
 
 class _ReturningGradients:
-    """Gradients of other processes' keys go back to them, step by step; those of this one's keys come in."""
+    """Gradients of other processes' keys go back to them; those of this one's keys come in and are added."""
 
-    def __init__(self, exchange: Exchange, group: Group | None, key_grad: Tensor, value_grad: Tensor) -> None:
-        self.exchange, self.group, self.totals = exchange, group, (key_grad, value_grad)
-        self.steps = list(exchange.steps())
-        self.pending: list[tuple[Transfer, Runs]] = []
+    def __init__(self, group: Group | None, key_grad: Tensor, value_grad: Tensor, own: Runs) -> None:
+        self.group, self.totals, self.own = group, (key_grad, value_grad), own
+        self.pending: tuple[Message, Runs] | None = None
 
-    def send(self, step: int, grads: Tensor | None) -> None:
-        """The gradients of a step's keys, or nothing where none were received."""
-        source, destination, _, runs = self.steps[step]
-        outgoing = None if grads is None else (grads.contiguous(), source)
-        incoming = None
-        if runs:
-            count = sum(stop - start for start, stop in runs)
-            first = self.totals[0]
-            shape = (*first.shape[:2], count, first.shape[3] + self.totals[1].shape[3])
-            incoming = torch.empty(shape, dtype=first.dtype, device=first.device), destination
-        self.pending.append((Transfer("gradients", self.group, outgoing, incoming), runs))
-        if len(self.pending) > 1:
-            self._collect()
+    def send(self, transfer: Transfer, grads: Tensor | None) -> None:
+        """The gradients of a transfer's keys, or nothing where none were received."""
+        self.finish()
+        outgoing = incoming = None
+        if grads is not None:
+            outgoing = grads, transfer.source
+        if transfer.sent:
+            first, second = self.totals
+            shape = (*first.shape[:2], count_tokens(transfer.sent), first.shape[3] + second.shape[3])
+            incoming = torch.empty(shape, dtype=first.dtype, device=first.device), transfer.destination
+        self.pending = Message("gradients", self.group, outgoing, incoming), transfer.sent
 
-    def _collect(self) -> None:
-        transfer, runs = self.pending.pop(0)
-        received = transfer.wait()
+    def finish(self) -> None:
+        """Add what has been on its way."""
+        if self.pending is None:
+            return
+        (message, runs), self.pending = self.pending, None
+        received = message.wait()
         if received is not None:
             width = self.totals[0].shape[3]
             for total, part in zip(self.totals, (received[..., :width], received[..., width:]), strict=True):
-                add_tokens(total, part, runs, self.exchange.own[1])
-
-    def finish(self) -> None:
-        while self.pending:
-            self._collect()
+                add_tokens(total, part, runs, self.own)

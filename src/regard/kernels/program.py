@@ -136,9 +136,9 @@ def _pack_masks(part: PlanPart, runs: np.ndarray, owner: np.ndarray, width: np.n
     number = part.query_start[tile][:, None] + np.arange(tall)
     real = number < part.query_stop[tile][:, None]
     query = part.query_index[np.where(real, number, part.query_start[tile][:, None])]
-    seen = part.mask(query, part.key_index[place][:, None], part.row[tile]).numpy()[..., 0]
+    visible = part.mask(query, part.key_index[place][:, None], part.row[tile]).numpy()[..., 0]
     bits = np.uint64(1) << np.arange(tall, dtype=np.uint64)
-    return np.where(seen & real, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+    return np.where(visible & real, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64)
 
 
 def _find_cuts(sizes: np.ndarray, most: int) -> np.ndarray:

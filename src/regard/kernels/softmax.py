@@ -169,8 +169,10 @@ def run_forward(
             return output, lse  # scores that overflowed, or a bias that is not finite: the kernel keeps the rule
     output, lse, _ = _run_forward(zero_nonfinite(query), zero_nonfinite(key), zero_nonfinite(value), score, numbers)
     # The mean of marks is positive for queries that see a non-finite key or value; the log-sum-exp says which see any.
-    mean, seen, _ = _run_forward(*_zero_queries_keys(query, key), nonfinite.to(value.dtype), _with_equal_scores(score))
-    return torch.where((mean > 0) | (nan_rows & (seen > -torch.inf).unsqueeze(-1)), torch.nan, output), lse
+    mean, mean_lse, _ = _run_forward(
+        *_zero_queries_keys(query, key), nonfinite.to(value.dtype), _with_equal_scores(score)
+    )
+    return torch.where((mean > 0) | (nan_rows & (mean_lse > -torch.inf).unsqueeze(-1)), torch.nan, output), lse
 
 
 def _with_equal_scores(score: Score) -> Score:

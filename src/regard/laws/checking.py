@@ -72,11 +72,11 @@ def check(
     """
     with _silence_warnings(target):
         subject = adapt(target, kind, name, **options)
-        beside = None if reference is None else read_reference(reference, subject, kind, options)
+        reference_adapter = None if reference is None else read_reference(reference, subject, kind, options)
         given = find_laws(infer_claims(subject) if claims is None else claims)
         further = [law for law in find_laws(also) if law not in given] if also else []
         claimed = find_laws([law.slug for law in (*given, *further)])
-        chosen, compared = _narrow_laws(claimed, beside, only)
+        chosen, compared = _narrow_laws(claimed, reference_adapter, only)
         laws = find_laws([law.slug for law in (*claimed, *chosen)])
         verdicts = [
             _find_verdict(
@@ -86,10 +86,12 @@ def check(
         ]
         if compared is not None:
             verdicts.append(_find_verdict(compared, subject, seed, fast, seconds, progress, [*laws, compared], True))
-        unchecked = list_unchecked(subject, chosen, claims is not None, beside is not None) if only is None else []
-    asked = {"kind": kind, "claims": None if claims is None else [law.slug for law in given], **options}
-    asked |= {"also": [law.slug for law in further]} if further else {}
-    asked |= {"reference": beside.subject.name} if beside is not None else {}
+        unchecked = (
+            list_unchecked(subject, chosen, claims is not None, reference_adapter is not None) if only is None else []
+        )
+    settings = {"kind": kind, "claims": None if claims is None else [law.slug for law in given], **options}
+    settings |= {"also": [law.slug for law in further]} if further else {}
+    settings |= {"reference": reference_adapter.subject.name} if reference_adapter is not None else {}
     return Report(
         subject.name,
         subject.kind,
@@ -97,7 +99,7 @@ def check(
         seed,
         subject.declared,
         fast=fast,
-        asked=asked,
+        asked=settings,
         unchecked=unchecked,
     )
 
@@ -125,9 +127,9 @@ def probe(
             if verdict.outcome != "not applicable":
                 verdict.measured = law.measure(subject) or ""
             verdicts.append(verdict)
-    asked = {"kind": kind, **options}
+    settings = {"kind": kind, **options}
     return Report(
-        subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, probing=True, asked=asked
+        subject.name, subject.kind, Verdicts(verdicts), seed, subject.declared, fast=fast, probing=True, asked=settings
     )
 
 
@@ -182,14 +184,14 @@ def find_laws(names: Sequence[str]) -> list[Law]:
 
 
 def _narrow_laws(
-    claimed: list[Law], beside: ReferenceLaw | None, only: Sequence[str] | None
+    claimed: list[Law], reference_adapter: ReferenceLaw | None, only: Sequence[str] | None
 ) -> tuple[list[Law], ReferenceLaw | None]:
     """The laws to check, and the reference if there is one."""
     if only is None:
-        return claimed, beside
+        return claimed, reference_adapter
     names = [only] if isinstance(only, str) else list(only)
     others = [name for name in names if str(name) != ReferenceLaw.slug]
-    if len(others) < len(names) and beside is None:
+    if len(others) < len(names) and reference_adapter is None:
         raise InputError(
             "there is no reference to compare with.",
             asked=f"only={names!r}",
@@ -197,7 +199,7 @@ def _narrow_laws(
             instead="reference= a function or module that is called as the target is",
         )
     chosen = find_laws(others) if others or not names else []
-    return chosen, beside if len(others) < len(names) else None
+    return chosen, reference_adapter if len(others) < len(names) else None
 
 
 def _find_verdict(
@@ -228,8 +230,8 @@ def _find_verdict(
         tick(0)
         if part not in _WORK:
             _WORK[part] = measure_work(part)  # before the copy, which nothing has used yet
-        guessed = accusing and not explicit and not part.documented
-        how: dict[str, Any] = {"work": _WORK[part], "seconds": seconds, "explicit": explicit, "guessed": guessed}
+        inferred = accusing and not explicit and not part.documented
+        how: dict[str, Any] = {"work": _WORK[part], "seconds": seconds, "explicit": explicit, "inferred": inferred}
         verdict = examine(law, _copy_if_small(part), seed, fast=fast, tick=tick, **how)
         refuses_masks = "mask" in law.needs and "mask" in part.missing and verdict.cases == 0
         if explicit and law.slug in MUST_RUN and (0 < verdict.cases == verdict.refused or refuses_masks):

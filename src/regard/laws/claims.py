@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.adapters import Adapter
 from regard.adapters.known_layer import ATTENTION_CLAIMS
 
-# What a query yields that sees nothing is a convention, of which there are several; it is not guessed.
+# What a query yields that sees nothing is a convention, of which there are several; it is not inferred.
 OF_OPERATORS = ("range",)
 
 

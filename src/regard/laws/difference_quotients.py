@@ -103,17 +103,17 @@ class CheckedGradient:
 
         A kink within one step bends the quotient, not the gradient; what is wrong is wrong at every step.
         """
-        said = self._find_slope_of_gradient(self.gradients, direction)
+        derivative = self._find_slope_of_gradient(self.gradients, direction)
         best = None
         steps = [self.subject.eps**0.2 / n for n in ((1, 16, 256) if self.subject.eps < 1e-12 else (1, 4, 16))]
         for step in steps:
-            seen = self._measure_slope(direction, said, step)
-            if seen is not None and (best is None or seen[2] < best[2]):
-                best = seen
+            measurement = self._measure_slope(direction, derivative, step)
+            if measurement is not None and (best is None or measurement[2] < best[2]):
+                best = measurement
             if best is not None and best[2] <= 1:
                 break
         if best is None or best[2] > 1:
-            best = self._measure_slope_beside_kinks(direction, said, [*steps, steps[-1] / 16])
+            best = self._measure_slope_beside_kinks(direction, derivative, [*steps, steps[-1] / 16])
         if best is None:
             self.skipped += 1  # it has no slope here that could be measured
             return
@@ -121,19 +121,19 @@ class CheckedGradient:
         measured, scale, _ = best
         yield expect_equal(
             torch.tensor([measured], dtype=torch.float64),
-            torch.tensor([said], dtype=torch.float64),
+            torch.tensor([derivative], dtype=torch.float64),
             scale=scale,
             reduction=self.reduction,
             changed=f"{name}, along one direction",
             output="the slope",
-            effect=f"is {measured:.4e} by differences and {said:.4e} by the gradient",
+            effect=f"is {measured:.4e} by differences and {derivative:.4e} by the gradient",
         )
 
     def _find_slope_of_gradient(self, gradients: list[Tensor], direction: list[Tensor]) -> float:
         return sum((g.double() * u.double()).sum().item() for g, u in zip(gradients, direction, strict=True))
 
     def _measure_slope_beside_kinks(
-        self, direction: list[Tensor], said: float, steps: list[float]
+        self, direction: list[Tensor], derivative: float, steps: list[float]
     ) -> tuple[float, float, float] | None:
         """The step that comes nearest to the gradient, allowing for what the gradient itself varies within that step.
 
@@ -142,9 +142,9 @@ class CheckedGradient:
         """
         best = None
         for step in steps:
-            if (seen := self._measure_slope(direction, said, step)) is None:
+            if (measurement := self._measure_slope(direction, derivative, step)) is None:
                 continue
-            measured, scale, _ = seen
+            measured, scale, _ = measurement
             slopes = []
             for part in (-1.0, -0.5, 0.0, 0.5, 1.0):
                 moved = [x + part * step * u for x, u in zip(self.inputs, direction, strict=True)]
@@ -152,10 +152,10 @@ class CheckedGradient:
             varied = sum(abs(after - before) for before, after in pairwise(slopes))
             scale += 2 * varied / self._unit_bound
             bound = self._unit_bound * scale
-            if bound > UNTOLD * max(abs(measured), abs(said), self._find_typical_slope(direction)):
+            if bound > UNTOLD * max(abs(measured), abs(derivative), self._find_typical_slope(direction)):
                 continue
-            if best is None or abs(measured - said) / bound < best[2]:
-                best = measured, scale, abs(measured - said) / bound
+            if best is None or abs(measured - derivative) / bound < best[2]:
+                best = measured, scale, abs(measured - derivative) / bound
         return best
 
     @property
@@ -165,7 +165,7 @@ class CheckedGradient:
         factor = FACTOR[torch.float64] if eps < 1e-12 else FACTOR[torch.float32]
         return factor * eps * math.sqrt(max(self.reduction, 1))
 
-    def _measure_slope(self, direction: list[Tensor], said: float, h: float) -> tuple[float, float, float] | None:
+    def _measure_slope(self, direction: list[Tensor], derivative: float, h: float) -> tuple[float, float, float] | None:
         """The measured slope, the size that its rounding is relative to, and its distance from `said` in bounds."""
         weight = self.weight.double()
         values = {}
@@ -175,7 +175,7 @@ class CheckedGradient:
                 values[step] = (weight * self.call(self.subject, *moved).double()).sum().item()
         coarse, fine = (values[1.0] - values[-1.0]) / (2 * h), (values[0.5] - values[-0.5]) / h
         right, left = (values[0.5] - values[0.0]) / (0.5 * h), (values[0.0] - values[-0.5]) / (0.5 * h)
-        size = max(abs(fine), abs(said), self._find_typical_slope(direction))
+        size = max(abs(fine), abs(derivative), self._find_typical_slope(direction))
         if not all(map(math.isfinite, values.values())) or abs(coarse - fine) > 0.05 * size:
             return None  # a jump or a kink nearby
         if abs(right - left) > 0.3 * size:
@@ -183,7 +183,7 @@ class CheckedGradient:
         measured = (4 * fine - coarse) / 3
         noise = float(self.output.double().abs().max()) * float(weight.norm())
         scale = noise / h + 2 * abs(coarse - fine) / self._unit_bound
-        return measured, scale, abs(measured - said) / (self._unit_bound * scale + 1e-300)
+        return measured, scale, abs(measured - derivative) / (self._unit_bound * scale + 1e-300)
 
     def _find_typical_slope(self, direction: list[Tensor]) -> float:
         return max(float(g.norm()) for g, u in zip(self.gradients, direction, strict=True) if u.any())
@@ -211,15 +211,15 @@ class CheckedGradient:
         nearby: list[float] | None = None
         for index, (expected, actual) in enumerate(zip(wide.gradients, self.gradients, strict=True)):
             name, room = names[0] if together else names[index], scale
-            seen = expect_equal(expected, actual, scale=room, output=f"the gradient of the {name}", **words)
-            if compare(seen, self.subject.eps, factor).ratio > 1:
+            observation = expect_equal(expected, actual, scale=room, output=f"the gradient of the {name}", **words)
+            if compare(observation, self.subject.eps, factor).ratio > 1:
                 nearby = wide.vary(self.subject.eps) if nearby is None else nearby
                 if 2 * nearby[index] > UNTOLD * scale:
                     self.skipped += 1
                     continue
-                seen.scale = scale + 2 * nearby[index] / self._unit_bound
+                observation.scale = scale + 2 * nearby[index] / self._unit_bound
             self.compared += 1
-            yield seen
+            yield observation
 
     def vary(self, eps: float) -> list[float]:
         """How far each gradient moves when the inputs move by some roundings of `eps`, one way and the opposite one.

@@ -125,7 +125,7 @@ class Law:
     def is_ordinary(self, case: Case) -> bool:
         """Whether a subject that breaks the law here, and in every such case, may not mean to keep it at all.
 
-        Then a claim that was only guessed is dropped; see `Observation.by_design`.
+        Then a claim that was only inferred is dropped; see `Observation.by_design`.
         """
         return False
 

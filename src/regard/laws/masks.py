@@ -91,9 +91,9 @@ def prepare_masked_call(
     mask = make_pair_mask(subject, form, batch, queries, keys, rng)
     if mask is None or subject.form is None:
         return subject, mask
-    asked = copy.copy(subject)
-    asked.form = replace(subject.form, hide=False, dtype=torch.bool)
-    return asked, subject.form.give(mask)
+    plain = copy.copy(subject)
+    plain.form = replace(subject.form, hide=False, dtype=torch.bool)
+    return plain, subject.form.give(mask)
 
 
 def make_pair_mask(subject: OperatorAdapter, form: str, batch: int, queries: int, keys: int, rng: Rng) -> Tensor | None:

@@ -18,21 +18,21 @@ def describe_sizes(law: Law, case: Case, breaks: Callable[[Case], bool | None]) 
         value = case.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             continue
-        seen: dict[int, bool] = {value: True}
+        outcomes: dict[int, bool] = {value: True}
         for size in dict.fromkeys((value + 1, value + 2, value - 1, floor)):
             candidate = {**case, name: size}
-            if size < floor or size in seen or not law.possible(candidate):
+            if size < floor or size in outcomes or not law.possible(candidate):
                 continue
             if (outcome := breaks(candidate)) is not None:
-                seen[size] = outcome
-        if len(seen) > 1:
-            remarks[name] = _describe_outcomes(seen)
+                outcomes[size] = outcome
+        if len(outcomes) > 1:
+            remarks[name] = _describe_outcomes(outcomes)
     return remarks
 
 
-def _describe_outcomes(seen: dict[int, bool]) -> str:
-    fails = [str(size) for size in sorted(seen) if seen[size]]
-    holds = [str(size) for size in sorted(seen) if not seen[size]]
+def _describe_outcomes(outcomes: dict[int, bool]) -> str:
+    fails = [str(size) for size in sorted(outcomes) if outcomes[size]]
+    holds = [str(size) for size in sorted(outcomes) if not outcomes[size]]
     if not holds:
         return f"fails at every size tried: {', '.join(fails)}"
     return f"fails at {', '.join(fails)}; holds at {', '.join(holds)}"

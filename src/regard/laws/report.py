@@ -29,7 +29,7 @@ MOST_NUMBERS = 4096
 # Columns of the text behind a label of a violation: with the label a line of eighty.
 COLUMNS = 69
 # The remark on a claim that was inferred.
-GUESSED = "inferred from the kind of subject; pass claims= to state what is claimed"
+INFERRED = "inferred from the kind of subject; pass claims= to state what is claimed"
 # The headline of an undecided law.
 UNDECIDED = "too few cases were tried to conclude that it holds."
 
@@ -218,7 +218,7 @@ def violation(verdict: Verdict, replay: str = "", cause: str = "") -> LawViolati
         if counterexample.precision and counterexample.precision != "float64":
             parts["shows in"] = counterexample.precision
     parts["flaky" if verdict.outcome == "flaky" else "because"] = verdict.reason
-    parts["claim"] = GUESSED if verdict.guessed else ""
+    parts["claim"] = INFERRED if verdict.inferred else ""
     parts["likely"] = cause
     parts["replay"] = replay
     headline = UNDECIDED if verdict.outcome == "undecided" else verdict.law.headline
@@ -265,7 +265,7 @@ def _encode_verdict(verdict: Verdict, replay: str) -> dict[str, Any]:
         "equation": law.equation,
         "outcome": verdict.outcome,
         "claimed": verdict.claimed,
-        "guessed": verdict.guessed,
+        "inferred": verdict.inferred,
         "reason": verdict.reason,
         "measured": verdict.measured,
         "cases": verdict.cases,

@@ -74,18 +74,18 @@ def examine(
     work: RunWork | None = None,
     seconds: float | None = None,
     explicit: bool = False,
-    guessed: bool = False,
+    inferred: bool = False,
     tick: Callable[[int], None] | None = None,
 ) -> Verdict:
     """Search one law on one subject.
 
     `budget` is the work that may be spent, that of a fast or full search if None; `work` is that of one run of the
     subject, measured if None. `seconds` ends the search early, and then the law is undecided. `explicit`: the law was
-    claimed by the user, so a subject that refuses every case leaves it undecided. `guessed`: the claim was inferred, so
-    a subject that breaks it in every ordinary case, as another kind of attention would, does not claim it.
+    claimed by the user, so a subject that refuses every case leaves it undecided. `inferred`: the claim was not made by
+    the user, so a subject that breaks it in every ordinary case, as another kind of attention would, does not claim it.
     """
     began = time.perf_counter()
-    verdict = Verdict(law, "holds", subject.name, guessed=guessed)
+    verdict = Verdict(law, "holds", subject.name, inferred=inferred)
     try:
         reason = law.applies(subject)
         offered = [] if reason else list({tuple(case.items()): case for case in law.cases(subject, fast)}.values())
@@ -120,9 +120,9 @@ def examine(
         decision = decide(law, subject, case, seed)
         search.count(case, decision)
         if decision.failure is not None:
-            if guessed and (refutation := refute_guess(law, subject, offered, seed)) is not None:
+            if inferred and (refutation := refute_inferred_claim(law, subject, offered, seed)) is not None:
                 verdict.outcome = "not applicable"
-                verdict.reason = f"not claimed: guessed, and refuted by ordinary input: {refutation}"
+                verdict.reason = f"not claimed: inferred, and refuted by ordinary input: {refutation}"
                 break
             shrinks = min(max(int(budget / (2 * work.of(case))), FEWEST_SHRINKS), SHRINKS)
             _record_violation(verdict, law, decision.failure, case, seed, shrinks)
@@ -279,7 +279,7 @@ def coarsen(law: Law, view: Adapter, case: Case, seed: int) -> Adapter | None:
     return other
 
 
-def refute_guess(law: Law, subject: Adapter, cases: Sequence[Case], seed: int) -> str | None:
+def refute_inferred_claim(law: Law, subject: Adapter, cases: Sequence[Case], seed: int) -> str | None:
     """What an ordinary case shows if all of them break the law as may be meant, and one clearly; None otherwise."""
     shown, clearest = None, CLEAR
     for case in cases:
@@ -401,21 +401,21 @@ def _make_smaller_cases(law: Law, case: Case, held: Mapping[str, int]) -> Iterat
 def make_counterexample(trial: Trial, case: Case) -> Counterexample:
     finding = trial.worst
     assert finding is not None
-    seen = finding.observation
+    observation = finding.observation
     return Counterexample(
         dict(case),
-        seen.changed,
+        observation.changed,
         finding.place,
         finding.moved,
         finding.bound,
-        seen.effect,
+        observation.effect,
         str(trial.view.dtype).removeprefix("torch."),
-        touched=seen.touched,
+        touched=observation.touched,
         map=finding.map,
-        where=seen.where,
-        tokens=seen.tokens,
-        row=seen.row,
-        expected=seen.expected.detach(),
-        actual=seen.actual.detach(),
-        extra=seen.extra,
+        where=observation.where,
+        tokens=observation.tokens,
+        row=observation.row,
+        expected=observation.expected.detach(),
+        actual=observation.actual.detach(),
+        extra=observation.extra,
     )

@@ -84,10 +84,10 @@ def unchecked_table(report: Report, unchecked: list[Unchecked]) -> Table:
 
 
 def format_outcome(verdict: Verdict) -> str:
-    """The outcome, and whether the claim was guessed; of a law that was only probed, whether it holds."""
+    """The outcome, and whether the claim was inferred; of a law that was only probed, whether it holds."""
     if not verdict.claimed:
         return PROBED[verdict.outcome]
-    return f"{verdict.outcome}, guessed" if verdict.guessed else verdict.outcome
+    return f"{verdict.outcome}, inferred" if verdict.inferred else verdict.outcome
 
 
 def describe(verdict: Verdict) -> str:

@@ -88,10 +88,10 @@ def _obeys_masks(subject: OperatorAdapter, rng: Rng) -> bool:
     mask[..., 2] = False
     other = value.clone()
     other[:, :, 2] += 5
-    seen = value.clone()
-    seen[:, :, 0] += 5
+    changed = value.clone()
+    changed[:, :, 0] += 5
     try:
-        one, two, three = (subject.attend(query, key, each, mask) for each in (value, other, seen))
+        one, two, three = (subject.attend(query, key, each, mask) for each in (value, other, changed))
     except Exception:  # a mask of another shape, then
         return False
     return is_close(one, two) and not is_close(one, three)
@@ -112,8 +112,8 @@ def draw_pair_mask(kind: str, batch: int, heads: int, queries: int, keys: int, r
         mask = ((columns - rows).abs() <= 2).expand(batch, heads, queries, keys).clone()
     elif kind in ("late", "early"):
         cut = {"late": 64, "early": max(keys - 65, 1)}[kind]
-        seen = columns >= min(cut, keys - 1) if kind == "late" else columns < cut
-        mask = seen.expand(batch, heads, queries, keys).clone()
+        changed = columns >= min(cut, keys - 1) if kind == "late" else columns < cut
+        mask = changed.expand(batch, heads, queries, keys).clone()
     elif kind == "blocks":
         mask = ((columns // 64 + rows // 64) % 2 == 0).expand(batch, heads, queries, keys).clone()
     else:

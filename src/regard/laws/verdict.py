@@ -90,7 +90,7 @@ class Verdict:
         refused: how many of them the subject refused to run.
         discarded: how many of them had an uninformative input, such as one beside a kink.
         claimed: whether the subject claims the law.
-        guessed: whether that claim was guessed from the kind of the subject: neither the user nor its documentation
+        inferred: whether that claim was inferred from the kind of the subject: neither the user nor its documentation
             makes it.
     """
 
@@ -106,7 +106,7 @@ class Verdict:
     seconds: float = 0.0
     replay: str = ""
     claimed: bool = True
-    guessed: bool = False
+    inferred: bool = False
     measured: str = ""
 
     @property
@@ -131,7 +131,7 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.outcome == "holds":
-            return f"{self.slug}: holds ({self.tried} cases{', a guessed claim' if self.guessed else ''})"
+            return f"{self.slug}: holds ({self.tried} cases{', an inferred claim' if self.inferred else ''})"
         if self.counterexample is None:
             return f"{self.slug}: {self.outcome}, {self.reason}" if self.reason else f"{self.slug}: {self.outcome}"
         return f"{self.slug}: {self.outcome}, {self.counterexample.happened}"

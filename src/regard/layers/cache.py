@@ -60,7 +60,7 @@ class KVCache:
             None  # tokens of each row that lie side by side before the end, where they differ
         )
         self._held = 0  # columns in use
-        self._seen = 0  # columns that the last append returned
+        self._returned = 0  # columns that the last append returned
         self._checked: Attention | None = None  # the attention that was found to fit this cache
         self._storage: tuple[Tensor, Tensor] | None = None
 
@@ -95,9 +95,9 @@ class KVCache:
     @property
     def real(self) -> tuple[int, ...] | None:
         """How many of the columns last returned hold tokens of each row; `None` when all rows are full."""
-        if self._real is None or min(self._real) >= self._seen:
+        if self._real is None or min(self._real) >= self._returned:
             return None
-        return tuple(min(real, self._seen) for real in self._real)
+        return tuple(min(real, self._returned) for real in self._real)
 
     @property
     def padding(self) -> Padding | None:
@@ -127,12 +127,12 @@ class KVCache:
             self._real = [real + count for real in self._real]
         self.length = self.length + count if self.lengths is None else max(self.lengths)
         if self.window is not None:
-            seen = self._append_window(key, value)
+            visible = self._append_window(key, value)
         else:
             self._reserve(key, value, self._held + count)
-            seen = self._write_columns(key, value)
-        self._seen = seen[0].shape[-2]
-        return seen
+            visible = self._write_columns(key, value)
+        self._returned = visible[0].shape[-2]
+        return visible
 
     def reorder(self, index: Tensor) -> None:
         """Continue other rows: row `b` becomes what row `index[b]` was. Rows may repeat, and their number change."""
@@ -177,7 +177,7 @@ class KVCache:
                 if start != held - kept[row]:  # rows that keep less move right, so that all end together
                     moved = stored[row, :, start : start + kept[row]].clone()
                     stored[row, :, held - kept[row] : held] = moved
-        self._held, self._seen, self.length = held, held, max(wanted)
+        self._held, self._returned, self.length = held, held, max(wanted)
         uneven = len(set(wanted)) > 1 or len(set(kept)) > 1
         self.lengths, self._real = (wanted, kept) if uneven else (None, None)
 
@@ -226,23 +226,23 @@ class KVCache:
         count, window = key.shape[-2], self.window
         past = min(self._held, window)
         if count > window + 1:
-            seen = [key, value]
+            visible = [key, value]
             if self._storage is not None and past:
                 held = slice(self._held - past, self._held)
-                seen = [torch.cat((s[:, :, held], new), -2) for s, new in zip(self._storage, seen, strict=True)]
+                visible = [torch.cat((s[:, :, held], new), -2) for s, new in zip(self._storage, visible, strict=True)]
             self._held = 0
             self._reserve(key, value, window + 1)
             last = slice(count - window - 1, None)
             self._write_columns(key[:, :, last], value[:, :, last])
-            return seen[0], seen[1]
+            return visible[0], visible[1]
         if self._storage is not None and self._held + count > self._count_columns():
             for stored in self._storage:  # the window moves to the front, once in `window` tokens
                 stored[:, :, :past] = stored[:, :, self._held - past : self._held].clone()
             self._held = past
         self._reserve(key, value, self._held + count)
-        seen = self._write_columns(key, value)
+        visible = self._write_columns(key, value)
         first = max(self._held - count - window, 0)  # the oldest of these queries sees no further
-        return seen[0][:, :, first:], seen[1][:, :, first:]
+        return visible[0][:, :, first:], visible[1][:, :, first:]
 
     # Checks
 

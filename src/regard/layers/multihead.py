@@ -255,8 +255,8 @@ class MultiHeadAttention(nn.Module):
             elif len(x) != len(cache.key):
                 because = f"the cache was filled with {len(cache.key)} rows, and these are {len(x)}"
         if because:
-            asked = {"context": context, "values": values, "lengths": lengths, "pattern": pattern}
-            given = ", ".join(name for name, thing in asked.items() if thing is not None)
+            arguments = {"context": context, "values": values, "lengths": lengths, "pattern": pattern}
+            given = ", ".join(name for name, thing in arguments.items() if thing is not None)
             raise CacheError(
                 "These arguments do not go together.",
                 asked=f"tokens {tuple(x.shape)} with {type(cache).__name__ if cache is not None else 'no cache'}"

@@ -151,21 +151,21 @@ class SpatialAttention(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         batch = make_batch(image, self.axes, self.in_channels)
-        seen = self._attend_pixels(batch)
+        attended = self._attend_pixels(batch)
         if self.head_dim is None:
             weight = self.weight
         else:
-            groups, weight = seen.unflatten(1, (self.groups, -1)), self.output
-            seen = torch.einsum("ghdi,bgih...->bgdh...", self.value, groups).flatten(1, 2)
-        output = join_heads(seen, weight, self.groups, self.bias)
+            groups, weight = attended.unflatten(1, (self.groups, -1)), self.output
+            attended = torch.einsum("ghdi,bgih...->bgdh...", self.value, groups).flatten(1, 2)
+        output = join_heads(attended, weight, self.groups, self.bias)
         return output if image.ndim == batch.ndim else output[0]
 
     def head_contributions(self, image: Tensor) -> Tensor:
         """What each head adds to the output, `(head, *output)`: they sum to it, but for the bias."""
         batch = make_batch(image, self.axes, self.in_channels)
-        seen = self._attend_pixels(batch).unflatten(1, (self.groups, -1))
+        attended = self._attend_pixels(batch).unflatten(1, (self.groups, -1))
         matrices = self.matrices().unflatten(1, (self.groups, -1))
-        parts = torch.einsum("hgoi,bgih...->hbgo...", matrices, seen).flatten(2, 3)
+        parts = torch.einsum("hgoi,bgih...->hbgo...", matrices, attended).flatten(2, 3)
         return parts if image.ndim == batch.ndim else parts[:, 0]
 
     def weights(self, size: int | Sequence[int]) -> Tensor:
@@ -237,11 +237,11 @@ class SpatialAttention(nn.Module):
         pixels = image.movedim(1, -1)
         if self.axes == 1:
             single = pixels.new_ones(self.heads, 1, 1)
-            seen = separable_attention(single, axes[0], pixels[:, None])[:, 0]
+            attended = separable_attention(single, axes[0], pixels[:, None])[:, 0]
         else:
-            seen = separable_attention(axes[0], axes[1], pixels)
-        seen = seen.movedim((-1, -2), (1, 2))
-        return seen if lead is None else seen * lead.sigmoid().to(seen.dtype)
+            attended = separable_attention(axes[0], axes[1], pixels)
+        attended = attended.movedim((-1, -2), (1, 2))
+        return attended if lead is None else attended * lead.sigmoid().to(attended.dtype)
 
     def _compute_axis_weights(self, size: tuple[int, ...]) -> tuple[list[Tensor], Tensor | None]:
         """Weights along each axis, `(head, query, key)`, and the pixels' lead over the null key, `(head, *query)`.
@@ -316,7 +316,7 @@ def join_groups(matrices: Tensor, groups: int) -> Tensor:
     return torch.stack([torch.block_diag(*parts) for parts in blocks])
 
 
-def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -> Tensor:
+def join_heads(attended: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -> Tensor:
     """The output `(batch, out, *query)` of what heads see, `(batch, channel, head, *query)`.
 
         output[o] = bias[o] + sum_{c, h} weight[o, c, h] seen[c, h]
@@ -324,12 +324,12 @@ def join_heads(seen: Tensor, weight: Tensor, groups: int, bias: Tensor | None) -
     `weight` is `(out, channel / groups, head)`. One product for all heads: side by side they meet one matrix, as the
     heads of any multi-head attention do.
     """
-    queries = seen.shape[3:]
-    columns = seen.reshape(len(seen), groups, math.prod(seen.shape[1:3]) // groups, math.prod(queries))
+    queries = attended.shape[3:]
+    columns = attended.reshape(len(attended), groups, math.prod(attended.shape[1:3]) // groups, math.prod(queries))
     rows = weight.reshape(groups, weight.shape[0] // groups, -1)
     # `rows[0] @ columns` would turn all images round to make a single product of them.
     one = groups == 1
-    output = torch.bmm(rows.expand(len(seen), -1, -1), columns[:, 0]) if one else (rows @ columns).flatten(1, 2)
+    output = torch.bmm(rows.expand(len(attended), -1, -1), columns[:, 0]) if one else (rows @ columns).flatten(1, 2)
     if bias is not None:
         output = output + bias[:, None].to(output.dtype)  # autocast multiplies in a shorter format
     return output.unflatten(-1, queries)

@@ -99,8 +99,8 @@ class TableAttention(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         batch = make_batch(image, self.axes, self.in_channels)
         window = self.lattice.read(batch, self.steps)  # (batch, channel, step, *query)
-        seen = (self.offset_weights @ window.flatten(3)).unflatten(-1, window.shape[3:])
-        output = join_heads(seen, self.weight, self.groups, self.bias)
+        attended = (self.offset_weights @ window.flatten(3)).unflatten(-1, window.shape[3:])
+        output = join_heads(attended, self.weight, self.groups, self.bias)
         return output if image.ndim == batch.ndim else output[0]
 
     def kernel(self) -> Tensor:

@@ -216,7 +216,8 @@ class SpatialHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dropout = self.attention_dropout if self.training else 0.0
         if not dropout and (axes := self._compute_axis_weights()) is not None:
-            return self.value(separable_attention(*axes, x).flatten(3))
+            rows, columns = (axis.to(x.dtype) for axis in axes)
+            return self.value(separable_attention(rows, columns, x).flatten(3))
         tokens = x.flatten(1, 2)[:, None]  # one key head that all query heads share
         if isinstance(self.position, Bias):
             nothing = tokens.new_zeros(1, 1, 1, 1).expand(*tokens.shape[:3], 1)
@@ -246,8 +247,8 @@ class SpatialHeads(nn.Module):
         values = self.value.weight.unflatten(1, (self.heads, self.dim)).transpose(0, 1)  # (head, out, in)
         if isinstance(self.position, LearnedPosition):
             return HeadProfile(relative_scores(self.position), values=values)
-        seen = head_profile(self.position)
-        return HeadProfile(seen.scores, seen.centre, seen.precision, values)
+        profile = head_profile(self.position)
+        return HeadProfile(profile.scores, profile.centre, profile.precision, values)
 
     def relative_weights(self) -> Tensor:
         """What a query in the middle of an endless image gives to every relative position, with gradients."""

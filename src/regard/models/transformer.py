@@ -321,7 +321,7 @@ class Transformer(Pretrained):
         """The model around torch's module, which leaves embeddings `(vocabulary, dim)` and the output to its user.
 
         One embedding serves for all three, unless the other two are given. `changes` are further fields of the
-        configuration, such as `start`. `to_checkpoint("torch")` is the way back.
+        configuration, such as `start`. `to_checkpoint("torch")` is the inverse.
         """
         state = dict(module.state_dict()) | {"embedding.weight": embedding}
         shared = target_embedding is None and output is None

@@ -44,7 +44,7 @@ class Drawing:
         self.mark = mark
 
     def __str__(self) -> str:
-        lines = ["".join("█" if seen else "·" for seen in row) for row in self.mask.tolist()]
+        lines = ["".join("█" if allowed else "·" for allowed in row) for row in self.mask.tolist()]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -114,8 +114,8 @@ def _draw_panel(drawing: Drawing, x: float, y: float, size: float) -> list[Marku
     width, height = keys * cell, queries * cell
     runs = [
         _rectangle_path(x + start * cell, y + row * cell, (stop - start) * cell, cell)
-        for row, seen in enumerate(drawing.mask.tolist())
-        for start, stop in _find_runs(seen)
+        for row, allowed in enumerate(drawing.mask.tolist())
+        for start, stop in _find_runs(allowed)
     ]
     parts = [_fill_path(_rectangle_path(x, y, width, height), MASK_HIDDEN), _fill_path("".join(runs), MASK_VISIBLE)]
     if drawing.mark is not None:
@@ -137,10 +137,10 @@ def _fill_path(outline: str, color: str) -> Markup:
     return element("path", d=outline, fill=color)
 
 
-def _find_runs(seen: list[bool]) -> Iterable[tuple[int, int]]:
+def _find_runs(allowed: list[bool]) -> Iterable[tuple[int, int]]:
     """Start and stop of every run of `True`."""
     start = None
-    for place, value in enumerate([*seen, False]):
+    for place, value in enumerate([*allowed, False]):
         if value and start is None:
             start = place
         elif not value and start is not None:

@@ -68,9 +68,9 @@ class Random(Pattern):
         chosen = np.empty((*query_block.shape, count), dtype=np.int64)
         # Floyd's sampling: `count` steps, no list of candidates, and every subset equally likely.
         for place, largest in enumerate(range(universe - count, universe)):
-            guess = (_hash_draw(self.seed, query_block, largest) % np.uint64(largest + 1)).astype(np.int64)
-            taken = (chosen[..., :place] == guess[..., None]).any(-1)
-            chosen[..., place] = np.where(taken, largest, guess)
+            candidate = (_hash_draw(self.seed, query_block, largest) % np.uint64(largest + 1)).astype(np.int64)
+            taken = (chosen[..., :place] == candidate[..., None]).any(-1)
+            chosen[..., place] = np.where(taken, largest, candidate)
         return chosen
 
     def _allows(self, i: Tensor, j: Tensor, row: Tensor, lengths: Lengths) -> Tensor:

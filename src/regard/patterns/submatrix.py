@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,14 +92,16 @@ class Submatrix(Pattern):
         return self.pattern._allows(queries[i - self.counts.offset], keys[j], row, self.whole)
 
     def _box_coverage(self, query: TokenBox, key: TokenBox, row: Array, lengths: Lengths) -> Array:
-        # A box that spans several runs contains more tokens than there are: its answer is conservative, never wrong.
-        shift = self._shift is not None
-        boxes = [
-            TokenBox(find(box.first), find(box.last), box.step if len(runs) == 1 else 1,
-                     box.grid if shift else None, box.range if shift else None)
-            for box, find, runs in ((query, self._find_queries, self.queries), (key, self._find_keys, self.keys))
-        ]  # fmt: skip
-        return self.pattern._box_coverage(*boxes, row, self.whole)
+        return self.pattern._box_coverage(
+            self._widen(query, self._find_queries, self.queries), self._widen(key, self._find_keys, self.keys), row,
+            self.whole,
+        )  # fmt: skip
+
+    def _widen(self, box: TokenBox, find: Callable[[Array], Array], runs: Runs) -> TokenBox:
+        """A box of the whole. One that spans several runs contains more tokens than there are: its coverage is
+        conservative, never wrong."""
+        sharper = (None, None) if self._shift is None else (box.grid, box.range)
+        return TokenBox(find(box.first), find(box.last), box.step if len(runs) == 1 else 1, *sharper)
 
     @property
     def _is_opaque(self) -> bool:
@@ -180,8 +183,8 @@ def _cover_boxes(pattern: Pattern, whole: Lengths, query: tuple[Array, Array], k
     pattern = pattern._with_folded_heads
     shape = (pattern.rows or 1, len(query[0]), len(key[0]))
     row, i, j = (axis.reshape(-1) for axis in np.indices(shape))
-    boxes = TokenBox(query[0][i], query[1][i]), TokenBox(key[0][j], key[1][j])
-    return pattern._box_coverage(*boxes, row, whole).reshape(shape)
+    queries, keys = TokenBox(query[0][i], query[1][i]), TokenBox(key[0][j], key[1][j])
+    return pattern._box_coverage(queries, keys, row, whole).reshape(shape)
 
 
 def find_needed_keys(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Runs:

@@ -58,17 +58,17 @@ class Plan:
     def matrix(self) -> Tensor:
         """The pattern rebuilt from the plan: `(row, query, key)`, a count that is 0 or 1 in a valid plan."""
         rows = self.pattern.rows or 1
-        seen = torch.zeros(rows, *self.lengths, dtype=torch.int64)
+        counts = torch.zeros(rows, *self.lengths, dtype=torch.int64)
         for part in self.parts:
             for tile in range(part.tiles):
                 query = torch.from_numpy(part.queries(tile))[:, None]
                 row = int(part.row[tile]) if part.pattern.rows else slice(None)
                 whole, ragged = part.keys(tile, whole=True), part.keys(tile, whole=False)
-                seen[row, query, torch.from_numpy(whole)] += 1
-                seen[row, query, torch.from_numpy(ragged)] += part.mask(
+                counts[row, query, torch.from_numpy(whole)] += 1
+                counts[row, query, torch.from_numpy(ragged)] += part.mask(
                     part.queries(tile), ragged, int(part.row[tile])
                 ).long()
-        return seen
+        return counts
 
     def __str__(self) -> str:
         runs = sum(part.runs for part in self.parts)

@@ -172,9 +172,9 @@ class _KeySearch:
             real = (at >= start[ragged, None]) & (at < stop[ragged, None])
             place = np.where(real, at, np.minimum(start, stop - 1)[ragged, None]).reshape(-1)
             tiles = np.repeat(owner[ragged], LEAF)
-            seen = self.find_coverage(row[tiles], tile[tiles], place, place + 1).reshape(-1, LEAF) != NONE
-            kept = (seen & real).any(1)
-            lost = np.where(kept, (seen & real).argmax(1), np.minimum(LEAF, (stop - start)[ragged]))
+            visible = self.find_coverage(row[tiles], tile[tiles], place, place + 1).reshape(-1, LEAF) != NONE
+            kept = (visible & real).any(1)
+            lost = np.where(kept, (visible & real).argmax(1), np.minimum(LEAF, (stop - start)[ragged]))
             if side == "start":
                 start[ragged] += lost
             else:
@@ -193,8 +193,8 @@ class _KeySearch:
             i = torch.from_numpy(query_sort[query_start[tile] : query_stop[tile]] + self.lengths.offset)[:, None]
             j = torch.from_numpy(self.key_position[start[number] : stop[number]])
             row = torch.zeros((), dtype=torch.long) + int(tile // max(1, self.query_box.first.size))
-            seen = self.pattern._allows(i, j, row, self.lengths).expand(len(i), len(j)).numpy()
-            some, every = seen.any(0), seen.all(0)
+            visible = self.pattern._allows(i, j, row, self.lengths).expand(len(i), len(j)).numpy()
+            some, every = visible.any(0), visible.all(0)
             left = cuts[:-1] - start[number]
             some, every = np.logical_or.reduceat(some, left), np.logical_and.reduceat(every, left)
             pieces.append((np.full(int(some.sum()), tile), cuts[:-1][some], cuts[1:][some], every[some]))

@@ -105,7 +105,7 @@ class PlanPart:
         owner = np.repeat(np.arange(self.tiles), np.diff(self.run_pointer))
         height = (self.query_stop - self.query_start)[owner]
         total = int((width * height)[self.run_whole].sum())
-        return total + sum(int(seen.sum()) for seen in self._evaluate_ragged_masks(owner, height, width))
+        return total + sum(int(mask.sum()) for mask in self._evaluate_ragged_masks(owner, height, width))
 
     def _evaluate_ragged_masks(self, owner: Array, height: Array, width: Array) -> Iterator[Tensor]:
         ragged = np.flatnonzero(~self.run_whole)

@@ -2,10 +2,12 @@
 
 from regard.train.data.images import Images, ImageSplit
 from regard.train.head_analysis import Answer, analyze_heads
-from regard.train.loop import Interrupted, read_history, read_run, train
+from regard.train.loop import Interrupted, train
+from regard.train.parallel import Parallelism
 from regard.train.pruning import Pruned, degenerate_heads, prune, prune_run
 from regard.train.recipe import Recipe, read_recipe
 from regard.train.run import Evaluation, Run
+from regard.train.saved_run import read_history, read_run
 from regard.train.task import Task
 from regard.train.tasks.bert import BertRecipe
 from regard.train.tasks.gpt import GPTRecipe
@@ -31,6 +33,7 @@ __all__ = [
     "ImageSplit",
     "Images",
     "Interrupted",
+    "Parallelism",
     "Pruned",
     "Recipe",
     "ResNetRecipe",

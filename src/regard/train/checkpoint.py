@@ -186,11 +186,11 @@ def _remove_folder(place: Path) -> None:
 
 @contextlib.contextmanager
 def swapped_weights(model: nn.Module, average: dict[str, Tensor] | None) -> Iterator[None]:
-    """Within the context the model's parameters are their moving average, if there is one."""
+    """Within the context the model's weights are their moving average, if there is one."""
     if average is None:
         yield
         return
-    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    kept = {name: tensor.clone() for name, tensor in averaged_tensors(model).items()}
     copy_weights(model, average)
     try:
         yield
@@ -200,8 +200,14 @@ def swapped_weights(model: nn.Module, average: dict[str, Tensor] | None) -> Iter
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(values[name])
+    for name, tensor in averaged_tensors(model).items():
+        tensor.copy_(values[name])
+
+
+def averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a moving average is taken of: parameters, and the statistics of batch norms, which belong to them."""
+    buffers = {name: tensor for name, tensor in model.named_buffers() if tensor.is_floating_point()}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
 
 
 @torch.no_grad()
@@ -277,8 +283,8 @@ def restore(
     position, state = _read_training(place)
     restore_model(place, model)
     if average is not None:
-        for name, parameter in model.named_parameters():
-            average[name].copy_(parameter.detach())
+        for name, tensor in averaged_tensors(model).items():
+            average[name].copy_(tensor)
         weights = select_prefix(state, WEIGHTS)
         _load_weights(place, model, weights)
     load_optimizer_state(optimizer, model, select_prefix(state, OPTIMIZER))

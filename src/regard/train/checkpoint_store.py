@@ -11,16 +11,20 @@ from torch import Tensor
 from regard.models.io import atomic
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint
+from regard.train.optimizer import load_optimizer_state, make_optimizer, optimizer_state
 from regard.train.parallel import Workers
 from regard.train.resume_point import ResumePoint
 from regard.train.sharded_checkpoint import PendingSave, collect_state
+from regard.train.task import Task
+
+Whole = tuple[Pretrained, torch.optim.Optimizer, dict[str, Tensor] | None]
 
 
 class Store:
     """Where a run keeps its checkpoints; without a folder, nowhere."""
 
-    def __init__(self, folder: Path | None, workers: Workers) -> None:
-        self.folder, self.workers = folder, workers
+    def __init__(self, folder: Path | None, workers: Workers, task: Task) -> None:
+        self.folder, self.workers, self.task = folder, workers, task
         self._pending: tuple[PendingSave, int] | None = None
         # Collectives of the background must not meet those of training.
         self._group = dist.new_group(backend="gloo") if folder is not None and workers.size > 1 else None
@@ -37,7 +41,48 @@ class Store:
         self, place: Path, model: Pretrained, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
     ) -> ResumePoint:
         """Restore the states of model, optimizer and moving average, and return the resume point."""
-        return checkpoint.restore(place, model, optimizer, average)
+        if not self.workers.splits:
+            return checkpoint.restore(place, model, optimizer, average)
+        whole = self._make_whole(model, average)
+        position = checkpoint.restore(place, *whole)
+        take = self.workers.take_part
+        with torch.no_grad():
+            for name, parameter in whole[0].named_parameters():
+                model.get_parameter(name).copy_(take(name, parameter))
+            for name, tensor in (average or {}).items():
+                tensor.copy_(take(name, (whole[2] or {})[name]))
+        state = optimizer_state(whole[1], whole[0])
+        load_optimizer_state(optimizer, model, {name: take(name, tensor) for name, tensor in state.items()})
+        return position
+
+    def _make_whole(self, model: Pretrained, average: dict[str, Tensor] | None) -> Whole:
+        """Model, optimizer and moving average as one process has them; the weights are any."""
+        with torch.random.fork_rng(devices=[]):
+            whole = self.task.build_model().to(next(model.parameters()).dtype)
+        whole.companions |= model.companions
+        tensors = checkpoint.averaged_tensors(whole)
+        copies = None if average is None else {name: tensor.clone() for name, tensor in tensors.items()}
+        return whole, make_optimizer(self.task, whole), copies
+
+    def _save_split(
+        self,
+        model: Pretrained,
+        optimizer: torch.optim.Optimizer,
+        position: ResumePoint,
+        average: dict[str, Tensor] | None,
+        keep: int,
+    ) -> None:
+        """The checkpoint of one process, written by the first, which gets the parts of the others."""
+        gather = self.workers.gather_weights
+        weights, state = gather(checkpoint.averaged_tensors(model)), gather(optimizer_state(optimizer, model))
+        averaged = None if average is None else gather(average)
+        if weights is None or state is None or self.folder is None:
+            return
+        whole, whole_optimizer, _ = self._make_whole(model, average)
+        checkpoint.copy_buffers(whole, model)
+        checkpoint.copy_weights(whole, weights)
+        load_optimizer_state(whole_optimizer, whole, state)
+        checkpoint.save(self.folder, whole, whole_optimizer, position, averaged, keep)
 
     def save(
         self,
@@ -53,6 +98,9 @@ class Store:
             return
         if self.workers.size == 1:
             checkpoint.save(self.folder, model, optimizer, position, average, keep)
+            return
+        if self.workers.splits:
+            self._save_split(model, optimizer, position, average, keep)
             return
         self.finish()
         place = self.folder / checkpoint.CHECKPOINTS / f"step-{position.step:08d}"

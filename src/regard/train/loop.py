@@ -66,7 +66,7 @@ def train(
     minutes: stop after this time, and after one step at least, evaluated and saved; the same call goes on from there.
     parallelism: how the run is spread over the processes that torchrun started; without them it changes nothing. The
         losses are those of one process up to rounding, if there is no dropout, and a run may be resumed on another
-        number of processes. The first process writes the files; `Run.model` is that of the process.
+        number of processes. The first process writes the files and has the whole model at the end.
     on_evaluation: called with every new evaluation.
     measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
         progress bar then shows the share of the peak.
@@ -141,10 +141,13 @@ def hash_state_dict(model: Pretrained) -> str:
 class Training:
     """The state of a run in progress."""
 
-    def __init__(self, task: Task, folder: Path | None, start: Pretrained | None, workers: Workers) -> None:
+    def __init__(
+        self, task: Task, folder: Path | None, start: Pretrained | None = None, workers: Workers | None = None
+    ) -> None:
+        workers = workers or Workers(Parallelism())
         self.task, self.recipe, self.workers = task, task.recipe, workers
         self.folder = folder if workers.is_main else None  # where this process writes
-        self.store = Store(folder, workers)
+        self.store = Store(folder, workers, task)
         workers.check_task(task)
         task.micro_batches = self.recipe.accumulation * workers.data_size
         torch.manual_seed(self.recipe.seed)
@@ -155,7 +158,7 @@ class Training:
         self.model.companions |= task.companions()
         self.forward: nn.Module = workers.spread(self.model, self.recipe.precision)
         self.optimizer = make_optimizer(task, self.model)  # of the parameters as they are sharded
-        self.average = self._copy_parameters() if self.recipe.ema_decay is not None else None
+        self.average = self._copy_weights() if self.recipe.ema_decay is not None else None
         if self.recipe.compile:
             self.forward = torch.compile(self.forward)  # pyright: ignore[reportAttributeAccessIssue]
         self.position = ResumePoint()
@@ -163,8 +166,8 @@ class Training:
         self.throughput = Throughput()
         self._lines: list[dict[str, Any]] = []  # of steps.jsonl, written with the next checkpoint
 
-    def _copy_parameters(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in checkpoint.averaged_tensors(self.model).items()}
 
     def _load_initial_model(self, start: Pretrained) -> None:
         if start.config != self.model.config:
@@ -225,11 +228,13 @@ class Training:
                 if expired:
                     break
         done = position.finished or position.step >= total
-        self._finish(done)
-        return Run(self.recipe, self.model, self.evaluations, self.task, self.folder, done)
+        return Run(self.recipe, self._finish(done), self.evaluations, self.task, self.store.folder, done)
 
-    def _finish(self, done: bool) -> None:
-        """Leave the model as it is used: in eval mode, averaged, and saved if the run is complete."""
+    def _finish(self, done: bool) -> Pretrained:
+        """The model as it is used: in eval mode, averaged, and saved if the run is complete.
+
+        The first process has all of it; the others have their own part where it is sharded.
+        """
         self.store.finish()
         if self.average is not None:
             checkpoint.copy_weights(self.model, self.average)
@@ -238,6 +243,7 @@ class Training:
             if done and self.folder is not None and not (self.folder / MODEL / "config.json").is_file():
                 assert model is not None
                 model.save_pretrained(self.folder / MODEL)
+        return self.model if model is None else model
 
     # A step
 
@@ -276,8 +282,8 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None and recipe.ema_decay is not None:
-            averaged, current = list(self.average.values()), [each.detach() for each in self.model.parameters()]
-            torch._foreach_lerp_(averaged, current, 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
+            averaged, current = self.average.values(), checkpoint.averaged_tensors(self.model).values()
+            torch._foreach_lerp_([*averaged], [*current], 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
         single = terms if len(terms) > 1 else {}
         line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
         return line, sum(map(task.count_units, batches))
@@ -286,7 +292,9 @@ class Training:
         """Accumulate the gradient of a step's batches, and return the mean of each term."""
         task = self.task
         # Dropout follows from the seed and the step, so that no state of a generator is saved.
-        stream = DROPOUT if self.workers.is_main else f"{DROPOUT} {self.workers.rank}"
+        # Processes that share a block drop the same; others, which see other rows or tokens, do not.
+        number = self.workers.rank // self.workers.parallelism.tensor
+        stream = f"{DROPOUT} {number}" if number else DROPOUT
         torch.manual_seed(seed_of(self.recipe.seed, stream, step))
         if not self.forward.training:
             self.forward.train()
@@ -311,7 +319,7 @@ class Training:
         for name, term in terms.items():
             mean = term / max(counts[name], 1)
             means[name] += mean.item()
-            weight = self.task.term_weights.get(name, 1.0) * self.workers.size  # gradients are averaged over processes
+            weight = self.task.term_weights.get(name, 1.0) * self.workers.averaged  # over these processes
             weighted = mean if weight == 1 else weight * mean
             loss = weighted if loss is None else loss + weighted
         assert loss is not None
@@ -325,10 +333,10 @@ class Training:
     def _clip_gradients(self) -> float:
         """Clip the gradients if the recipe says so, and return their norm before."""
         limit = math.inf if self.recipe.max_grad_norm is None else self.recipe.max_grad_norm
-        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        gradients = {name: each.grad for name, each in self.model.named_parameters() if each.grad is not None}
         norm = self.workers.find_norm(gradients)
         if math.isfinite(norm) and norm > limit:
-            torch._foreach_mul_(gradients, limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(list(gradients.values()), limit / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return norm
 
     def _divergence_error(self, step: int, loss: float, norm: float) -> InputError:
@@ -350,10 +358,12 @@ class Training:
         metrics: dict[str, float] = {}
         profiles: dict[str, HeadProfile] = {}
         samples: list[str] = []
-        with self._whole_model() as model, torch.no_grad(), torch.random.fork_rng(devices=[]), self._autocast():
+        with self._whole_model() as model, torch.no_grad(), torch.random.fork_rng(devices=[]):
             if model is not None:
-                metrics, profiles = self.task.evaluate(model), self.task.measure_heads(model)
-                samples = self.task.make_samples(model) if self.folder is not None else []
+                with self._autocast():
+                    metrics = self.task.evaluate(model)
+                    samples = self.task.make_samples(model) if self.folder is not None else []
+                profiles = self.task.measure_heads(model)
         metrics = self.workers.share(metrics)
         if self.folder is not None and samples:
             history.append_lines(self.folder / history.SAMPLES, [{"step": position.step, "samples": samples}])
@@ -378,15 +388,15 @@ class Training:
                 self.model.eval()
                 yield self.model if self.workers.is_main else None
             return
-        weights = self.workers.gather_weights(self.model, self.average)
+        weights = self.workers.gather_weights(self.average or checkpoint.averaged_tensors(self.model))
         if weights is None:
             yield None
             return
         with torch.random.fork_rng(devices=[]):
             whole = self.task.build_model().to(DTYPES[self.recipe.precision])
         whole.companions |= self.model.companions
-        checkpoint.copy_weights(whole, weights)
         checkpoint.copy_buffers(whole, self.model)
+        checkpoint.copy_weights(whole, weights)
         yield whole.eval()
 
     def save(self) -> None:
@@ -441,53 +451,3 @@ class _Recorder:
         with training._whole_model() as model:
             if training.folder is not None and model is not None:
                 checkpoint.save_best(training.folder, model, metrics)
-
-
-# Reading
-
-
-def read_run(folder: str | os.PathLike[str], data: Any = None) -> Run:
-    """Load a run, finished or not, from its folder.
-
-    folder: the folder of the run.
-    data: the data, if the recipe does not name a known data set.
-    """
-    place = Path(folder).expanduser()
-    recipe, digest = checkpoint.read_claimed_recipe(place)
-    newest = _find_newest(place)
-    position = checkpoint.read_position(newest)
-    task = recipe.make_task(data)
-    if task.digest != digest:
-        raise CheckpointError(
-            "These are not the data of this run.",
-            asked=repr(task.data),
-            found=f"sha256 {task.digest[:16]}..., not {digest[:16]}...",
-            because="the run was trained and evaluated on others",
-            instead="read_run(folder, data=...) with the data that train was given",
-        )
-    with torch.random.fork_rng(devices=[]):
-        model = task.build_model().to(DTYPES[recipe.precision])
-    checkpoint.restore_model(newest, model)
-    model.companions |= task.companions()
-    evaluations = history.read_evaluations(place, position.evaluations)
-    return Run(recipe, model.eval(), evaluations, task, place, position.finished or position.step >= task.steps)
-
-
-def read_history(folder: str | os.PathLike[str]) -> list[Evaluation]:
-    """Load the evaluations of a run, finished or not, from its folder; the data are not needed."""
-    place = Path(folder).expanduser()
-    checkpoint.read_claimed_recipe(place)
-    return history.read_evaluations(place, checkpoint.read_position(_find_newest(place)).evaluations)
-
-
-def _find_newest(place: Path) -> Path:
-    found = checkpoint.find_checkpoints(place)
-    if not found:
-        raise CheckpointError(
-            f"The run in {place} has no checkpoint.",
-            asked=str(place),
-            found="a recipe only",
-            because="it was stopped before the first evaluation was complete",
-            instead="train(recipe, folder), which starts it again",
-        )
-    return found[-1]

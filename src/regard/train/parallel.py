@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from regard.distributed import SequenceLayout, context_parallel
 from regard.distributed.launch import join_processes
 from regard.errors import ConfigError
 from regard.models.parallelize import checkpoint_activations, shard_model
+from regard.models.tensor_parallel import Split, split_model
 from regard.train.task import Task
 
 STRATEGIES = ("ddp", "fsdp")
@@ -35,20 +37,26 @@ class Parallelism:
         strategy: "ddp", every process has the whole model; "fsdp", parameters, gradients and optimizer state are
             sharded.
         context: how many processes share a sequence; each of them holds a part of its tokens.
+        tensor: how many processes share the heads and hidden channels of every block; with "ddp" and context=1.
         recompute: whether the activations of a block are computed again in the backward pass.
     """
 
     strategy: str = "ddp"
     context: int = 1
+    tensor: int = 1
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES or self.context < 1:
+        reason = ""
+        if self.strategy not in STRATEGIES or self.context < 1 or self.tensor < 1:
+            reason = (
+                f"the strategy is one of {', '.join(STRATEGIES)}, and a sequence or a block has one process at least"
+            )
+        elif self.tensor > 1 and (self.strategy != "ddp" or self.context > 1):
+            reason = "blocks are split between whole copies of the model only"
+        if reason:
             raise ConfigError(
-                "A run cannot be spread so.",
-                asked=repr(self),
-                because=f"the strategy is one of {', '.join(STRATEGIES)}, and a sequence has one process at least",
-                instead='Parallelism("fsdp")',
+                "A run cannot be spread so.", asked=repr(self), because=reason, instead='Parallelism("fsdp")'
             )
 
 
@@ -63,24 +71,31 @@ class Workers:
     def __init__(self, parallelism: Parallelism) -> None:
         self.parallelism = parallelism
         self.rank, self.size = join_processes()
-        if self.size % parallelism.context:
+        width = parallelism.context * parallelism.tensor
+        if self.size % width:
             raise ConfigError(
-                f"{self.size} processes cannot share sequences {parallelism.context} by {parallelism.context}.",
-                asked=f"context={parallelism.context} on {self.size} processes",
-                because="groups of equal size share the sequences",
+                f"{self.size} processes cannot work {width} by {width}.",
+                asked=f"context={parallelism.context}, tensor={parallelism.tensor} on {self.size} processes",
+                because="groups of equal size share sequences or blocks",
                 instead=f"a divisor of {self.size}",
             )
-        self.data_size = self.size // parallelism.context
-        self.data_rank, self.context_rank = divmod(self.rank, parallelism.context)
-        self.context_group = self._make_groups() if parallelism.context > 1 else None
+        self.data_size = self.size // width
+        self.data_rank, inside = divmod(self.rank, width)
+        self.context_rank = inside if parallelism.context > 1 else 0
+        near = self._make_group([range(first, first + width) for first in range(0, self.size, width)], width)
+        self.context_group = near if parallelism.context > 1 else None
+        self.tensor_group = near if parallelism.tensor > 1 else None
+        # Those that have the same part of the model, whose gradients are averaged.
+        tensor = parallelism.tensor
+        self.copies = self._make_group([range(first, self.size, tensor) for first in range(tensor)], tensor)
+        self.splits: dict[str, Split] = {}
 
-    def _make_groups(self) -> Any:
-        """The processes that share this one's sequences; all processes make all groups."""
-        width, mine = self.parallelism.context, None
-        for first in range(0, self.size, width):
-            group = dist.new_group(list(range(first, first + width)))
-            mine = group if first == self.data_rank * width else mine
-        return mine
+    def _make_group(self, members: list[range], width: int) -> Any:
+        """The group that this process is in; all processes make all groups. None for groups of one, or of all."""
+        if width == 1:
+            return None
+        groups = [dist.new_group(list(each)) for each in members]
+        return next(group for group, each in zip(groups, members, strict=True) if self.rank in each)
 
     @property
     def is_main(self) -> bool:
@@ -89,7 +104,13 @@ class Workers:
 
     @property
     def is_sharded(self) -> bool:
-        return self.size > 1 and self.parallelism.strategy == "fsdp"
+        """Whether no process has the whole model."""
+        return self.size > 1 and (self.parallelism.strategy == "fsdp" or self.parallelism.tensor > 1)
+
+    @property
+    def averaged(self) -> int:
+        """Over how many processes gradients are averaged."""
+        return self.size // self.parallelism.tensor
 
     # The model
 
@@ -99,18 +120,22 @@ class Workers:
             checkpoint_activations(model)
         if self.size == 1:
             return model
-        if self.is_sharded:
-            mesh = dist.init_device_mesh("cpu", (self.size,))
+        if self.tensor_group is not None:
+            self.splits = split_model(model, self.tensor_group)
+            if self.averaged == 1:
+                return model
+        elif self.is_sharded:
+            mesh = init_device_mesh("cpu", (self.size,))
             shard_model(model, mesh, torch.bfloat16 if precision == "bfloat16" else None)
             return model
-        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        return nn.parallel.DistributedDataParallel(model, process_group=self.copies, gradient_as_bucket_view=True)
 
     @contextlib.contextmanager
     def micro_batch(self, forward: nn.Module, is_last: bool) -> Iterator[None]:
         """Gradients are summed over the processes in the last micro-batch of a step only."""
-        if self.size == 1:
+        if self.averaged == 1:
             yield
-        elif self.is_sharded:
+        elif self.parallelism.strategy == "fsdp":
             forward.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             yield
         elif is_last:
@@ -119,15 +144,30 @@ class Workers:
             with forward.no_sync():  # type: ignore[operator]
                 yield
 
-    def gather_weights(self, model: nn.Module, average: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-        """All weights, or their moving average, on the first process; None on the others. All of them call it."""
+    def gather_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """Whole tensors on the first process; None on the others. All of them call it."""
         found = {}
-        for name, parameter in model.named_parameters():
-            value = parameter.detach() if average is None else average[name]
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # type: ignore[operator]
+        for name, value in weights.items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else self._join(name, value)  # type: ignore[operator]
             if self.is_main:
                 found[name] = whole
         return found if self.is_main else None
+
+    def _join(self, name: str, part: Tensor) -> Tensor:
+        """The whole of a tensor that belongs to a parameter, `name` or `name/state`, where that is split."""
+        split = self.splits.get(name.rpartition("/")[0] or name)
+        if split is None or not part.ndim:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.parallelism.tensor)]
+        dist.all_gather(parts, part.contiguous(), group=self.tensor_group)
+        return split.join(parts)
+
+    def take_part(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of a tensor that belongs to a parameter."""
+        split = self.splits.get(name.rpartition("/")[0] or name)
+        if split is None or not whole.ndim:
+            return whole
+        return split.take(whole, dist.get_rank(self.tensor_group), self.parallelism.tensor)
 
     # The data
 
@@ -169,11 +209,12 @@ class Workers:
     # Numbers
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """Each number summed over the processes."""
+        """Each number summed over the processes, those that share a block once."""
         if self.size == 1:
             return values
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         dist.all_reduce(total)
+        total /= self.parallelism.tensor  # processes that share a block have the same numbers
         return dict(zip(values, total.tolist(), strict=True))
 
     def any(self, flag: bool) -> bool:
@@ -196,7 +237,13 @@ class Workers:
         if self.size > 1:
             dist.barrier()
 
-    def find_norm(self, gradients: list[Tensor]) -> float:
-        """The norm of all gradients; those of sharded parameters are spread over the processes."""
-        norm = nn.utils.get_total_norm(gradients)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # type: ignore[operator]
+    def find_norm(self, gradients: dict[str, Tensor]) -> float:
+        """The norm of all gradients, by the names of the parameters; some are spread over the processes."""
+        if self.tensor_group is None:
+            norm = nn.utils.get_total_norm(list(gradients.values()))
+            return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # type: ignore[operator]
+        split = [grad for name, grad in gradients.items() if name in self.splits]
+        shared = nn.utils.get_total_norm(split).double().square()
+        dist.all_reduce(shared, group=self.tensor_group)
+        others = nn.utils.get_total_norm([grad for name, grad in gradients.items() if name not in self.splits])
+        return float((shared + others.double().square()).sqrt())

@@ -42,7 +42,9 @@ def collect_state(
 ) -> dict[str, Tensor]:
     """What a checkpoint holds, by name; sharded tensors stay sharded."""
     stored = find_stored_names(model)
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items() if name in stored}
+    weights: dict[str, Tensor] = {
+        name: tensor.detach() for name, tensor in model.state_dict().items() if name in stored
+    }
     shown = weights if average is None else {name: average.get(name, tensor) for name, tensor in weights.items()}
     state = {f"{MODEL}{name}": tensor for name, tensor in shown.items()}
     if average is not None:
@@ -60,13 +62,14 @@ class PendingSave:
 
     def __init__(self, place: Path, state: dict[str, Tensor], position: ResumePoint, group: Any, work: Path) -> None:
         self.place, self.group, self.work = place, group, work
-        import torch.distributed.checkpoint as dcp  # a long import that one process never needs
+        # Long imports that one process never needs.
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         if dist.get_rank() == 0:
-            text = json.dumps(dataclasses.asdict(position))
-            atomic.write_and_sync(work / POSITION, lambda path: path.write_text(text) and None)
-        writer = dcp.HuggingFaceStorageWriter(str(work), save_distributed=True)
-        saving: Any = dcp.async_save(state, storage_writer=writer, process_group=group)
+            atomic.write_and_sync(work / POSITION, atomic.make_json_writer(dataclasses.asdict(position)))
+        writer = HuggingFaceStorageWriter(str(work), save_distributed=True)
+        saving: Any = async_save(state, storage_writer=writer, process_group=group)
         self.future: Future = saving
 
     def finish(self) -> None:
@@ -97,9 +100,10 @@ def read_position(place: Path) -> ResumePoint:
 
 def load_state(place: Path, state: dict[str, Tensor]) -> None:
     """Fill these tensors from a checkpoint; each process reads its own parts, alone or with the others."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = dcp.HuggingFaceStorageReader(str(place))
+    reader = HuggingFaceStorageReader(str(place))
     try:
         found = reader.read_metadata().state_dict_metadata
         shapes = {name: tuple(getattr(each, "size", ())) for name, each in found.items()}
@@ -115,7 +119,7 @@ def load_state(place: Path, state: dict[str, Tensor]) -> None:
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*single process")  # that is meant
-            dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+            load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointError:
         raise
     except Exception as failure:  # readers of damaged files raise anything

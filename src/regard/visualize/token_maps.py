@@ -80,8 +80,8 @@ def draw_top_keys(
     rows = [attention.rows([query])[:, 0].detach().float().cpu() for attention in maps]
     selected = [select_indices("head", heads, len(weights)) for weights in rows]
     drawn = [weights[chosen] for weights, chosen in zip(rows, selected, strict=True)]
-    seen = max(int((weights > 0).sum(-1).max()) for weights in drawn)
-    most = max(min(MOST_KEYS, seen), 1)
+    visible = max(int((weights > 0).sum(-1).max()) for weights in drawn)
+    most = max(min(MOST_KEYS, visible), 1)
     largest = [float(weights.max()) for weights in drawn]
     percent, end = Percent(largest), axis_end(largest)
 
@@ -99,8 +99,8 @@ def draw_top_keys(
         f"The largest weights of token {query}{name}, for each layer and head: the position of each key, and its "
         f"weight. All bars share one axis, from 0 to {end:.0%}."
     )
-    if seen > most:
-        caption += f" Of {seen} visible keys the {most} with the largest weights are listed."
+    if visible > most:
+        caption += f" Of {visible} visible keys the {most} with the largest weights are listed."
     data = {attention.name: weights for attention, weights in zip(maps, drawn, strict=True)}
     return Picture(figure, caption, {"layers": data, "query": query, "axis": end})
 

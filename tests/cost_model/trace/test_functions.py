@@ -149,7 +149,7 @@ def test_an_input_of_the_wrong_shape_is_told_with_its_module() -> None:
     assert caught.value.because == "it fails in 1, after aten.addmm"
 
 
-def test_nobody_guesses_the_input_of_a_function() -> None:
+def test_the_input_of_a_function_is_not_inferred() -> None:
     with pytest.raises(CostError, match="The inputs of stable cannot be inferred"):
         cost(stable)
 

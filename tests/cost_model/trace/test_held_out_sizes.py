@@ -76,7 +76,7 @@ BOTH = "formulas hold for rows and columns that are"
 
 # In training the bytes differ as soon as rows or columns are whole, so that the formulas hold for fewer sizes.
 @pytest.mark.parametrize(
-    ("step", "window", "asked", "domain", "note"),
+    ("step", "window", "image", "domain", "note"),
     [
         ("forward", 3, (7, 7), lambda r, w: w % 3, f"{RAGGED_COLUMNS} 3"),
         ("forward", 3, (8, 8), lambda r, w: w % 3, f"{RAGGED_COLUMNS} 3"),
@@ -94,9 +94,9 @@ BOTH = "formulas hold for rows and columns that are"
         pytest.param("training", (2, 5), (7, 11), both_padded(2, 5), f"{BOTH} no multiples of 2 and 5", marks=SLOW),
     ],
 )
-def test_windows_are_counted_whole(step: str, window: Any, asked: Any, domain: Callable[..., Any], note: str) -> None:
+def test_windows_are_counted_whole(step: str, window: Any, image: Any, domain: Callable[..., Any], note: str) -> None:
     layer = WindowAttention(12, 2, window)
-    found = cost(layer, batch=2, image=asked, step=step)
+    found = cost(layer, batch=2, image=image, step=step)
     assert any(note in each for each in found.notes), found.notes
     inside = [image for image in IMAGES if domain(*image)]
     assert len(inside) >= 2
@@ -112,11 +112,11 @@ def test_windows_that_are_smaller_at_the_edge_have_one_formula_for_every_grid() 
     assert [image for image in IMAGES if not holds(layer, found, image)] == []
 
 
-@pytest.mark.parametrize("asked", [(16, 24), (17, 22)])
-def test_patches_that_overlap_are_rounded_up(asked: tuple[int, int]) -> None:
+@pytest.mark.parametrize("image", [(16, 24), (17, 22)])
+def test_patches_that_overlap_are_rounded_up(image: tuple[int, int]) -> None:
     layer = PatchEmbedding(3, 8, 7, 4, 3)
-    found = cost(layer, batch=2, image=asked)
-    whole = asked == (16, 24)
+    found = cost(layer, batch=2, image=image)
+    whole = image == (16, 24)
     assert found.notes == (("formulas hold for rows and columns that are multiples of 4",) if whole else ())
     for image in itertools.product((16, 17, 18, 19, 20), (21, 24, 28)):
         assert holds(layer, found, image) == (not whole or not (image[0] % 4 or image[1] % 4)), image
@@ -286,7 +286,7 @@ def whole(rows: int, columns: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("build", "asked", "domain"),
+    ("build", "image", "domain"),
     [
         (swin, (64, 64), whole),
         (convnext, (70, 90), any_size),
@@ -295,9 +295,9 @@ def whole(rows: int, columns: int) -> bool:
         pytest.param(convnext, (64, 96), whole, marks=pytest.mark.slow),
     ],
 )
-def test_images_of_many_sizes(build: Callable[[], Any], asked: tuple[int, int], domain: Callable[..., bool]) -> None:
+def test_images_of_many_sizes(build: Callable[[], Any], image: tuple[int, int], domain: Callable[..., bool]) -> None:
     model = build().eval()
-    found = cost(model, batch=2, image=asked)
+    found = cost(model, batch=2, image=image)
     noted = "formulas hold for rows and columns that are multiples of 32" in found.notes
     assert noted == (domain is whole)
     images = [(64, 64), (128, 64), (96, 160), (160, 192), (65, 96), (70, 91), (80, 80), (112, 48)]

@@ -49,7 +49,7 @@ def real_inputs(kind: str) -> dict[str, Any]:
     return {"input_ids": ids} | ({} if kind == "bert" else {"use_cache": False})
 
 
-def asked(kind: str) -> dict[str, int]:
+def make_sizes(kind: str) -> dict[str, int]:
     sizes = {"batch": 2} if kind == "vit" else {"batch": 2, "tokens": 11}
     return sizes | ({"context_tokens": 7} if kind == "t5" else {})
 
@@ -81,7 +81,7 @@ FORMULAS = {
 )
 def test_products_are_those_of_the_derivation_and_of_a_real_run(kind: str) -> None:
     model = built(kind)
-    found = cost(model, step="training", **asked(kind))
+    found = cost(model, step="training", **make_sizes(kind))
     forward = sum((part.forward.macs for part in found.parts), 0 * B)
     assert (in_input_sizes(Quantity(forward, found.values)) - FORMULAS[kind]).expand() == 0
     assert forward.subs(found.values) == counted(model, real_inputs(kind), back=False)
@@ -91,7 +91,7 @@ def test_products_are_those_of_the_derivation_and_of_a_real_run(kind: str) -> No
 
 @pytest.mark.slow
 def test_fused_attention_counts_as_written_out() -> None:
-    eager, fused = (cost(built("bert", how), step="training", **asked("bert")) for how in ("eager", "sdpa"))
+    eager, fused = (cost(built("bert", how), step="training", **make_sizes("bert")) for how in ("eager", "sdpa"))
     assert (eager.macs.formula - fused.macs.formula).expand() == 0
     assert eager.pairs == fused.pairs == 2 * 2 * 4 * 11 * 11
     assert eager.exponentials == fused.exponentials
@@ -99,7 +99,7 @@ def test_fused_attention_counts_as_written_out() -> None:
 
 @pytest.mark.slow
 def test_an_encoder_and_a_decoder_have_two_lengths() -> None:
-    found = cost(built("t5"), **asked("t5"))
+    found = cost(built("t5"), **make_sizes("t5"))
     assert (in_input_sizes(found.macs) - FORMULAS["t5"]).expand() == 0
 
 

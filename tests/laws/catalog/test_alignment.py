@@ -15,8 +15,10 @@ def verdict(target, kind="operator", **options):
 
 
 def start_aligned(query, key, value, mask=None):
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    return total(scores(query, key), (seen if mask is None else seen & mask).expand(scores(query, key).shape), value)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    return total(
+        scores(query, key), (triangle if mask is None else triangle & mask).expand(scores(query, key).shape), value
+    )
 
 
 def upper_left(query, key, value):
@@ -25,15 +27,19 @@ def upper_left(query, key, value):
 
 def right_for_one_query_only(query, key, value, mask=None):
     shift = key.shape[-2] - 1 if query.shape[-2] == 1 else 0
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(shift)
-    return total(scores(query, key), (seen if mask is None else seen & mask).expand(scores(query, key).shape), value)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(shift)
+    return total(
+        scores(query, key), (triangle if mask is None else triangle & mask).expand(scores(query, key).shape), value
+    )
 
 
 def never_before_the_first_key(query, key, value, mask=None):
     """More queries than keys are aligned at the start."""
     shift = max(key.shape[-2] - query.shape[-2], 0)
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(shift)
-    return total(scores(query, key), (seen if mask is None else seen & mask).expand(scores(query, key).shape), value)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(shift)
+    return total(
+        scores(query, key), (triangle if mask is None else triangle & mask).expand(scores(query, key).shape), value
+    )
 
 
 def rotated_from_zero(query, key, value, mask=None):

@@ -46,8 +46,8 @@ def test_an_operator_is_decoded_with_by_keeping_its_keys():
 
 def test_an_operator_aligned_at_the_start_cannot_decode():
     def upper_left(query, key, value, mask=None):
-        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        return naive(query, key, value, seen if mask is None else seen & mask)
+        triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        return naive(query, key, value, triangle if mask is None else triangle & mask)
 
     assert check(upper_left, kind="operator", claims=["cache"], fast=True).verdicts["cache"].outcome == "broken"
 

@@ -118,10 +118,10 @@ class NoisyStep(Layer):
 
 
 def writes_the_mask(query, key, value, mask=None):
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    if mask is not None and mask.shape[-2:] == seen.shape:
-        mask &= seen  # a second time it changes nothing
-    return naive(query, key, value, seen if mask is None else seen & mask)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    if mask is not None and mask.shape[-2:] == triangle.shape:
+        mask &= triangle  # a second time it changes nothing
+    return naive(query, key, value, triangle if mask is None else triangle & mask)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ def running(query, key, value, mask=None):
         weight = weight * kept + fresh.sum(-1, keepdim=True)
         output = output * kept + fresh @ value[..., start : start + 64, :]
         highest = new
-    seen = mask.expand(found.shape).any(-1, keepdim=True)
-    return (output / weight).masked_fill(~seen, 0.0)
+    visible = mask.expand(found.shape).any(-1, keepdim=True)
+    return (output / weight).masked_fill(~visible, 0.0)
 
 
 def first_key_if_none(query, key, value, mask=None):
-    """Looks at the first key when there is no other."""
+    """Attends to the first key when there is no other."""
     if mask is not None:
         mask = mask.expand(*mask.shape[:-1], key.shape[-2]).clone()
         mask[..., 0] |= ~mask.any(-1)
@@ -67,14 +67,14 @@ def first_key_if_none(query, key, value, mask=None):
 
 
 def causal_to_nan(query, key, value):
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    return naive(query, key, value, seen)
+    visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    return naive(query, key, value, visible)
 
 
 def causal_to_zero(query, key, value):
     found = scores(query, key)
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    return total(found, seen.expand(found.shape), value)
+    visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    return total(found, visible.expand(found.shape), value)
 
 
 @pytest.mark.parametrize("target", [causal_to_zero, *slow(causal, full, window, robust, ours_causal)])

@@ -32,7 +32,7 @@ def forgets_the_values(query, key, value, mask=None):
     return naive(query, key, value, mask)
 
 
-def only_if_nobody_sees(query, key, value, mask=None):
+def only_if_hidden_from_all(query, key, value, mask=None):
     """Right for keys that are hidden from all, wrong for those hidden from some."""
     if mask is not None:
         gone = ~mask.any(-2).any(1, keepdim=True)[..., None]
@@ -42,8 +42,8 @@ def only_if_nobody_sees(query, key, value, mask=None):
 
 def past_only(query, key, value):
     """Causal, with no mask to give; the future is multiplied by zero."""
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    return naive(query, key, value, seen)
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
+    return naive(query, key, value, triangle)
 
 
 def careless_beyond(keys, queries=0):
@@ -66,7 +66,7 @@ def test_a_layer_that_never_touches_what_is_hidden_holds():
 
 
 @pytest.mark.parametrize(
-    "target", [large_negative, forgets_the_keys, forgets_the_values, only_if_nobody_sees, past_only]
+    "target", [large_negative, forgets_the_keys, forgets_the_values, only_if_hidden_from_all, past_only]
 )
 def test_operators_that_touch_it_are_found(target):
     assert verdict(target).outcome == "broken"

@@ -45,6 +45,14 @@ def test_documents_separated_within_a_file(tmp_path: Path, separator: str, found
     assert [document.strip() for document in documents] == [document.strip() for document in found]
 
 
+def test_a_large_document_ends_at_its_blank_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also if a piece of it was just complete there."""
+    monkeypatch.setattr(files, "PIECE", 7)
+    documents = ["aaaa\nbbbb", "cccccccc", "dd", "eeee\nffff\ngg", "hhhhhhhhh"]
+    (tmp_path / "a.txt").write_text("\n\n".join(documents))
+    assert list(text.load_documents(tmp_path / "a.txt", separator="blank_line")) == documents
+
+
 def test_blocks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     content = "Fünf Äpfel\r\nkosten 3 €\n\n😀 und mehr\n"
     path = write(tmp_path, "a.txt", content)

@@ -64,6 +64,6 @@ def make_table(request: Request) -> Tensor:
     query_position, key_position = (at.to(device) for at in list_table_entries(request.bias, request.lengths))
     table = request.bias.scores(query_position, key_position).to(accumulation_dtype(request))
     if not request.dense:
-        seen = request.pattern.allows(query_position, key_position, keys=request.lengths.keys)
-        table = torch.where(seen, table, -torch.inf)
+        visible = request.pattern.allows(query_position, key_position, keys=request.lengths.keys)
+        table = torch.where(visible, table, -torch.inf)
     return table.expand(heads, -1)

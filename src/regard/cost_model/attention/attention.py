@@ -1,17 +1,17 @@
-"""What an attention costs that is only described: `cost(Attention(...), tokens=..., dim=...)`.
+"""The cost of a bare description: `cost(Attention(...), tokens=..., dim=...)`.
 
     scores[i, j] = query[i] . key[j],    weights = softmax(scores),    output[i] = sum_j weights[i, j] value[j]
 
-Every pair that meets costs d multiply-adds for its score, one exponential, and e multiply-adds for its value; backward
-each of the two products has two of its own, one for each operand. With a feature map no pair meets: see
+Every allowed pair costs d multiply-adds for its score, one exponential, and e multiply-adds for its value; in backward
+each of the two products has two of its own, one for each operand. With a feature map no pair is computed: see
 `linear_attention.py`. The limits of temperature cost less: see `_count_uniform` and `_count_hard`.
 
 Whose work is counted is a matter of `RunMode.backend`:
 
 - `None`, the mathematics: exactly the pairs of the pattern.
 - `"reference"`: the whole square, as the reference executes it.
-- `"native"` and `"blocked"`: the tiles of the plan that this backend follows, and scores once more on the way back.
-- `"positional"`: rows and columns apart, for heads that look by position alone; see `positional.py`.
+- `"native"` and `"blocked"`: the tiles of the plan that this backend runs, and the scores again in backward.
+- `"positional"`: rows and columns separately, for attention by position alone; see `positional.py`.
 
 Queries and keys come in scaled: scale belongs to the projection before, and costs nothing here.
 """
@@ -50,7 +50,7 @@ from regard.patterns import Full, Pattern
 
 
 def count_description(attention: Attention, sizes: Sizes, mode: RunMode) -> Breakdown:
-    """What a description costs at the sizes that are asked for."""
+    """The cost of a description at these sizes."""
     shape = find_shape(attention, sizes, mode)
     return count_attention(attention, shape, mode)
 
@@ -80,11 +80,14 @@ def count_attention(attention: Attention, shape: Shape, mode: RunMode) -> Breakd
     else:
         made = _count_softmax(pattern, attention, shape, mode)
     parts = made.parts
-    if mode.step == "decode":  # nobody goes back from there
+    if mode.step == "decode":  # has no backward pass
         parts = [dataclasses.replace(part, saved=ZERO) for part in parts]
     notes = made.notes
     if mode.backend == "reference" and (features is None or uniform):
-        notes = (*notes, "kept: as by the backend that runs unasked; the reference keeps its squares as well")
+        notes = (
+            *notes,
+            "saved activations: of the backend that `auto` chooses; the reference saves its squares as well",
+        )
     return Breakdown(parts, {**shape.values, **made.values}, notes, _describe(attention))
 
 
@@ -92,7 +95,7 @@ def count_attention(attention: Attention, shape: Shape, mode: RunMode) -> Breakd
 
 
 def find_shape(attention: Attention, sizes: Sizes, mode: RunMode) -> Shape:
-    """Letters for what a description leaves open. Sizes that follow from others get no letter of their own."""
+    """Symbols for what a description leaves open. Sizes that follow from others get no symbol of their own."""
     pattern, bias = attention.pattern, attention.bias
     rows = None if pattern is None else pattern.rows
     if rows is not None and sizes.batch not in (1, rows):
@@ -181,16 +184,16 @@ def _describe(attention: Attention) -> str:
 def _count_softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: RunMode) -> Breakdown:
     """Scores, their softmax, and the weighted sums of values."""
     item, fused = mode.item, mode.backend in ("native", "blocked")
-    seen = count_allowed_pairs(pattern, shape)
-    visits = find_executed_pairs(pattern, shape, mode, seen)
-    met, area = shape.heads * seen.formula, shape.heads * visits.area
+    allowed = count_allowed_pairs(pattern, shape)
+    executed = find_executed_pairs(pattern, shape, mode, allowed)
+    met, area = shape.heads * allowed.formula, shape.heads * executed.area
     row = find_longest_row(pattern, shape.keys, shape.values)
     wide = mode.wide  # half-precision inputs leave their results in float32
     column = row if shape.queries == shape.keys else sympy.Max(row, shape.queries)
-    # Without content (scale = 0, and a bias that speaks) a score is no product; backends multiply by zero all the same.
+    # Without content (scale = 0 and a bias) a score is no product; backends multiply by zero all the same.
     silent = attention.scale == 0
     forward = ZERO if silent and mode.backend is None else area * shape.dim
-    fixed = silent and not fused and not is_learned(attention.bias)  # weights that learn nothing have no gradient
+    fixed = silent and not fused and not is_learned(attention.bias)  # weights that are not learned have no gradient
     back = 2 * area * shape.dim if not silent or mode.backend == "native" else ZERO
     back += area * shape.dim if fused else ZERO
     square = ZERO if fused else area
@@ -241,9 +244,9 @@ def _count_softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: R
         saved=held(shape.value) + wide * shape.output,
     )
     parts = [scores, *count_bias(attention.bias, shape, mode, met, area), softmax, values]
-    if silent and (kept := count_saved_by_positional(attention, pattern, shape, mode)) is not None:
-        parts = [dataclasses.replace(part, saved=kept if part is values else ZERO) for part in parts]
-    return Breakdown(parts, {**seen.values, **visits.values}, (*seen.notes, *visits.notes))
+    if silent and (saved := count_saved_by_positional(attention, pattern, shape, mode)) is not None:
+        parts = [dataclasses.replace(part, saved=saved if part is values else ZERO) for part in parts]
+    return Breakdown(parts, {**allowed.values, **executed.values}, (*allowed.notes, *executed.notes))
 
 
 # Limits of temperature
@@ -252,59 +255,59 @@ def _count_softmax(pattern: Pattern, attention: Attention, shape: Shape, mode: R
 def _count_uniform(pattern: Pattern, shape: Shape, mode: RunMode, features: FeatureMap | None) -> Breakdown:
     """scale = 0: the mean of what is visible. There are no scores, no exponentials, and no gradient but that of values.
 
-    The mathematics asks for sums. Where queries share them, each value is added once (an addition counts as the
+    The mathematics needs sums. Where queries share them, each value is added once (an addition counts as the
     multiply-add of a product with a matrix of ones): M e for each key head, and 2 N e more for a window, whose running
     sums are taken apart again. Any other pattern adds up its pairs, P e, as do these where pairs are fewer. The
-    reference multiplies the whole square of weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours. A
-    feature map changes who runs, and so what is kept.
+    reference multiplies the whole square of weights; `blocked` multiplies with sums over 1, 2, 4, ... neighbours.
+    With a feature map another backend runs and saves other tensors.
     """
     item = mode.item
-    seen = count_allowed_pairs(pattern, shape)
+    allowed = count_allowed_pairs(pattern, shape)
     row = find_longest_row(pattern, shape.keys, shape.values)
     steps = depth.total(row, mode.serial) + 1
-    notes = seen.notes
+    notes = allowed.notes
     if mode.backend == "reference":
         products = shape.batch * shape.heads * shape.queries * shape.keys * shape.value_dim
     elif mode.backend == "blocked":
         products, remarks = count_mean_products(pattern, shape)
         notes = (*notes, *remarks)
     else:
-        products = shape.kv_heads * _count_additions(pattern, shape, mode, seen) * shape.value_dim
-    kept, remarks = count_saved_by_limit("uniform", pattern, shape, mode)
+        products = shape.kv_heads * _count_additions(pattern, shape, mode, allowed) * shape.value_dim
+    saved_bytes, remarks = count_saved_by_limit("uniform", pattern, shape, mode)
     if features is not None:
-        kept, remarks = count_saved_by_mean(pattern, shape, mode), ()
+        saved_bytes, remarks = count_saved_by_mean(pattern, shape, mode), ()
     part = CostPart(
         "values",
         forward=PassCost(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
         backward=PassCost(macs=products, bytes=item * (shape.value + shape.output), depth=steps),
-        saved=kept,
-        pairs=shape.heads * seen.formula,
+        saved=saved_bytes,
+        pairs=shape.heads * allowed.formula,
     )
-    return Breakdown([part], seen.values, (*notes, *remarks))
+    return Breakdown([part], allowed.values, (*notes, *remarks))
 
 
-def _count_additions(pattern: Pattern, shape: Shape, mode: RunMode, seen: AllowedPairs) -> sympy.Expr:
+def _count_additions(pattern: Pattern, shape: Shape, mode: RunMode, allowed: AllowedPairs) -> sympy.Expr:
     """Additions of one channel: running ones, where there are any and they are fewer, or one for each pair."""
     reads = pattern._running_sum_reads
     if reads is None or (reads and mode.step == "decode"):
-        return seen.formula
+        return allowed.formula
     running = shape.batch * (sympy.Integer(1) if mode.step == "decode" else shape.keys + reads * shape.queries)
-    known = dataclasses.replace(shape, values={**shape.values, **seen.values}).number(seen.formula)
+    known = dataclasses.replace(shape, values={**shape.values, **allowed.values}).number(allowed.formula)
     least = shape.number(running)
-    return seen.formula if known is not None and least is not None and known < least else running
+    return allowed.formula if known is not None and least is not None and known < least else running
 
 
 def _count_hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Breakdown:
-    """scale = inf: the best key's value is handed over. The scores are a search, which has no gradient.
+    """scale = inf: the output is the best key's value. The scores are a search, which has no gradient.
 
-    Ties, which share their values, are not foreseen. The reference multiplies weights of zero and one.
+    Ties, which share their values, are not counted. The reference multiplies weights of zero and one.
     """
     item, square = mode.item, mode.backend == "reference"
-    seen = count_allowed_pairs(pattern, shape)
-    visits = find_executed_pairs(pattern, shape, mode, seen)
-    met, area = shape.heads * seen.formula, shape.heads * visits.area
+    allowed = count_allowed_pairs(pattern, shape)
+    executed = find_executed_pairs(pattern, shape, mode, allowed)
+    met, area = shape.heads * allowed.formula, shape.heads * executed.area
     row = find_longest_row(pattern, shape.keys, shape.values)
-    kept, remarks = count_saved_by_limit("hard", pattern, shape, mode)
+    saved_bytes, remarks = count_saved_by_limit("hard", pattern, shape, mode)
     scores = CostPart(
         "scores",
         forward=PassCost(
@@ -327,11 +330,11 @@ def _count_hard(pattern: Pattern, bias: Any, shape: Shape, mode: RunMode) -> Bre
             bytes=item * (shape.output + shape.value),
             depth=sympy.Integer(1),
         ),
-        saved=kept,
+        saved=saved_bytes,
     )
     parts = [scores, *count_bias(bias, shape, mode, met, area), choice, values]
-    notes = (*seen.notes, *visits.notes, *remarks, "hard attention: counted without ties")
-    return Breakdown(parts, {**seen.values, **visits.values}, notes)
+    notes = (*allowed.notes, *executed.notes, *remarks, "hard attention: counted without ties")
+    return Breakdown(parts, {**allowed.values, **executed.values}, notes)
 
 
 __all__ = ["Shape", "count_attention", "count_description", "find_shape"]

@@ -33,22 +33,22 @@ def count_bias(
     if isinstance(bias, TransformerXL):
         return [_count_transformer_xl(bias, shape, mode, met, moved)]
     if isinstance(bias, Tensor):
-        weights, kept = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
+        weights, saved_bytes = sympy.Integer(bias.numel() if bias.requires_grad else 0), ZERO
     else:
-        weights, kept = count_parameters(bias), _count_saved_table(bias, shape, mode) if shape.keeps else ZERO
+        weights, saved_bytes = count_parameters(bias), _count_saved_table(bias, shape, mode) if shape.keeps else ZERO
     one = PassCost(bytes=moved, depth=sympy.Integer(1))
-    return [CostPart("bias", parameters=weights, forward=one, backward=PassCost(bytes=moved), saved=kept)]
+    return [CostPart("bias", parameters=weights, forward=one, backward=PassCost(bytes=moved), saved=saved_bytes)]
 
 
 def is_learned(bias: Bias | Tensor | None) -> bool:
-    """Whether a gradient of the scores is wanted for the sake of the bias."""
+    """Whether the bias needs the gradient of the scores."""
     if bias is None or isinstance(bias, Tensor):
         return bias is not None and bias.requires_grad
     return any(parameter.requires_grad for parameter in bias.parameters())
 
 
 def count_parameters(bias: Bias) -> sympy.Integer:
-    """The numbers of a bias that learn."""
+    """The learned parameters of a bias."""
     return sympy.Integer(sum(parameter.numel() for parameter in bias.parameters()))
 
 
@@ -79,7 +79,7 @@ def _count_transformer_xl(
 
 
 def _count_saved_table(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
-    """A bias by relative position becomes a table, which is kept, as is what its own formula keeps."""
+    """A bias by relative position becomes a table, which is saved, as is what its own formula saves."""
     if not bias.relative or shape.lengths is None or mode.step == "decode":
         return ZERO
     lengths = Lengths(*shape.lengths)
@@ -88,23 +88,23 @@ def _count_saved_table(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
 
 
 def measure_saved_bytes(make: Callable[[], tuple[Tensor, ...]]) -> int:
-    """Bytes of what is made of a bias, and of what its formula keeps for its gradient.
+    """Bytes of the table of a bias, and of the tensors that its formula saves for backward.
 
-    That formula is anybody's, so that it is asked: for a table with an entry for each difference, not for each pair.
+    The formula may be a user's, so it is run: for a table with an entry for each difference, not for each pair.
     """
     alive, runs = [], []
-    for _ in range(2):  # what both runs keep was there before: parameters, buffers
+    for _ in range(2):  # what both runs save existed before: parameters, buffers
         saved: list[weakref.ref[_SavedTensor]] = []
 
         def keep(tensor: Tensor, saved: list[weakref.ref[_SavedTensor]] = saved) -> _SavedTensor:
-            kept = _SavedTensor(tensor.detach())
-            saved.append(weakref.ref(kept))
-            return kept
+            holder = _SavedTensor(tensor.detach())
+            saved.append(weakref.ref(holder))
+            return holder
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda holder: holder.tensor):
             made = make()
         alive.append(made)
-        storages = [kept.tensor.untyped_storage() for each in saved if (kept := each()) is not None]
+        storages = [holder.tensor.untyped_storage() for each in saved if (holder := each()) is not None]
         storages += [tensor.untyped_storage() for tensor in made]
         runs.append({storage.data_ptr(): storage.nbytes() for storage in storages})
     once, again = runs
@@ -112,7 +112,7 @@ def measure_saved_bytes(make: Callable[[], tuple[Tensor, ...]]) -> int:
 
 
 class _SavedTensor:
-    """Stands in a graph for a tensor that it keeps, and dies with the node that keeps it."""
+    """Replaces a saved tensor in the graph; it is deleted with the node that saved it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

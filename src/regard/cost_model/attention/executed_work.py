@@ -1,4 +1,4 @@
-"""Which pairs a backend really computes, and what it keeps: the plan it would follow, found before it runs."""
+"""Which pairs a backend computes, and what it saves for backward: read off its plan, before it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regard.patterns import Lengths, Pattern
 
 
 class ExecutedPairs(NamedTuple):
-    """Pairs that are computed, of one head over all rows of the batch; numbers of their letters; remarks."""
+    """Pairs that are computed, of one head over all rows of the batch; numbers of their symbols; remarks."""
 
     area: sympy.Expr
     values: dict[sympy.Symbol, int]
@@ -31,7 +31,7 @@ class ExecutedPairs(NamedTuple):
 
 
 def check_backend(backend: str | None, bias: Any, hard: bool) -> None:
-    """What the backends refuse, nobody can count."""
+    """Refuse what the backend refuses: it has no work to count."""
     because = None
     if backend == "native" and hard:
         because = "its softmax is soft: hard attention is a search, which 'blocked' does"
@@ -44,15 +44,15 @@ def check_backend(backend: str | None, bias: Any, hard: bool) -> None:
             f"The work of {backend!r} cannot be counted for this attention.",
             asked=f"backend={backend!r}",
             because=because,
-            instead='backend=None for what the mathematics asks, or backend="reference"',
+            instead='backend=None for what the mathematics needs, or backend="reference"',
         )
 
 
-def find_executed_pairs(pattern: Pattern, shape: Shape, mode: RunMode, seen: AllowedPairs) -> ExecutedPairs:
-    """The pairs inside the tiles of the backend that is asked about."""
+def find_executed_pairs(pattern: Pattern, shape: Shape, mode: RunMode, allowed: AllowedPairs) -> ExecutedPairs:
+    """The pairs inside the tiles of `mode.backend`."""
     square = shape.batch * shape.queries * shape.keys
     if mode.backend is None:
-        return ExecutedPairs(seen.formula, {})
+        return ExecutedPairs(allowed.formula, {})
     if mode.backend == "reference" or pattern.is_full:
         return ExecutedPairs(square, {})
     if shape.lengths is None:
@@ -65,7 +65,7 @@ def find_executed_pairs(pattern: Pattern, shape: Shape, mode: RunMode, seen: All
             and lengths.queries <= MAX_QUERIES
             and find_key_intervals(pattern, lengths) is not None
         ):
-            return ExecutedPairs(seen.formula, {})  # a cache is read key by key
+            return ExecutedPairs(allowed.formula, {})  # a cache is read key by key
         _check_library()
         wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
         area = best_plan(pattern, lengths, library.lanes(wide)).area
@@ -92,7 +92,7 @@ def _name_area(area: int, pattern: Pattern, shape: Shape) -> ExecutedPairs:
 def _check_library() -> None:
     if (missing := library.missing()) is not None:
         raise CostError(
-            "The kernels whose work is asked for are not here.",
+            "The kernels whose work is to be counted are not installed.",
             asked='backend="native"',
             because=missing,
             instead='backend="blocked", or backend=None',
@@ -116,7 +116,7 @@ def count_mean_products(pattern: Pattern, shape: Shape) -> tuple[sympy.Expr, tup
 def count_saved_by_limit(
     kind: str, pattern: Pattern, shape: Shape, mode: RunMode
 ) -> tuple[sympy.Expr, tuple[str, ...]]:
-    """What the two limits keep: which key won, or the matrices of ones that sums were taken with."""
+    """What the two limits save: which key won, or the matrices of ones that sums were taken with."""
     if not shape.keeps:
         return sympy.Integer(0), ()
     if kind == "hard":
@@ -128,7 +128,9 @@ def count_saved_by_limit(
     sums = shape.batch * shape.kv_heads * shape.queries * shape.value_dim
     count = shape.queries * (pattern.rows or 1)
     if shape.lengths is None:
-        return mode.wide * (sums + count), ("kept: without the tiles of ones, which need the number of tokens",)
+        return mode.wide * (sums + count), (
+            "saved activations: without the tiles of ones, which need the number of tokens",
+        )
     read = sum(step.weight.numel() for step in _plan_means(pattern._with_folded_heads, Lengths(*shape.lengths)))
     return mode.wide * (sums + count + read), ()
 

@@ -5,11 +5,11 @@
 Each key adds `phi(k) v^T` and `phi(k)` to the sums, r (e + 1) multiply-adds for each of G key heads; each query reads
 them, r (e + 1) for each of H heads. With one size for all that is 2 N d^2 + 2 N d, so that it beats softmax attention,
 2 N^2 d, from N = d + 1 on (Prince, problem 12.10). A causal pattern costs the same: the sums grow token by token, and a
-decoding step is one of these. No pair of tokens meets.
+decoding step is one of these. No pair of tokens is computed.
 
 The C++ kernel counts as what it computes; plain torch (`backend="blocked"`) works in chunks of 64 tokens, whose own
 squares come on top. A pattern that gives every query keys of its own leaves no sums to share: its pairs are computed,
-and the reference, which runs them, keeps its squares.
+and the reference, which runs them, saves its squares.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def count_linear_attention(
             made = [dataclasses.replace(part, saved=ZERO) for part in made]
         if padded:
             hidden = shape.batch * shape.keys  # which keys are real
-            if isinstance(features, Relu):  # its results are kept for its derivative, and once more without the hidden
+            if isinstance(features, Relu):  # its results are saved for its derivative, and once more without the hidden
                 hidden += mode.wide * shape.batch * shape.kv_heads * shape.keys * width
             made = [dataclasses.replace(part, saved=part.saved + hidden) for part in made]
     if uniform:
-        kept = [*[ZERO] * (len(more.parts) - 1), count_saved_by_mean(pattern, shape, mode)]
+        saved_bytes = [*[ZERO] * (len(more.parts) - 1), count_saved_by_mean(pattern, shape, mode)]
         more = more._replace(
-            parts=[dataclasses.replace(part, saved=each) for part, each in zip(more.parts, kept, strict=True)]
+            parts=[dataclasses.replace(part, saved=each) for part, each in zip(more.parts, saved_bytes, strict=True)]
         )
     return Breakdown([*made, *more.parts], {**values, **more.values}, (*notes, *more.notes))
 
@@ -80,7 +80,7 @@ def hides_keys(pattern: Pattern | None) -> bool:
 
 
 def _find_feature_dim(features: FeatureMap, shape: Shape) -> tuple[sympy.Expr, dict, tuple[str, ...]]:
-    """How many features a vector has: d itself, a formula of d, or a number with a letter."""
+    """How many features a vector has: d itself, a formula of d, or a number with a symbol."""
     if isinstance(features, Elu1 | Relu):
         return shape.dim, {}, ()
     if isinstance(features, Taylor2):
@@ -98,7 +98,7 @@ def _count_features(
 ) -> list[CostPart]:
     """The maps of queries and keys. Only random features are a product: with directions that are not learned.
 
-    What is kept beside the features is what each map's derivative needs.
+    What is saved beside the features is what each map's derivative needs.
     """
     vectors = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
     # The reference repeats the keys of grouped heads first, and it is what runs pairs.
@@ -110,14 +110,14 @@ def _count_features(
     numbers, item = vectors * shape.dim, mode.item
     random = isinstance(features, FavorPlus)
     products = numbers * width if random else ZERO
-    kept, wide, read = ZERO, mode.wide, mapped * shape.dim
+    saved_bytes, wide, read = ZERO, mode.wide, mapped * shape.dim
     if isinstance(features, Elu1):
-        kept = (2 * wide + 1) * read  # the scaled numbers, their exponentials, and which were positive
+        saved_bytes = (2 * wide + 1) * read  # the scaled numbers, their exponentials, and which were positive
     elif isinstance(features, Taylor2):
         couples = shape.dim * (shape.dim - 1) / 2
-        kept = wide * (read + 2 * mapped * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
+        saved_bytes = wide * (read + 2 * mapped * couples) + 2 * 16 * couples  # and the places of both, 16 bytes each
     elif random:
-        kept = wide * (read + mapped * width)
+        saved_bytes = wide * (read + mapped * width)
     steps = depth.inner(shape.dim, mode.serial) + 2 if random else sympy.Integer(1)
     moved = item * (numbers + vectors * width)
     return [
@@ -125,7 +125,7 @@ def _count_features(
             "features",
             forward=PassCost(macs=products, bytes=moved, depth=steps),
             backward=PassCost(macs=products, bytes=2 * moved, depth=steps),
-            saved=sympy.expand(kept),
+            saved=sympy.expand(saved_bytes),
         )
     ]
 
@@ -148,12 +148,12 @@ def _count_state(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMod
     if causal and mode.backend == "blocked" and not decode:
         grow, read, own, notes = _count_chunks(width, columns, shape)
     add = sympy.Integer(2) if decode else depth.inner(shape.keys, mode.serial)
-    state_kept, readout_kept = _count_saved(width, shape, mode, causal, new_features)
+    state_saved, readout_saved = _count_saved(width, shape, mode, causal, new_features)
     state = CostPart(
         "state",
         forward=PassCost(macs=grow, bytes=item * (met * (width + shape.value_dim) + held), depth=add),
         backward=PassCost(macs=back * grow, bytes=item * (2 * met * (width + shape.value_dim) + held), depth=add),
-        saved=state_kept,
+        saved=state_saved,
     )
     readout = CostPart(
         "readout",
@@ -167,7 +167,7 @@ def _count_state(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMod
             bytes=item * (2 * queried * width + 2 * held + queried * shape.value_dim),
             depth=depth.inner(columns, mode.serial) + 2,
         ),
-        saved=readout_kept + _count_flags(pattern, shape),
+        saved=readout_saved + _count_flags(pattern, shape),
     )
     return Breakdown([state, readout], {}, notes)
 
@@ -175,12 +175,12 @@ def _count_state(width: sympy.Expr, pattern: Pattern, shape: Shape, mode: RunMod
 def _count_saved(
     width: sympy.Expr, shape: Shape, mode: RunMode, causal: bool, new: bool
 ) -> tuple[sympy.Expr, sympy.Expr]:
-    """Bytes of the two parts. The causal kernel keeps what it read, its output and its normalisers; over all keys at
-    once torch keeps features, values with their column of ones, the state, and what was divided."""
+    """Bytes of the two parts. The causal kernel saves its inputs, its output and its normalisers; over all keys at
+    once torch saves features, values with their column of ones, the state, and what was divided."""
     wide, columns = mode.wide, shape.value_dim + 1
     keys = shape.batch * shape.kv_heads * shape.keys
     if causal:
-        # elu1 is made inside the kernel, which keeps queries and keys themselves; other features are new tensors.
+        # elu1 is made inside the kernel, which saves queries and keys themselves; other features are new tensors.
         key, query = (keys * width, shape.rows * width) if new else (shape.key, shape.query)
         key, query = (key, query) if new else (_count_input(key, shape, mode), _count_input(query, shape, mode))
         state = wide * (key + _count_input(shape.value, shape, mode)) + _count_first_state(width, shape, mode, new)
@@ -191,12 +191,12 @@ def _count_saved(
 
 
 def _count_input(numbers: sympy.Expr, shape: Shape, mode: RunMode) -> sympy.Expr:
-    """Numbers of query, key or value that the kernel keeps: as they came, or a copy if they had to be widened."""
+    """Numbers of query, key or value that the kernel saves: as they came, or a copy if they had to be widened."""
     return shape.given(numbers) if mode.item == mode.wide else numbers
 
 
 def count_saved_by_mean(pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr:
-    """Bytes that a mean keeps which is asked for by a feature map: its only feature is one, and has no gradient."""
+    """Bytes that a mean given as a feature map saves: its only feature is one, and has no gradient."""
     wide, columns = mode.wide, shape.value_dim + 1
     if not shares_sums(pattern):  # the reference: weights, and which values and outputs are finite
         return shape.heads * shape.batch * shape.keys * (shape.value_dim + wide * shape.queries) + shape.output
@@ -248,8 +248,8 @@ def _count_first_state(width: sympy.Expr, shape: Shape, mode: RunMode, new: bool
         return ZERO
     early = shape.batch * shape.kv_heads * lead
     columns = shape.value_dim + 1
-    kept = mode.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
-    return kept if new else kept + (3 * mode.wide + 1) * early * width
+    saved_bytes = mode.wide * (early * columns + shape.batch * shape.kv_heads * width * columns)
+    return saved_bytes if new else saved_bytes + (3 * mode.wide + 1) * early * width
 
 
 def _count_chunks(width: sympy.Expr, columns: sympy.Expr, shape: Shape) -> tuple:
@@ -270,14 +270,14 @@ def _count_pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: Run
     """Products of features for each pair: of the pattern for the mathematics, of the whole square in the reference,
     which is also what runs where no sums can be shared.
 
-    It keeps features, kernels and weights; and marks of one byte: which pairs are seen, which rows are empty, and which
-    queries, keys, values and outputs are finite. Keys and values are repeated for the heads that share them.
+    It saves features, kernels and weights; and marks of one byte: which pairs are allowed, which rows are empty,
+    and which queries, keys, values and outputs are finite. Keys and values are repeated for the heads that share them.
     """
     item, wide = mode.item, mode.wide
     keys = shape.batch * shape.heads * shape.keys
     square = keys * shape.queries
-    seen = count_allowed_pairs(pattern, shape)
-    area = seen.formula if mode.backend is None else shape.batch * shape.queries * shape.keys
+    allowed = count_allowed_pairs(pattern, shape)
+    area = allowed.formula if mode.backend is None else shape.batch * shape.queries * shape.keys
     row, area = find_longest_row(pattern, shape.keys, shape.values), shape.heads * area
     queried, met = shape.rows * width, shape.batch * shape.kv_heads * shape.keys * width
     scores = CostPart(
@@ -287,7 +287,7 @@ def _count_pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: Run
             macs=2 * area * width, bytes=item * (2 * queried + 2 * met + area), depth=depth.inner(row, mode.serial)
         ),
         saved=wide * (queried + keys * width) + (shape.rows + keys) * shape.dim + square,
-        pairs=shape.heads * seen.formula,
+        pairs=shape.heads * allowed.formula,
     )
     steps = depth.total(row, mode.serial) + 1
     norm = CostPart(
@@ -310,7 +310,7 @@ def _count_pairwise(pattern: Pattern, width: sympy.Expr, shape: Shape, mode: Run
         ),
         saved=(wide + 1) * keys * shape.value_dim + wide * square + shape.output,
     )
-    return Breakdown([scores, norm, sums], seen.values, seen.notes)
+    return Breakdown([scores, norm, sums], allowed.values, allowed.notes)
 
 
 __all__ = ["count_linear_attention", "count_saved_by_mean", "hides_keys", "is_causal", "shares_sums"]

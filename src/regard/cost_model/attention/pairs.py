@@ -1,8 +1,8 @@
-"""How many pairs of tokens a pattern lets meet, exactly, as a formula wherever one is honest.
+"""How many pairs a pattern allows, exactly, as a formula wherever one is correct.
 
 A closed form comes with the conditions under which it holds: `257 N - 16512` counts a window of 128 keys on each side
-only if there are as many tokens. At sizes that are known the conditions are looked at, and the result is compared with
-the number that the pattern itself counts; where no form fits, the letter P stands for that number. At sizes that are
+only if there are as many tokens. At sizes that are known the conditions are checked, and the result is compared with
+the number that the pattern itself counts; where no form fits, the symbol P stands for that number. At sizes that are
 not known the first form is given. The conditions go into a remark. The forms themselves are the patterns' own:
 `regard.patterns.pair_counts`.
 """
@@ -22,7 +22,7 @@ Lengths = tuple[int, int]
 
 
 class AllowedPairs(NamedTuple):
-    """Pairs of one head over all rows of the batch; numbers of letters that only they use; remarks."""
+    """Pairs of one head over all rows of the batch; numbers of symbols that only they use; remarks."""
 
     formula: sympy.Expr
     values: dict[sympy.Symbol, int]
@@ -45,15 +45,15 @@ def count_pairs(
 ) -> AllowedPairs:
     """The pairs of a pattern between `queries` and `keys`, which are `lengths` if those are known.
 
-    values: the numbers of the letters in `queries` and `keys`.
-    sides: rows and columns of the pattern's grid in the same letters; without them R and W are those of the grid.
+    values: the numbers of the symbols in `queries` and `keys`.
+    sides: rows and columns of the pattern's grid in the same symbols; without them R and W are those of the grid.
     """
     pattern = pattern._simplify()
     own_sides = find_grid_sides(pattern)
     grid: dict[sympy.Symbol, int] = {} if sides or not own_sides else dict(zip(SIDES, own_sides, strict=True))
     if pattern.rows is not None or pattern.heads is not None:
         return _add_rows(pattern, batch, queries, keys, lengths)
-    # Replaced and not substituted: sympy's subs looks at much more, and layers ask for pairs again and again.
+    # Replaced and not substituted: sympy's subs compares subexpressions, and layers count pairs many times.
     known = {symbol: sympy.Integer(number) for symbol, number in ({**values, **grid} if lengths else grid).items()}
     exact = None if lengths is None else pattern.pairs(*lengths)
     found = _list_forms(pattern, queries, keys, lengths, sides)

@@ -1,11 +1,11 @@
-"""What heads cost that look by position alone (`scale=0`), as the backend `positional` runs them.
+"""The cost of attention by position alone (`scale=0`), as the backend `positional` runs it.
 
 On a grid of R by W tokens weights that are a product over rows and columns need two sums instead of one,
 
     B H R W (R + W) e  instead of  B H (R W)^2 e
 
-multiply-adds, and `H (R^2 + W^2)` exponentials. A head that looks at one place copies. Its other two ways, a ratio of
-convolutions and features of positions, have no one formula; `explain` tells what they take.
+multiply-adds, and `H (R^2 + W^2)` exponentials. A head that attends to one place copies. The other two methods, a ratio
+of convolutions and features of positions, have no single formula; `explain` gives their work.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ R, W = size_symbols("R W")
 def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> Breakdown:
     """The parts of an attention by position; what the backend refuses, and what is no product, is refused."""
     bias, request = attention.bias, _make_request(attention, pattern, shape)
-    because = "how many tokens there are decides who runs, and nobody says it"
+    because = "the number of tokens decides which method runs, and it is not given"
     if request is not None:
         because = find("positional").refuse(request)
         if because is None and choose_method(request) in ("ratio", "features"):
             because = (
-                "it takes a ratio of convolutions or features of positions here: who multiplies depends on the heads"
+                "it takes a ratio of convolutions or features of positions here: which method runs depends on the heads"
             )
     if because is not None or request is None:
         raise CostError(
             "The work of 'positional' cannot be counted for this attention.",
             asked='backend="positional"',
             because=str(because),
-            instead='backend=None for what the mathematics asks, or backend="reference"',
+            instead='backend=None for what the mathematics needs, or backend="reference"',
         )
     if choose_method(request) == "gather":
         moved = PassCost(bytes=2 * mode.item * shape.output)
         return Breakdown(
-            [CostPart("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is kept",)
+            [CostPart("values", forward=moved, backward=moved)], {}, ("a copy: no products, and nothing is saved",)
         )
     assert isinstance(bias, Bias)
     grid: Any = bias.grid
@@ -88,19 +88,19 @@ def count_positional(attention: Attention, pattern: Pattern, shape: Shape, mode:
 
 
 def count_saved_by_positional(attention: Attention, pattern: Pattern, shape: Shape, mode: RunMode) -> sympy.Expr | None:
-    """Bytes that are kept where this backend is the one that runs unasked, by rows and columns; `None` elsewhere."""
+    """Bytes that are saved where `auto` chooses this backend, by rows and columns; `None` elsewhere."""
     request = _make_request(attention, pattern, shape) if shape.keeps else None
     if attention.scale != 0 or request is None or find("positional").refuse(request) is not None:
         return None
     if choose_method(request) != "separable" or not isinstance(attention.bias, Bias):
         return None
     grid: Any = attention.bias.grid
-    kept: Any = _count_saved(attention.bias, shape, mode)
-    return kept.xreplace({R: sympy.Integer(grid[0]), W: sympy.Integer(grid[1])})
+    saved_bytes: Any = _count_saved(attention.bias, shape, mode)
+    return saved_bytes.xreplace({R: sympy.Integer(grid[0]), W: sympy.Integer(grid[1])})
 
 
 def _count_saved(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
-    """The weights of both axes; and where they learn, what their formulas keep, the values, and the sums between."""
+    """The weights of both axes; where they are learned, what their formulas save, the values, and the sums between."""
     wide = torch.float64 if mode.dtype == torch.float64 else torch.float32
     heads = shape.number(shape.heads) or bias.heads
 
@@ -109,16 +109,16 @@ def _count_saved(bias: Bias, shape: Shape, mode: RunMode) -> sympy.Expr:
         assert axes is not None
         return axis_weights(*(scores.to(wide).expand(heads, -1, -1) for scores in axes))
 
-    kept: Any = sympy.Integer(measure_saved_bytes(made))
+    saved_bytes: Any = sympy.Integer(measure_saved_bytes(made))
     if shape.group > 1:  # each row of the batch has its own copy of the weights along rows
-        kept += mode.wide * (shape.batch - 1) * shape.heads * R**2
+        saved_bytes += mode.wide * (shape.batch - 1) * shape.heads * R**2
     if is_learned(bias):
-        kept += mode.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
-    return kept
+        saved_bytes += mode.wide * shape.batch * R * W * shape.value_dim * (shape.kv_heads + shape.heads)
+    return saved_bytes
 
 
 def _make_request(attention: Attention, pattern: Pattern, shape: Shape) -> Request | None:
-    """The question as the backend would see it, of tensors without numbers; `None` if nobody says how many tokens."""
+    """The request as the backend would get it, with meta tensors; `None` without a number of tokens."""
     if shape.lengths is None:
         return None
     queries, keys = shape.lengths

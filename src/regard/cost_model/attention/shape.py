@@ -12,12 +12,12 @@ from regard.cost_model.symbols import substitute_numbers
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of an attention, as formulas, and the numbers of their letters.
+    """The sizes of an attention, as formulas, and the numbers of their symbols.
 
     Attributes:
         batch, queries, keys, heads, kv_heads, dim, value_dim: sympy expressions.
-        values: the number of every letter that has one.
-        sides: rows and columns of the pattern's grid in these letters; see `count_pairs`.
+        values: the number of every symbol that has one.
+        sides: rows and columns of the pattern's grid in these symbols; see `count_pairs`.
         keeps: whether activation bytes are computed; inside a trace they are those of the tensors that autograd saves.
     """
 
@@ -33,7 +33,7 @@ class Shape:
     keeps: bool = True
 
     def number(self, formula: sympy.Expr) -> int | None:
-        """What a formula comes to, if its letters have numbers."""
+        """What a formula comes to, if its symbols have numbers."""
         found = substitute_numbers(formula, self.values)
         return int(found) if found.is_Integer else None
 
@@ -66,7 +66,7 @@ class Shape:
         return self.batch * self.heads * self.queries * self.value_dim
 
     def given(self, numbers: sympy.Expr) -> sympy.Expr:
-        """Numbers of query, key or value, where they count as kept here."""
+        """Elements of query, key or value, where saved activations are counted here."""
         return numbers if self.keeps else sympy.Integer(0)
 
     @property

@@ -68,7 +68,7 @@ def mha(tokens: int, width: int, heads: int, head_dim: int | None = None) -> Tab
 
 
 def append(tokens: int, width: int) -> Table:
-    """One token more, after `tokens` whose keys and values are kept: its own three vectors, N + 1 scores, one sum.
+    """One token more, after `tokens` whose keys and values are cached: its own three vectors, N + 1 scores, one sum.
 
     Prince, problem 12.7. Earlier outputs do not change: they are masked at the new key.
     """
@@ -83,7 +83,7 @@ def append(tokens: int, width: int) -> Table:
                 ("all from the beginning", (N + 1) * step),
                 ("all, only pairs that meet", 3 * (N + 1) * D**2 + (N + 1) * (N + 2) * D),
                 ("times as much", N + 1),
-                ("kept numbers", 2 * N * D),
+                ("cached numbers", 2 * N * D),
             ],
         ),
         "From the beginning the whole square is computed. Multiply-adds, without the output matrix.",

@@ -25,10 +25,10 @@ def encoding(tokens: int | tuple[int, int], dim: int) -> Table:
     """
     N, D, R, W = size_symbols("N D R W")
     if isinstance(tokens, int):
-        values, seen, where = sizes(N=tokens, D=dim), N, f"{tokens:,} tokens"
+        values, count, where = sizes(N=tokens, D=dim), N, f"{tokens:,} tokens"
         grid = []
     else:
-        values, seen, where = sizes(R=tokens[0], W=tokens[1], D=dim), R * W, f"{tokens[0]} x {tokens[1]} tokens"
+        values, count, where = sizes(R=tokens[0], W=tokens[1], D=dim), R * W, f"{tokens[0]} x {tokens[1]} tokens"
         square, apart = 2 * (R * W) ** 2 * D, 2 * R * W * (R + W) * D
         grid = [
             ("quadratic encoding, different scores", (2 * R - 1) * (2 * W - 1)),
@@ -37,7 +37,7 @@ def encoding(tokens: int | tuple[int, int], dim: int) -> Table:
             ("sums: times as much", sympy.cancel(square / apart)),
         ]
     entry = 4 * (4 * D**2 - 1) + 3
-    naive, cached = 16 * seen**2 * D**2, 4 * seen * D**2 + 2 * seen**2 * D
+    naive, cached = 16 * count**2 * D**2, 4 * count * D**2 + 2 * count**2 * D
     return Table(
         f"Relative scores of {where} with {dim:,} channels",
         rows(
@@ -48,7 +48,7 @@ def encoding(tokens: int | tuple[int, int], dim: int) -> Table:
                 ("all entries, naively", naive),
                 ("queries and keys made once", cached),
                 ("times as much", sympy.cancel(naive / cached)),
-                ("quadratic encoding, lookups", seen**2),
+                ("quadratic encoding, lookups", count**2),
                 *grid,
             ],
         ),
@@ -70,18 +70,18 @@ def parallel(tokens: int | tuple[int, int], width: int, heads: int, head_dim: in
     values = sizes(D=width, H=heads)
     if isinstance(tokens, int):
         values |= sizes(N=tokens)
-        seen, where = N, f"{tokens:,} tokens"
+        count, where = N, f"{tokens:,} tokens"
     else:
         values |= sizes(R=tokens[0], W=tokens[1])
-        seen, where = R * W, f"a grid of {tokens[0]} x {tokens[1]} tokens"
+        count, where = R * W, f"a grid of {tokens[0]} x {tokens[1]} tokens"
     inner = D / H
     if head_dim is not None:
         values |= sizes(d=head_dim)
         inner = d
-    row = depth.inner(inner) + depth.softmax(seen, stable=False)
-    stable = depth.inner(inner) + depth.softmax(seen, stable=True)
-    around = depth.inner(D) + depth.inner(seen)
-    chains = D + inner + 2 * seen
+    row = depth.inner(inner) + depth.softmax(count, stable=False)
+    stable = depth.inner(inner) + depth.softmax(count, stable=True)
+    around = depth.inner(D) + depth.inner(count)
+    chains = D + inner + 2 * count
     return Table(
         f"Steps of self-attention over {where} with {width:,} channels and {heads:,} heads",
         rows(
@@ -91,7 +91,7 @@ def parallel(tokens: int | tuple[int, int], width: int, heads: int, head_dim: in
                 ("a row of weights, stable", stable),
                 ("the layer", around + row),
                 ("the layer, stable", around + stable),
-                ("work (MAC)", 3 * seen * D * H * inner + 2 * seen**2 * H * inner),
+                ("work (MAC)", 3 * count * D * H * inner + 2 * count**2 * H * inner),
                 ("sums as chains", chains),
                 ("sums as chains, with the division", chains + 1),
             ],

@@ -40,7 +40,7 @@ class Table:
     Attributes:
         columns: what each cell of a row is.
         nothing: the word for a cell that is empty.
-        meanings: of letters that stand for something more particular here than everywhere.
+        meanings: of symbols that stand for something more particular here than everywhere.
     """
 
     title: str
@@ -69,11 +69,11 @@ class Table:
         return self.row(label).cells[self.columns.index(column)]
 
     def legend(self) -> list[tuple[str, str, Any]]:
-        """Letter, meaning and number of every letter."""
+        """Symbol, meaning and number of every symbol."""
         quantities = [cell for row in self.rows for cell in row.cells if cell is not None]
         values = find_common_values(
             *(each.values for each in quantities)
-        )  # a letter that differs between rows has no one number
+        )  # a symbol that differs between rows has no one number
         found = legend([each.formula for each in quantities], values)
         if all(symbol in self.meanings for symbol, _, _ in found):
             found.sort(key=lambda each: list(self.meanings).index(each[0]))
@@ -132,7 +132,7 @@ def rows(values: Mapping[sympy.Symbol, Any], counts: Iterable[tuple[str, Any]]) 
 
 
 def sizes(**numbers: Any) -> dict[sympy.Symbol, int]:
-    """Numbers of letters, each looked at: `sizes(N=256, D=512)`."""
+    """Numbers of symbols, each validated: `sizes(N=256, D=512)`."""
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise CostError(

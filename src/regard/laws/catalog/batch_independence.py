@@ -181,9 +181,9 @@ def _observe_concurrent_calls(subject: Adapter, x: Tensor, mask: Tensor | None, 
     """Concurrent calls: one during the other at chosen places, and both freely."""
     subject, other = subject.copy_unused(), draw_other_content(subject, x, rng)
     for alone, found, effect in run_interrupted(subject, x, mask, [other]):
-        seen = _expect_same_rows(subject, alone, found, mask, "a call from another thread at the same time")
-        seen.effect = effect
-        yield seen
+        observation = _expect_same_rows(subject, alone, found, mask, "a call from another thread at the same time")
+        observation.effect = effect
+        yield observation
     for alone, found in run_concurrently(subject, [x, other], mask):
         yield _expect_same_rows(subject, alone, found, mask, "calls from another thread at the same time")
 

@@ -258,12 +258,12 @@ def _observe_hidden_blocks(subject: OperatorAdapter, case: Case, rng: Rng) -> It
     batch, queries, keys, form = int(case["batch"]), int(case["queries"]), int(case["keys"]), str(case["form"])
     tensors = subject.tensors(rng, batch, queries, keys)
     query_place, key_place = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
-    seen = (query_place - key_place).abs() <= 1
+    visible = (query_place - key_place).abs() <= 1
     if form == "late":
-        seen = seen | (key_place >= keys - 2)
+        visible = visible | (key_place >= keys - 2)
     elif form == "early":
-        seen = seen | (key_place < 2)
-    mask = seen[None, None]
+        visible = visible | (key_place < 2)
+    mask = visible[None, None]
     output = subject.attend_rows(*tensors, mask)
     if subject.conventions.empty != "nan":
         yield expect_finite(output, changed="all but a few keys hidden from each query")

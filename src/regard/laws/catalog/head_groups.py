@@ -45,8 +45,8 @@ class HeadGroupsLaw(Law):
             return "its heads cannot be observed"
         for tokens in lengths:
             if any(
-                _find_key_heads(call, seen.rows) is not None
-                for call, seen in _watch_calls(view, 2, tokens, Rng(0, "heads"))
+                _find_key_heads(call, watched.rows) is not None
+                for call, watched in _watch_calls(view, 2, tokens, Rng(0, "heads"))
             ):
                 return None
         return "it has as many key heads as query heads, or they cannot be observed"
@@ -94,8 +94,8 @@ class HeadGroupsLaw(Law):
         batch, tokens = int(case["batch"]), int(case["tokens"])
         if not attention_watch.fair_lengths(subject, batch, tokens):
             return
-        for call, seen in _watch_calls(subject, batch, tokens, rng):
-            pairs = _find_key_heads(call, seen.rows)
+        for call, watched in _watch_calls(subject, batch, tokens, rng):
+            pairs = _find_key_heads(call, watched.rows)
             if pairs is not None:
                 wrong = next(
                     (f"{head} uses key head {own}, not {right}" for head, own, right in pairs if own != right), ""
@@ -158,8 +158,8 @@ def _watch_calls(
     subject: Adapter, batch: int, tokens: int, rng: Rng
 ) -> list[tuple[attention_watch.AttentionCall, attention_watch.ObservedAttention]]:
     x = subject.draw(batch, tokens, rng)
-    seen = attention_watch.observe(lambda: subject.run(x), batch, tokens)
-    return [(call, seen) for call in seen.calls]
+    watched = attention_watch.observe(lambda: subject.run(x), batch, tokens)
+    return [(call, watched) for call in watched.calls]
 
 
 def _find_key_heads(call: attention_watch.AttentionCall, rows: list[Tensor]) -> list[tuple[int, int, int]] | None:

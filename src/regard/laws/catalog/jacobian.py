@@ -115,10 +115,10 @@ class JacobianLaw(Law):
         contents = [torch.zeros_like(query), *units, query, 3 * query]
         found = torch.stack([subject.matrix(content, key, mask) for content in contents])
         # What comes near the smallest of numbers has lost its digits, and weighs nothing.
-        seen = (weights > 0) & (found > 1e6 * torch.finfo(found.dtype).tiny).all(0)
-        count = seen.sum(-1, keepdim=True).clamp(min=1)
-        logits = torch.where(seen, found.clamp(min=torch.finfo(found.dtype).tiny).log(), 0.0)
-        logits = torch.where(seen, logits - logits.sum(-1, keepdim=True) / count, 0.0)
+        positive = (weights > 0) & (found > 1e6 * torch.finfo(found.dtype).tiny).all(0)
+        count = positive.sum(-1, keepdim=True).clamp(min=1)
+        logits = torch.where(positive, found.clamp(min=torch.finfo(found.dtype).tiny).log(), 0.0)
+        logits = torch.where(positive, logits - logits.sum(-1, keepdim=True) / count, 0.0)
         grown = logits[1:] - logits[0]
         linear = torch.stack(tuple(grown[:width]), -1)
         for content, growth in zip(contents[-2:], grown[-2:], strict=True):

@@ -312,8 +312,8 @@ def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
     first = max(queries - keys, 0)
     for index in sorted({first, (first + queries) // 2, queries - 1}):
         one = slice(index, index + 1)
-        seen = full[:, :, index]  # (batch, head, key)
-        hidden = ~seen.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
+        visible = full[:, :, index]  # (batch, head, key)
+        hidden = ~visible.unflatten(1, (subject.kv_heads, group)).any(2)[..., None]
         _, other, fresh = subject.tensors(rng, batch, queries, keys)
         after = subject.attend(query, torch.where(hidden, other, key), torch.where(hidden, fresh * 30, value), mask)
         about = {"tokens": [index], "reduction": keys + subject.channels, "scale": find_magnitude(before)}
@@ -325,8 +325,8 @@ def _observe_pairs(subject: OperatorAdapter, case: Case, rng: Rng) -> Iterator[O
         )
         if free and agree_up_to_rounding(subject, plain[:, :, one], subject.attend(query[:, :, one], key, value)):
             # Neither the order of keys nor the place of the query matters, so what remains can be given alone.
-            places = seen[0, 0].nonzero().flatten()
-            rows = (seen == seen[:1, :1]).all(-1)  # (batch, head) that see the same keys
+            places = visible[0, 0].nonzero().flatten()
+            rows = (visible == visible[:1, :1]).all(-1)  # (batch, head) that see the same keys
             alone = subject.attend(query[:, :, one], key[:, :, places], value[:, :, places])
             yield expect_equal(
                 subject.rows(alone),

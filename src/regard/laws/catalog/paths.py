@@ -154,13 +154,13 @@ def _observe_nan(subject: Adapter, variant: Variant, x: Tensor, rng: Rng, name: 
     place, other = x.shape[1] // 2, x.clone()
     other[:, place] = subject.draw(x.shape[0], x.shape[1], rng)[:, place]
     before = subject.run(x)
-    seen = (before - subject.run(other)).abs().flatten(2).amax(-1) > 1e-6 * before.abs().max()
-    seen[:, place] = False
+    dependent = (before - subject.run(other)).abs().flatten(2).amax(-1) > 1e-6 * before.abs().max()
+    dependent[:, place] = False
     other[:, place] = torch.nan
     yield expect_equal(
         subject.run(other).isnan().double(),
         variant(other, None).isnan().double(),
-        where=seen,
+        where=dependent,
         changed=f"input[:, {place}] is NaN, computed by another path: {name}",
         effect="is NaN on one path and a number on the other",
     )
@@ -481,16 +481,16 @@ def _observe_formula(
         numbers = tensors
         found, expected = subject.attend(*tensors, mask), formula(*tensors, mask)
         how["scale"] = float(tensors[2].abs().max())
-    if not is_close(expected, found) and (seen := _find_own_pattern(subject, formula, *tensors[:2])) is not None:
+    if not is_close(expected, found) and (pattern := _find_own_pattern(subject, formula, *tensors[:2])) is not None:
         # A window is wider than a few tokens; within it the formula holds.
-        expected = formula(*numbers, seen if mask is None else mask & seen)
+        expected = formula(*numbers, pattern if mask is None else mask & pattern)
     yield expect_equal(subject.rows(expected), subject.rows(found), **how)
 
 
 def _find_own_pattern(subject: OperatorAdapter, formula: Textbook, query: Tensor, key: Tensor) -> Tensor | None:
     """The pairs that interact without a mask; None where a query does not see its own place: no pattern does that."""
-    seen = subject.matrix(query, key) != 0
-    queries, keys = seen.shape[-2:]
+    visible = subject.matrix(query, key) != 0
+    queries, keys = visible.shape[-2:]
     place = torch.arange(queries) + (keys - queries if formula.align != "start" else 0)
     real = (place >= 0) & (place < keys)
-    return seen if bool(seen[:, :, torch.arange(queries)[real], place[real]].all()) else None
+    return visible if bool(visible[:, :, torch.arange(queries)[real], place[real]].all()) else None

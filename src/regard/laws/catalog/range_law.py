@@ -232,10 +232,10 @@ class RangeLaw(Law):
         real = torch.ones(batch, tokens, dtype=torch.bool)
         real[:, rng.permutation(tokens - 1)[: max(tokens // 2, 1)] + 1] = False  # the first is seen
         mask = key_mask(subject, real, ("keys", "pairs", "heads")[tokens % 3], queries)
-        seen = real[:, None, :, None]
-        other = torch.where(seen, value, 3 + 5 * rng.normal(*value.shape, dtype=value.dtype))
-        low = value.masked_fill(~seen, torch.inf).amin(2, keepdim=True)
-        high = value.masked_fill(~seen, -torch.inf).amax(2, keepdim=True)
+        visible = real[:, None, :, None]
+        other = torch.where(visible, value, 3 + 5 * rng.normal(*value.shape, dtype=value.dtype))
+        low = value.masked_fill(~visible, torch.inf).amin(2, keepdim=True)
+        high = value.masked_fill(~visible, -torch.inf).amax(2, keepdim=True)
 
         def outside(output: Tensor) -> Tensor:
             group = output.shape[1] // low.shape[1]

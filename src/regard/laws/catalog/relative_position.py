@@ -133,12 +133,12 @@ class RelativePositionLaw(Law):
             return
         x = subject.draw(batch, tokens, rng)
         x = x[:, :1].expand_as(x).contiguous()
-        seen = [weights for weights in subject.weights(x) if weights.shape[-2:] == (tokens, tokens)]
+        maps = [weights for weights in subject.weights(x) if weights.shape[-2:] == (tokens, tokens)]
         output = subject.run(x)
         apart = (output - output[:, :1]).abs().max() if "aligned" in subject.abilities else torch.inf
         same = bool(apart <= 1e3 * subject.eps * output.abs().max())
         coarse = table_coarseness(subject)
-        for weights in seen if same else seen[:1]:  # deeper layers too, if equal tokens stay equal
+        for weights in maps if same else maps[:1]:  # deeper layers too, if equal tokens stay equal
             yield from expect_by_distance(weights, "the same token everywhere", coarse)
 
     def _observe_shift(self, subject: Adapter, case: Case, rng: Rng) -> Iterator[Observation]:
@@ -175,25 +175,25 @@ class _ConstantTokens(Rng):
 
 def find_logit_steps(weights: Tensor) -> tuple[Tensor, Tensor]:
     """The growth of the logit from one key to the next, `(batch, head, query, key - 1)`, and where both are seen."""
-    seen = (weights[..., 1:] > 1e-30) & (weights[..., :-1] > 1e-30)
+    positive = (weights[..., 1:] > 1e-30) & (weights[..., :-1] > 1e-30)
     logits = weights.clamp(min=1e-300 if weights.dtype == torch.float64 else 1e-37).log()
-    return torch.where(seen, logits[..., 1:] - logits[..., :-1], 0.0), seen
+    return torch.where(positive, logits[..., 1:] - logits[..., :-1], 0.0), positive
 
 
 def expect_by_distance(weights: Tensor, changed: str, coarse: float = 1.0) -> Iterator[Observation]:
     """Steps of square weights depend on the distance alone: each equals the first of its diagonal."""
-    found, seen = find_logit_steps(weights)
+    found, positive = find_logit_steps(weights)
     tokens = weights.shape[-1]
     distance = torch.arange(tokens)[:, None] - torch.arange(1, tokens)[None, :] + tokens
-    flat, known = found.flatten(2), seen.flatten(2)
+    flat, defined = found.flatten(2), positive.flatten(2)
     places = distance.flatten().expand_as(flat)
     # Of each distance the step that came first; a distance that is seen once has nothing to be compared with.
     order = torch.arange(flat.shape[-1]).expand_as(flat)
     first = torch.full((*flat.shape[:2], 2 * tokens + 1), flat.shape[-1]).scatter_reduce(
-        -1, places, torch.where(known, order, flat.shape[-1]), "amin"
+        -1, places, torch.where(defined, order, flat.shape[-1]), "amin"
     )
     expected = flat.gather(-1, first.clamp(max=flat.shape[-1] - 1).gather(-1, places))
-    expected = torch.where(known, expected, 0.0).unflatten(-1, found.shape[-2:])
+    expected = torch.where(defined, expected, 0.0).unflatten(-1, found.shape[-2:])
     largest = float(weights[weights > 1e-30].log().abs().max()) if bool((weights > 1e-30).any()) else 1.0
     yield expect_equal(
         expected.transpose(1, 2),

@@ -101,15 +101,15 @@ class RowStochasticityLaw(Law):
         query, key, _ = subject.tensors(rng, batch, queries, keys)
         weights = free = subject.matrix(query, key)
         # Queries before the first key may see nothing; elsewhere NaN is a fault.
-        seen = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
+        nonempty = (free != 0).any(-1) & ~(free.isnan().any(-1) & (queries > keys))
         if queries <= keys:
-            seen = seen | _find_dead_heads(seen, keys)
+            nonempty = nonempty | _find_dead_heads(nonempty, keys)
         if case["mask"] != "none":
             mask = draw_broadcast_mask(str(case["mask"]), rng, batch, subject.heads, queries, keys)
             weights = subject.matrix(query, key, mask)
-            seen = ((free > 0) & mask).any(-1) & ~free.isnan().any(-1)
+            nonempty = ((free > 0) & mask).any(-1) & ~free.isnan().any(-1)
         changed = f"a mask of {case['mask']}" if case["mask"] != "none" else "no mask"
-        yield from expect_shares(weights, seen, changed, case["mask"] == "none")
+        yield from expect_shares(weights, nonempty, changed, case["mask"] == "none")
         if case["mask"] == "none" and queries <= keys and subject.conventions.layout != "tokens":
             for returned in _find_returned_weights(
                 subject.target(*subject.tensors(rng, batch, queries, keys)), queries, keys
@@ -128,13 +128,13 @@ class RowStochasticityLaw(Law):
             if weights.shape[-2:] != (tokens, tokens):
                 continue
             real = torch.ones(batch, tokens, dtype=torch.bool) if mask is None else mask
-            seen = (weights != 0).any(-1)
-            seen = seen | _find_dead_heads(seen, tokens)
+            nonempty = (weights != 0).any(-1)
+            nonempty = nonempty | _find_dead_heads(nonempty, tokens)
             if weights.shape[0] == batch:
-                seen = seen & real[:, None, :]
+                nonempty = nonempty & real[:, None, :]
             elif mask is not None:
                 continue
-            yield from expect_shares(weights, seen, f"{case['mask']} padding, attention {place}", mask is None)
+            yield from expect_shares(weights, nonempty, f"{case['mask']} padding, attention {place}", mask is None)
         if mask is None and isinstance(subject, SequenceAdapter):
             calls = [{}, *({name: value} for name, value in find_switches(subject.target).items())]
             for words in calls:
@@ -162,10 +162,10 @@ class RowStochasticityLaw(Law):
         )
 
 
-def _find_dead_heads(seen: Tensor, keys: int) -> Tensor:
+def _find_dead_heads(nonempty: Tensor, keys: int) -> Tensor:
     """Heads whose weights are all zero: a query may see nothing, and features may happen to be orthogonal; not all."""
-    many = seen.shape[0] * seen.shape[2] * keys >= 25
-    return ~seen.any(-1, keepdim=True).any(0, keepdim=True) & many
+    many = nonempty.shape[0] * nonempty.shape[2] * keys >= 25
+    return ~nonempty.any(-1, keepdim=True).any(0, keepdim=True) & many
 
 
 def _find_returned_weights(output: Any, queries: int, keys: int) -> Iterator[Tensor]:
@@ -181,7 +181,7 @@ def _find_returned_weights(output: Any, queries: int, keys: int) -> Iterator[Ten
             yield each if each.ndim == 4 else each[:, None]
 
 
-def may_be_meant(weights: Tensor, seen: Tensor) -> bool:
+def may_be_meant(weights: Tensor, nonempty: Tensor) -> bool:
     """Whether weights that do not sum to one over the keys may be another kind of attention.
 
     Sigmoid, softmax-one, ReLU, retention, differences and sinks miss one in every head that sees anything. They sum to
@@ -190,25 +190,25 @@ def may_be_meant(weights: Tensor, seen: Tensor) -> bool:
     total = weights.sum(-1)
     if not total.isfinite().all():
         return False
-    off = torch.where(seen, (total - 1).abs(), 0.0).amax((0, 2))
-    missed = bool(((off > ROUNDED) | ~seen.any(2).any(0)).all())
+    off = torch.where(nonempty, (total - 1).abs(), 0.0).amax((0, 2))
+    missed = bool(((off > ROUNDED) | ~nonempty.any(2).any(0)).all())
     dead = weights[:, 0].numel() >= 25 and not bool((weights != 0).any(3).any(2).any(0).all())
     axes = [weights.sum(axis) for axis in (0, 1, 2, (2, 3), (1, 3), (0, 3))]
     other = any(bool(((sums - 1).abs() < ROUNDED).all()) for sums in axes)
     return missed and not dead and not other
 
 
-def expect_shares(weights: Tensor, seen: Tensor, changed: str, ordinary: bool = False) -> Iterator[Observation]:
+def expect_shares(weights: Tensor, nonempty: Tensor, changed: str, ordinary: bool = False) -> Iterator[Observation]:
     """Weights `(batch, head, query, key)` are shares wherever `seen`, which is `(batch, head, query)`."""
-    meant = ordinary and may_be_meant(weights, seen)
+    meant = ordinary and may_be_meant(weights, nonempty)
     total = weights.sum(-1)
-    total = torch.where(seen, total, torch.ones_like(total)).transpose(1, 2)
+    total = torch.where(nonempty, total, torch.ones_like(total)).transpose(1, 2)
     keys = weights.shape[-1]
     worst = total[(total - 1).abs().nan_to_num(torch.inf, torch.inf, torch.inf) > 0]
     effect = f"sums to {float(worst[(worst - 1).abs().argmax()]):.6g}, not 1" if worst.numel() else ""
     words = {"changed": changed, "output": "weights", "reduction": keys, "by_design": meant}
     yield expect_equal(torch.ones_like(total), total, scale=1.0, effect=effect, **words)
-    least = torch.where(seen[..., None], weights, torch.zeros_like(weights)).amin(-1).transpose(1, 2)
+    least = torch.where(nonempty[..., None], weights, torch.zeros_like(weights)).amin(-1).transpose(1, 2)
     yield expect_zero(least.clamp(max=0), 1.0, effect="is negative", **words)
 
 

@@ -170,7 +170,7 @@ def _fit_factor(first: attention_watch.AttentionCall, second: attention_watch.At
     """How much the logarithms of weights grow with the product of query and key."""
     if first.query is None or first.key is None or second.query is None or second.key is None:
         return None
-    seen = (first.weights > 0) & (second.weights > 0)
+    positive = (first.weights > 0) & (second.weights > 0)
     logits = first.weights.double().log() - second.weights.double().log()
     products = [
         call.query.double() @ call.key.double().mT
@@ -178,11 +178,11 @@ def _fit_factor(first: attention_watch.AttentionCall, second: attention_watch.At
         if call.query is not None and call.key is not None
     ]
     growth = products[0] - products[1]
-    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    count = positive.sum(-1, keepdim=True).clamp(min=1)
     sides = []
     for side in (logits, growth):
-        side = torch.where(seen, side, 0.0)
-        sides.append(torch.where(seen, side - side.sum(-1, keepdim=True) / count, 0.0))
+        side = torch.where(positive, side, 0.0)
+        sides.append(torch.where(positive, side - side.sum(-1, keepdim=True) / count, 0.0))
     logits, growth = sides
     size = float((growth**2).sum())
     if size == 0:

@@ -170,10 +170,10 @@ class SupportLaw(Law):
     def _observe_weights(subject: Adapter, pattern: Pattern, x: Tensor) -> Iterator[Observation]:
         """The weights of a single attention show its own places too."""
         batch, tokens = x.shape[:2]
-        seen = subject.weights(x) if tokens in attention_watch.fair_lengths(subject, batch, tokens) else []
-        if len(seen) == 1 and seen[0].shape[0] == batch and seen[0].shape[-2:] == (tokens, tokens):
-            expected = make_allowed_pairs(pattern, tokens, tokens, subject, batch)[:, None].expand_as(seen[0])
-            yield from expect_same_pairs(expected, seen[0], torch.ones_like(expected), subject, "no mask")
+        maps = subject.weights(x) if tokens in attention_watch.fair_lengths(subject, batch, tokens) else []
+        if len(maps) == 1 and maps[0].shape[0] == batch and maps[0].shape[-2:] == (tokens, tokens):
+            expected = make_allowed_pairs(pattern, tokens, tokens, subject, batch)[:, None].expand_as(maps[0])
+            yield from expect_same_pairs(expected, maps[0], torch.ones_like(expected), subject, "no mask")
 
     def measure(self, subject: Adapter) -> str | None:
         try:
@@ -212,10 +212,10 @@ def find_band(found: Tensor, queries: int, keys: int, subject: Adapter) -> tuple
     distance = torch.arange(queries)[:, None] + offset - torch.arange(keys)[None, :]
     expected = torch.empty_like(found)
     for head in range(found.shape[1]):
-        seen = torch.zeros(max(queries, keys) + 1, dtype=torch.bool)
-        seen[distance[past & found[:, head].any(0)]] = True
-        seen[0] = True
-        expected[:, head] = past & seen[distance.clamp(min=0)]
+        visible = torch.zeros(max(queries, keys) + 1, dtype=torch.bool)
+        visible[distance[past & found[:, head].any(0)]] = True
+        visible[0] = True
+        expected[:, head] = past & visible[distance.clamp(min=0)]
     return expected, past
 
 

@@ -113,15 +113,15 @@ class TablePrecisionLaw(Law):
         found = reference.weights(x.to(reference.dtype) if x.is_floating_point() else x)
         if not found:
             return
-        seen = found[0] > FAINT
+        positive = found[0] > FAINT
 
         def scores(view: Adapter) -> Callable[[Tensor], Tensor]:
             # The logarithm of a weight is a score, up to one number for each row; it shows an angle at once.
             # Later layers see what earlier ones have rounded.
             def run(x: Tensor) -> Tensor:
                 # Which weights are small is decided once: at the threshold two precisions would not agree.
-                logs = torch.where(seen, view.weights(x)[0].double().clamp_min(FAINT**2).log(), 0.0)
-                return torch.where(seen, logs - logs.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
+                logs = torch.where(positive, view.weights(x)[0].double().clamp_min(FAINT**2).log(), 0.0)
+                return torch.where(positive, logs - logs.sum(-1, keepdim=True) / positive.sum(-1, keepdim=True), 0.0)
 
             return run
 

@@ -183,12 +183,12 @@ def _generate_steps(
 ) -> Iterator[_GenerationStep]:
     """The decode loop: sample, yield, drop finished rows, feed the tokens back."""
     rows = list(range(len(read.lists)))
-    dice = RowGenerators(seed, len(rows)) if sampler.temperature > 0 else None
+    generators = RowGenerators(seed, len(rows)) if sampler.temperature > 0 else None
     with eval_mode(model):
         logits, cache = model.prefill(read.tokens, read.lengths, max_new_tokens)
         for step in range(max_new_tokens):
             logits = to_float32_or_wider(logits)
-            tokens = sampler.sample(logits, None if dice is None else dice.draw(rows))
+            tokens = sampler.sample(logits, None if generators is None else generators.draw(rows))
             scores = log_probabilities(logits, tokens[:, None])[:, 0]
             written = tokens.tolist()
             ended = [token in stop_tokens for token in written]

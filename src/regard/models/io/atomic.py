@@ -102,6 +102,21 @@ def lock_folder(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def write_folder_once(path: Path, marker: str, write: Callable[[Path], None]) -> None:
+    """`write(temporary)` fills the folder `path`, which appears complete or not at all, unless it holds `marker`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock_folder(path.parent) as alone:
+        if (path / marker).is_file():  # another process has written it meanwhile
+            return
+        remove_stale_folders(path.parent, alone=alone)
+        with temporary_folder(path.parent) as work:
+            staged = work / path.name
+            staged.mkdir()
+            write(staged)
+            shutil.rmtree(path, ignore_errors=True)  # incomplete: it has no marker
+            move_into_place(staged, path)
+
+
 def find_temporary_folders(folder: Path) -> list[Path]:
     """The temporary folders inside a folder, of running or killed saves."""
     return sorted(place for place in folder.glob(f"{WORK}*") if place.is_dir())

@@ -23,7 +23,7 @@ def halves_from_pairs(weight: Tensor, heads: int) -> Tensor:
 
 
 def pairs_from_halves(weight: Tensor, heads: int) -> Tensor:
-    """The way back.
+    """The inverse.
 
     >>> pairs_from_halves(torch.tensor([0, 2, 1, 3]), heads=1)
     tensor([0, 1, 2, 3])

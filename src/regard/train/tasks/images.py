@@ -39,7 +39,7 @@ class ImageRecipe(Recipe):
     """Train a classifier of images.
 
     Attributes:
-        data: the name of a data set, "digits", "mnist" or "cifar10".
+        data: the name of a data set, "digits", "mnist", "fashion-mnist" or "cifar10".
         held: evaluate on a fifth of the training set instead of the test set, for choosing hyperparameters.
         shift, turn, stretch, flip: augmentation of training images (`Augmentation`).
     """

@@ -67,11 +67,11 @@ def _separate(lines: Iterator[str], separator: str) -> Iterator[Piece]:
     size = 0
     for line in lines:
         if line.strip():
-            pending.append(line)
-            size += len(line)
-            if size > PIECE:
+            if size > PIECE:  # the document goes on
                 yield Piece("\n".join(pending) + "\n", False, False)
                 pending, size = [], 0
+            pending.append(line)
+            size += len(line)
         elif pending:
             yield Piece("\n".join(pending), True, True)
             pending, size = [], 0

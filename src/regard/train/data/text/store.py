@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -153,19 +152,12 @@ def _build(
     digest: str,
     place: Path,
 ) -> None:
+    def write(folder: Path) -> None:
+        meta = _write_tokens(source, tokenizer, unit, ends, folder)
+        atomic.write_and_sync(folder / META, atomic.make_json_writer({**meta, "unit": unit, "digest": digest}))
+
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.lock_folder(place.parent) as alone:
-            if (place / META).is_file():  # another process has built it meanwhile
-                return
-            atomic.remove_stale_folders(place.parent, alone=alone)
-            with atomic.temporary_folder(place.parent) as work:
-                made = work / place.name
-                made.mkdir()
-                meta = _write_tokens(source, tokenizer, unit, ends, made)
-                atomic.write_and_sync(made / META, atomic.make_json_writer({**meta, "unit": unit, "digest": digest}))
-                shutil.rmtree(place, ignore_errors=True)  # incomplete
-                atomic.move_into_place(made, place)
+        atomic.write_folder_once(place, META, write)
     except OSError as failure:
         raise InputError(
             "The tokens cannot be stored.",

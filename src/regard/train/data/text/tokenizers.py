@@ -87,7 +87,7 @@ def build_tokenizer(
     if not (place / FILE).is_file():
         tokenizer = make_tokenizer(kind, documents, vocab_size)
         with contextlib.suppress(OSError):
-            _store(tokenizer, place)
+            atomic.write_folder_once(place, FILE, tokenizer.save)
         return tokenizer
     return read_tokenizer(place)
 
@@ -101,20 +101,6 @@ def _digest_settings(kind: str, documents: Documents | Sequence[str], vocab_size
         package = ""
     key = [VERSION, kind, vocab_size, source.digest, package]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()
-
-
-def _store(tokenizer: Tokenizer, place: Path) -> None:
-    """Write the folder of a tokenizer, complete or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic.lock_folder(place.parent) as alone:
-        if (place / FILE).is_file():  # another process has trained it meanwhile
-            return
-        atomic.remove_stale_folders(place.parent, alone=alone)
-        with atomic.temporary_folder(place.parent) as work:
-            made = work / place.name
-            made.mkdir()
-            tokenizer.save(made)
-            atomic.move_into_place(made, place)
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:

@@ -21,16 +21,16 @@ DIALECT = re.compile(r"that ask|looked at|nobody|somebody|rows of the batch|that
 
 
 def given(word, example: str) -> dict[str, int]:
-    """The letters that an example gives numbers to."""
+    """The symbols that an example gives numbers to."""
     words = shlex.split(example)
     found = {}
     for size in word.sizes:
         if f"--{size.name}" in words:
             place = words.index(f"--{size.name}")
             numbers = map(int, words[place + 1 : place + 1 + size.sides])
-            found |= dict(zip(size.letter.split(), numbers, strict=True))
+            found |= dict(zip(size.symbol.split(), numbers, strict=True))
         elif size.default is not None:
-            found |= {size.letter: size.default}
+            found |= {size.symbol: size.default}
     return found
 
 
@@ -44,12 +44,12 @@ EXAMPLES = [(name, word.example) for name, word in TABLES.items()] + [
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
-def test_letters_that_are_typed_are_letters_that_are_printed(capsys, name, example):
+def test_symbols_that_are_typed_are_symbols_that_are_printed(capsys, name, example):
     word = TABLES[name]
     assert main(["cost", name, *shlex.split(example), "--json", "-"]) == 0
     printed = json.loads(capsys.readouterr().out)["letters"]
     typed = given(word, example)
-    meanings = {letter: size.meaning for size in word.sizes for letter in size.letter.split()}
+    meanings = {letter: size.meaning for size in word.sizes for letter in size.symbol.split()}
     for letter, about in printed.items():
         if letter in typed:
             assert about["value"] == typed[letter], letter
@@ -63,8 +63,8 @@ def test_letters_that_are_typed_are_letters_that_are_printed(capsys, name, examp
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_letter_of_a_table_has_two_meanings(name):
-    letters = [letter for size in TABLES[name].sizes for letter in size.letter.split()]
+def test_no_symbol_of_a_table_has_two_meanings(name):
+    letters = [letter for size in TABLES[name].sizes for letter in size.symbol.split()]
     assert len(letters) == len(set(letters))
 
 
