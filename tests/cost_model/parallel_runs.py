@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from regard.distributed import SequenceLayout, context_parallel, count_traffic, ring_attend
 from regard.models import GPT, GPTConfig
 from regard.models.parallelize import checkpoint_activations, shard_model
+from regard.models.tensor_parallel import split_model
 from tests.cost_model.allocator import allocated, storage_bytes
 
 KINDS = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
@@ -74,7 +75,9 @@ class Run:
         if strategy.get("recompute"):
             checkpoint_activations(model)
         self.forward: nn.Module = model
-        if kind == "fsdp":
+        if kind == "tensor":
+            split_model(model, dist.group.WORLD)
+        elif kind == "fsdp":
             shard_model(model, dist.init_device_mesh("cpu", (size,)), strategy.get("param_dtype"))
         else:
             self.forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -114,7 +117,14 @@ def count_step(rank: int, size: int, config: dict, strategy: dict, batch: int, t
         run.run_passes()
     dist.barrier()
     sockets = count_socket_bytes() - before
-    return {"payload": collectives.payload, "calls": collectives.calls, "ring": traffic.sent, "sockets": sockets}
+    parameters = sum(getattr(each, "_local_tensor", each).nbytes for each in run.model.parameters())
+    return {
+        "parameters": parameters,
+        "payload": collectives.payload,
+        "calls": collectives.calls,
+        "ring": traffic.sent,
+        "sockets": sockets,
+    }
 
 
 def measure_peak(rank: int, size: int, config: dict, strategy: dict, batch: int, tokens: int) -> int:
@@ -130,8 +140,7 @@ def measure_peak(rank: int, size: int, config: dict, strategy: dict, batch: int,
         for each in several.values()
         if isinstance(each, Tensor)
     ]
-    is_sharded = strategy["strategy"] == "fsdp"
-    buckets = 0 if is_sharded else sum(each.nbytes for each in parameters)  # DDP keeps them between steps
+    buckets = 0 if run.forward is run.model else sum(each.nbytes for each in parameters)  # DDP keeps them between steps
     held = storage_bytes([*parameters, *state, run.inputs]) + buckets
     return held + allocated(run.step).peak
 

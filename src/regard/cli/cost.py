@@ -186,7 +186,7 @@ def add_size_options(group: Any) -> None:
 def add_parallel_options(group: Any) -> None:
     """Add how a training step is spread over devices."""
     group.add_argument("--devices", metavar="K", type=parse_size, help="how many devices there are")
-    group.add_argument("--strategy", choices=STRATEGIES, help="what is spread (ddp); tensor is predicted only")
+    group.add_argument("--strategy", choices=STRATEGIES, help="what is spread, and how (ddp)")
     group.add_argument("--context", metavar="c", type=parse_size, help="how many of them share a sequence (1)")
     group.add_argument("--layout", choices=("zigzag", "contiguous"), help="which tokens each of these holds (zigzag)")
     group.add_argument("--recompute", action="store_true", help="recompute the activations of blocks in backward")

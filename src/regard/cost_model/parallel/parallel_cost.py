@@ -30,7 +30,7 @@ from regard.cost_model.parallel.device_memory import (
     find_peak,
     find_received,
 )
-from regard.cost_model.parallel.sharding import Units, find_units
+from regard.cost_model.parallel.sharding import Units, find_split_parameters, find_units
 from regard.cost_model.parallel.strategy import Strategy
 from regard.cost_model.parallel.timing import Timing, Work, find_timing, find_work
 from regard.cost_model.peak_memory import prepare_runner, trace_optimizer_memory, trace_training_memory
@@ -358,8 +358,8 @@ def _find_memory(
         parameters = gradients = sympy.expand(item * units.total) / K
         gathered = find_gathered(units, cost.mode.item)
     elif strategy.strategy == "tensor":
-        by_block = sympy.expand(parameters).coeff(L, 1) * L
-        parameters = gradients = sympy.expand(parameters) - by_block + by_block / K
+        split = item * find_split_parameters(target, cost)
+        parameters = gradients = sympy.expand(parameters - split) + split / K
     state = MOMENTS["adamw"] * gradients + counters
     return DeviceMemory(parameters, gradients, state, activations, gathered, received)
 
@@ -385,7 +385,7 @@ def _make_peak(target: nn.Module, sizes: Sizes) -> Callable[[ParallelCost], int]
 
 def _describe_assumptions(strategy: Strategy) -> list[str]:
     if strategy.strategy == "tensor":
-        return ["tensor parallelism is predicted only: nothing here trains so; biases and norms count as cut"]
+        return ["activations of tensor parallelism are a formula that no run was compared with"]
     if strategy.is_sharded:
         return ["gloo sends a reduce-scatter as an all-reduce, twice the bytes that are told here"]
     return []

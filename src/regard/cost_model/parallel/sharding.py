@@ -1,8 +1,13 @@
-"""Parameters in the units that FSDP2 gathers: the blocks of a model, and the root, which holds the rest.
+"""Parameters that several devices share.
+
+FSDP2 gathers them in units: the blocks of a model, and the root, which holds the rest.
 
 A parameter is cut along its first axis; shards are padded to equal size, so that of K devices each has
 
     ceiling(rows / K) / rows   of a parameter.
+
+Tensor parallelism cuts the projections of attention and both matrices of a feed-forward layer, with the biases of what
+comes first; norms, and the biases that are added to a sum, are on every device (see `regard.models.tensor_parallel`).
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import sympy
 from torch import Tensor, nn
 
 from regard.cost_model.cost import Cost
-from regard.cost_model.symbols import size_symbols
+from regard.cost_model.symbols import size_symbols, substitute_numbers
+from regard.layers import FeedForward, MultiHeadAttention
 from regard.models.parallelize import list_units
 
-K, L = size_symbols("K L")
+K, L, D = size_symbols("K L D")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,31 @@ def find_units(model: nn.Module, cost: Cost, devices: int) -> Units:
             return Units(sympy.expand(block * L), block, rest, L)
     blocks = sum((_pad(unit) for unit in units), sympy.Integer(0))
     return Units(blocks, _pad(largest), _pad(root), count, is_padded)
+
+
+def find_split_parameters(model: nn.Module, cost: Cost) -> sympy.Expr:
+    """How many parameters tensor parallelism cuts: a formula where the rest of a block is a multiple of the width."""
+    units = list_units(model)
+    whole, split = (sum(count(unit) for unit in units) for count in (_count_all, _count_split))
+    by_block = sympy.expand(cost.parameters.formula).coeff(L, 1) * L
+    rest, width = whole - split, cost.values.get(D)
+    if width is not None and substitute_numbers(by_block, cost.values) == whole and rest % (len(units) * width) == 0:
+        return sympy.expand(by_block - rest // (len(units) * width) * D * L)
+    return sympy.Integer(split)
+
+
+def _count_all(unit: nn.Module) -> int:
+    return _count(unit.parameters())
+
+
+def _count_split(unit: nn.Module) -> int:
+    total = 0
+    for module in unit.modules():
+        if isinstance(module, MultiHeadAttention):
+            total += _count(module.projections.parameters()) + module.output.weight.numel()
+        elif isinstance(module, FeedForward):
+            total += _count(module.inner.parameters()) + module.outer.weight.numel()
+    return total
 
 
 def _count_rows(parameter: Tensor) -> int:

@@ -22,8 +22,8 @@ class Strategy:
         devices: how many there are.
         strategy: `"ddp"`, every device has the whole model and all-reduces its gradients; `"fsdp"`, parameters,
             gradients and optimizer state are sharded (FSDP2, a block is a unit); `"context"`, all devices share each
-            sequence (ring attention) and are otherwise as in `"ddp"`; `"tensor"`, the matrices of every block are cut
-            over all devices (Megatron). The last one is predicted only: nothing in Regard trains so yet.
+            sequence (ring attention) and are otherwise as in `"ddp"`; `"tensor"`, all devices share the heads and
+            hidden channels of every block (Megatron) and one batch.
         context: how many devices share a sequence, of `"ddp"` and `"fsdp"`; it divides `devices`.
         layout: which tokens each of them holds: `"zigzag"`, as `regard train` has it, or `"contiguous"`.
         recompute: whether the activations of every block are computed again in the backward pass.
