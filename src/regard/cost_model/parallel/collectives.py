@@ -212,7 +212,7 @@ def list_ring(layers: list[RingLayers], item: int, wide: int, batch: int, strate
         add("keys and values again", "send", "backward", again * keys, ZERO, again * calls, backward)
         grads = wide * token * tokens.most_received
         back = [wide * number * count for count in tokens.received]
-        add("gradients of keys and values", "send", "backward", grads, grads / tokens.steps, calls, back)
+        add("gradients of keys and values", "send", "backward", grads, wide * token * tokens.piece, calls, back)
     return list(found.values())
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 
 from regard.cost_model.symbols import size_symbols
-from regard.distributed.exchange import Exchange, plan_exchange
+from regard.distributed.exchange import PIECE_TOKENS, PIECES, Exchange, Piece, plan_exchange
 from regard.distributed.sequence_layout import SequenceLayout
 from regard.patterns import Pattern
 from regard.patterns.submatrix import count_tokens
@@ -34,7 +34,7 @@ class RingTokens:
         sent, received: of every device, in tokens.
         most: what the device that sends most of them sends, as a formula; `values` are the numbers of its letters.
         most_received: what the device that receives most of them receives.
-        steps: in how many messages.
+        steps: in how many messages, for these sizes.
         piece: the largest that arrives at once; `largest_piece` is its number.
         imbalance: pairs of the busiest device over the mean.
         is_counted: whether `imbalance` was counted; 1 is assumed where it was not.
@@ -57,25 +57,32 @@ def find_ring_tokens(pattern: Pattern, layout: SequenceLayout) -> RingTokens:
     exchanges = [plan_exchange(pattern, layout, layout, rank) for rank in range(layout.processes)]
     sent = tuple(each.keys_sent for each in exchanges)
     received = tuple(each.keys_received for each in exchanges)
-    steps = max(sum(1 for runs in each.sent if runs) for each in exchanges)
-    pieces = [piece.count for each in exchanges for piece in each.received if piece is not None]
-    known = {N: sympy.Integer(layout.tokens), c: sympy.Integer(layout.processes)}
-    most, values = sympy.Integer(max(sent)), {}
+    steps = max(sum(1 for transfer in each.transfers if transfer.sent) for each in exchanges)
+    pieces = [piece.count for each in exchanges for piece in _list_received(each)]
+    known: dict[sympy.Symbol, Any] = {N: sympy.Integer(layout.tokens), c: sympy.Integer(layout.processes)}
+    values: dict[sympy.Symbol, Any] = {}
+    most: Any = sympy.Integer(max(sent))
     for formula, letters in _list_closed_forms(pattern, layout.kind):
         if formula.xreplace(known | letters) == most:
             most, values = formula, letters
             break
-    whole = most.free_symbols >= {N, c} and not values
     largest = max(pieces, default=0)
-    piece = N / c if whole else next((n * w for n in (1, 2) if n * values.get(w, 0) == largest), sympy.Integer(largest))
+    limit = sympy.Max(PIECE_TOKENS, sympy.ceiling(N / (PIECES * c)))
+    known |= values
+    candidates = (sympy.Min(each, limit) for each in ((w, 2 * w) if values else (N / c,)) if most.free_symbols)
+    piece = next((each for each in candidates if each.xreplace(known) == largest), sympy.Integer(largest))
     imbalance, is_counted = _find_imbalance(pattern, layout, exchanges)
     return RingTokens(
         sent, received, most, most if max(sent) == max(received) else sympy.Integer(max(received)), values,
-        steps=c - 1 if whole and steps == layout.processes - 1 else sympy.Integer(max(steps, 1)),
+        steps=sympy.Integer(steps),
         piece=piece,
         largest_piece=largest,
         imbalance=imbalance, is_counted=is_counted,
     )  # fmt: skip
+
+
+def _list_received(exchange: Exchange) -> list[Piece]:
+    return [transfer.received for transfer in exchange.transfers if transfer.received is not None]
 
 
 def _list_closed_forms(pattern: Pattern, kind: str) -> list[tuple[Any, dict[sympy.Symbol, Any]]]:
@@ -99,6 +106,6 @@ def _find_imbalance(pattern: Pattern, layout: SequenceLayout, exchanges: list[Ex
         return 1.0, False
     pairs = []
     for exchange in exchanges:
-        pieces = [piece for piece in (exchange.local, *exchange.received) if piece is not None]
+        pieces = [piece for piece in (exchange.local, *_list_received(exchange)) if piece is not None]
         pairs.append(sum(piece.pattern.pairs(count_tokens(piece.queries), piece.count) for piece in pieces))
     return (size * max(pairs) / sum(pairs) if sum(pairs) else 1.0), True
