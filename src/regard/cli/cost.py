@@ -16,9 +16,13 @@ from regard.cli.output import check_writable, report_written, status, write_json
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.cost_model import Cost
+    from regard.cost_model import Cost, ParallelCost
 
 STEPS = ("forward", "backward", "training", "decode")
+STRATEGIES = ("ddp", "fsdp", "context", "tensor")
+# Options that speak of several devices, and those of one device that have no meaning for several.
+PARALLEL = ("strategy", "context", "layout", "recompute", "link_gbps", "device_tflops")
+SINGLE = ("levels", "depth", "measure", "picture")
 BACKENDS = ("reference", "native", "blocked", "positional")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 OF = ("macs", "flops", "bytes", "activation_bytes", "parameters", "depth", "pairs", "exponentials")
@@ -48,6 +52,7 @@ EPILOG = """examples:
   regard cost transformers:BertModel --tokens 512
   regard cost transformers:GPT2LMHeadModel --tokens 1024 --step training --memory
   regard cost timm:vit_base_patch16_224 --levels 1
+  regard cost model gpt2 --tokens 1024 --batch 8 --devices 8 --strategy fsdp --link-gbps 100
   regard cost "Window(128, 0)" --tokens 4096 --dim 64 --heads 12
   regard cost mypackage:model --tokens 256 --measure
   regard cost attention --tokens 256 --width 512
@@ -143,6 +148,7 @@ def make_parser(word: str = "") -> argparse.ArgumentParser:
     run_group.add_argument(
         "--plain", action="store_true", help="for depth: a softmax that does not subtract the largest score"
     )
+    add_parallel_options(parser.add_argument_group("a training step on several devices; --batch is that of a device"))
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--levels", metavar="K", type=parse_size, help="print submodules up to this depth")
     shown.add_argument("--depth", action="store_true", help="also print the depth of every part")
@@ -177,6 +183,19 @@ def add_size_options(group: Any) -> None:
     )
 
 
+def add_parallel_options(group: Any) -> None:
+    """Add how a training step is spread over devices."""
+    group.add_argument("--devices", metavar="K", type=parse_size, help="how many devices there are")
+    group.add_argument("--strategy", choices=STRATEGIES, help="what is spread, and how (ddp)")
+    group.add_argument("--context", metavar="c", type=parse_size, help="how many of them share a sequence (1)")
+    group.add_argument("--layout", choices=("zigzag", "contiguous"), help="which tokens each of these holds (zigzag)")
+    group.add_argument("--recompute", action="store_true", help="recompute the activations of blocks in backward")
+    group.add_argument("--link-gbps", metavar="G", type=parse_rate, help="10^9 bits that a device sends in a second")
+    group.add_argument(
+        "--device-tflops", metavar="T", type=parse_rate, help="10^12 FLOPs a second of a device; by default of this one"
+    )
+
+
 def add_picture_options(group: Any) -> None:
     """Add the quantity and the range of lengths of a picture."""
     group.add_argument("--of", choices=OF, default="macs", help="which quantity the picture shows (macs)")
@@ -189,8 +208,11 @@ def add_picture_options(group: Any) -> None:
 def run_target(args: argparse.Namespace, make: Callable[[], Any] | None = None) -> int:
     """Compute, print and write a cost; return the exit status. `make` builds a target that has no text."""
     check_outputs(args)
+    check_parallel_options(args)
     with status(f"{args.target}: tracing"):
         target = load_target_or_pattern(args.target, args.seed, empty=not args.measure) if make is None else make()
+        if args.devices is not None:
+            return _print_parallel(compute_parallel_cost(target, args), args, name=make is not None)
         found = compute_cost(target, args)
         if make is not None:
             found.name = args.target
@@ -211,6 +233,46 @@ def run_target(args: argparse.Namespace, make: Callable[[], Any] | None = None) 
             picture = draw_curves({found.name: found}, of=args.of, low=args.low, high=args.high)
         write_picture(picture, args.picture)
     return 0
+
+
+def compute_parallel_cost(target: Any, args: argparse.Namespace) -> ParallelCost:
+    """The cost of a training step on several devices."""
+    from regard.cost_model import cost
+
+    options = {name: getattr(args, name) for name in PARALLEL if getattr(args, name) is not None}
+    step = None if args.step == "forward" else args.step
+    how = {"step": step, "backend": args.backend, "dtype": _read_dtype(args), "devices": args.devices}
+    return cost(target, **how, **options, **_read_sizes(args))
+
+
+def _print_parallel(found: ParallelCost, args: argparse.Namespace, *, name: bool) -> int:
+    from regard.cost_model.parallel.table import render
+    from regard.render.terminal import print_fitted
+
+    if name:
+        found.name = args.target
+    peak = {"peak": found.peak.value} if args.memory else {}
+    if args.json is not None:
+        write_json(found.to_dict() | peak, args.json)
+    if args.json != "-":
+        print_fitted(lambda width: render(found, width))
+        for value in peak.values():
+            print(f"\nPeak memory of a device, traced: {value:,} B")
+    return 0
+
+
+def check_parallel_options(args: argparse.Namespace) -> None:
+    """Raise for options that do not go together with, or not without, --devices."""
+    several = args.devices is not None
+    wrong = [name for name in (SINGLE if several else PARALLEL) if getattr(args, name, None) not in (None, False)]
+    if wrong:
+        flag = f"--{wrong[0].replace('_', '-')}"
+        raise InputError(
+            f"{flag} does not go {'with' if several else 'without'} --devices.",
+            asked=f"regard cost {args.target} ... {flag}",
+            because="it is about one device" if several else "it is about several devices",
+            instead=f"the same without {flag}" if several else f"--devices 8 {flag} ...",
+        )
 
 
 def print_cost(found: Cost, extra: dict[str, Any], args: argparse.Namespace) -> None:
@@ -366,6 +428,17 @@ def parse_size(text: str) -> int:
     if not re.fullmatch(r"\d+", cleaned) or int(cleaned) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: sizes are whole numbers of at least 1")
     return int(cleaned)
+
+
+def parse_rate(text: str) -> float:
+    """A rate: a positive number."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate: rates are positive numbers")
+    return rate
 
 
 def parse_image(text: str) -> tuple[int, int]:

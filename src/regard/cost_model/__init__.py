@@ -3,6 +3,7 @@
 from regard.cost_model.api import cost
 from regard.cost_model.cost import Cost
 from regard.cost_model.flop_formulas import flop_counter
+from regard.cost_model.parallel import ParallelCost
 from regard.cost_model.quantity import Quantity
 
-__all__ = ["Cost", "Quantity", "cost", "flop_counter"]
+__all__ = ["Cost", "ParallelCost", "Quantity", "cost", "flop_counter"]

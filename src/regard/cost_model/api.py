@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
 
 from regard.attention import Attention
 from regard.cost_model.cost import Cost
+from regard.cost_model.parallel.strategy import OPTIONS
 from regard.cost_model.run_mode import RunMode
 from regard.cost_model.sizes import Breakdown, Sizes
 from regard.errors import CostError
 
 if TYPE_CHECKING:
     from regard.cost_model.memory import Memory
+    from regard.cost_model.parallel import ParallelCost
+
+Target = Attention | nn.Module | Callable[..., Any]
 
 
+@overload
+def cost(target: Target, *, devices: int, **options: Any) -> ParallelCost: ...
+
+
+@overload
 def cost(
-    target: Attention | nn.Module | Callable[..., Any],
+    target: Target,
     *,
-    step: str = "forward",
+    step: str | None = None,
     backend: str | None = None,
     dtype: torch.dtype | None = None,
     stable: bool = True,
     serial: bool = False,
     **sizes: Any,
-) -> Cost:
+) -> Cost: ...
+
+
+def cost(
+    target: Target,
+    *,
+    step: str | None = None,
+    backend: str | None = None,
+    dtype: torch.dtype | None = None,
+    stable: bool = True,
+    serial: bool = False,
+    devices: int | None = None,
+    **sizes: Any,
+) -> Cost | ParallelCost:
     """The cost of a description, a layer, a model, any module or function.
 
         >>> from regard import Attention, Causal, cost
@@ -40,19 +62,30 @@ def cost(
     nothing is allocated or computed. Its formulas have symbols for the sizes of the input, and for those of its
     configuration (width, heads, layers, ...) where the module can be built again at other sizes.
 
+    With `devices=8` it is the cost of a training step on so many: a `ParallelCost` of bytes sent, memory of a device,
+    and time. `strategy="ddp"`, `"fsdp"`, `"context"` or `"tensor"`, and `context=`, `layout=`, `recompute=`,
+    `param_dtype=`, `link_gbps=`, `device_tflops=` say how: see `Strategy`. `batch` is then that of a device, or of the
+    devices that share its sequences.
+
     Args:
-        step: `"forward"`, `"backward"`, `"training"` for both, or `"decode"`: one token after `tokens` cached ones.
+        step: `"forward"` (the default on one device), `"backward"`, `"training"` for both, or `"decode"`: one token
+            after `tokens` cached ones.
         backend: whose work is counted; `None` is what the mathematics needs. See `RunMode`.
         dtype: of activations and parameters; by default that of the module.
         stable, serial: how depth is counted: with the maximum of a stable softmax; with sums as chains, not trees.
         inputs: tensors or shapes for a module whose inputs cannot be inferred.
     """
+    if devices is not None:
+        options = {"backend": backend, "dtype": dtype, "stable": stable, "serial": serial}
+        return _cost_on_devices(target, devices, step, options, sizes)
+    step = "forward" if step is None else step
     unknown = [name for name in sizes if name not in {f.name for f in dataclasses.fields(Sizes)}]
     if unknown:
         raise CostError(
             f"There is no size {unknown[0]!r}.",
             asked=f"cost(..., {unknown[0]}={sizes[unknown[0]]!r})",
-            because=f"sizes are {', '.join(f.name for f in dataclasses.fields(Sizes))}",
+            because=f"sizes are {', '.join(f.name for f in dataclasses.fields(Sizes))}"
+            + (", and it is said of several devices only" if unknown[0] in OPTIONS else ""),
             instead="cost(layer, batch=8, tokens=512)",
         )
     given_sizes = Sizes(**sizes)
@@ -70,6 +103,27 @@ def cost(
 
     known = {"notes": breakdown.notes, "recompute": recompute, "memory": memory}
     return Cost(breakdown.name, breakdown.parts, breakdown.values, mode, **known)
+
+
+def _cost_on_devices(
+    target: Any, devices: int, step: str | None, options: dict[str, Any], sizes: dict[str, Any]
+) -> ParallelCost:
+    from regard.cost_model.parallel import cost_parallel
+    from regard.cost_model.parallel.strategy import Strategy
+
+    strategy = Strategy(devices, **{name: sizes[name] for name in OPTIONS if name in sizes})
+    if step not in (None, "training"):
+        raise CostError(
+            f"A {step} step on several devices is not counted.",
+            asked=f"step={step!r} with devices={devices}",
+            because="what is sent is that of a training step: forward, backward and the sum of the gradients",
+            instead='step="training", or the default',
+        )
+    sizes = {name: value for name, value in sizes.items() if name not in OPTIONS}
+    dtype = options["dtype"] or _find_dtype(target)
+    computed = strategy.param_dtype or dtype
+    made = cost(target, step="training", **options | {"dtype": computed}, **sizes)
+    return cost_parallel(made, target, Sizes(**sizes), strategy, dtype.itemsize)
 
 
 def _count(target: Any, given_sizes: Sizes, mode: RunMode) -> Breakdown:

@@ -12,6 +12,7 @@ matrix libraries, packed weights and tiles of our kernels, Python, and what the 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class TracedMemory:
         optimizer_state: what the optimizer holds from step to step; part of `transient`.
         saved: what the forward pass left for the backward pass, beside parameters and inputs.
         saved_by_block: the most that one of the repeated blocks left, without what it hands to the next.
+        without_gradients: the most that was alive beside what is resident, gradients and optimizer.
+        scratch: the most that the optimizer's step needed beside its state and the gradients.
     """
 
     resident: int
@@ -59,6 +62,8 @@ class TracedMemory:
     optimizer_state: int = 0
     saved: int = 0
     saved_by_block: int = 0
+    without_gradients: int = 0
+    scratch: int = 0
 
     @property
     def peak(self) -> int:
@@ -156,7 +161,9 @@ def trace_training_memory(
             total.backward()
             del total
             transient = optimizer.state + max(storages.peak_bytes, storages.live_bytes + optimizer.scratch)
-        return TracedMemory(resident, transient, optimizer.state, saved, max(saved_by_block))
+            passing = storages.find_passing_peak()
+        found = TracedMemory(resident, transient, optimizer.state, saved, max(saved_by_block))
+        return dataclasses.replace(found, without_gradients=passing, scratch=optimizer.scratch)
 
     return runner.execute(runner.inputs.sizes, run, training=True)
 

@@ -37,6 +37,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "w": ("window", "window size (tokens along a side)"),
     "u": ("window_columns", "columns of a window that is not square; its rows are w"),
     "T": ("context_tokens", "sequence length of the encoder"),
+    "K": ("devices", "devices"),
+    "c": ("context", "devices that share a sequence"),
+    "b": ("link", "bytes that a device can send in a second"),
+    "f": ("device_flops", "FLOPs of a device in a second"),
 }
 ALONE = {"N": "sequence length"}  # where no other symbol is a length of keys
 

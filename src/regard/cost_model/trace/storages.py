@@ -18,10 +18,12 @@ class StorageLog:
 
     Attributes:
         changes: bytes that were allocated, or with a minus released.
+        changed_ids: the id of the storage of each change.
     """
 
     def __init__(self) -> None:
         self.changes: list[int] = []
+        self.changed_ids: list[int] = []
         self._watched: dict[int, tuple[int, int, weakref.ref]] = {}  # by address: id, bytes, weak reference
         self._next_id = itertools.count(1)
 
@@ -51,11 +53,12 @@ class StorageLog:
         address, size = storage._cdata, storage.nbytes()
         known = self._watched.get(address)
         if known is None:
-            self.changes.append(size)
-            return self._watch(storage, size)
+            number = self._watch(storage, size)
+            self._add_change(number, size)
+            return number
         number, before, watch = known
         if 0 < before != size:  # an output that was given is resized
-            self.changes.append(size - before)
+            self._add_change(number, size - before)
             self._watched[address] = number, size, watch
         return number
 
@@ -65,9 +68,13 @@ class StorageLog:
         return number
 
     def _release(self, address: int) -> None:
-        _, size, _ = self._watched.pop(address)
+        number, size, _ = self._watched.pop(address)
         if size:
-            self.changes.append(-size)
+            self._add_change(number, -size)
+
+    def _add_change(self, number: int, size: int) -> None:
+        self.changes.append(size)
+        self.changed_ids.append(number)
 
     @property
     def live_bytes(self) -> int:
@@ -78,3 +85,18 @@ class StorageLog:
     def peak_bytes(self) -> int:
         """The most bytes that were alive at one time, beside what existed before."""
         return max(itertools.accumulate(self.changes), default=0)
+
+    def find_passing_peak(self) -> int:
+        """The peak without what is still alive now: each such storage counts at the moment of its allocation only.
+
+        After a backward pass these are the gradients, which data parallelism moves to buffers of its own at once.
+        """
+        lasting = {number for number, size, _ in self._watched.values() if size}
+        live = peak = 0
+        for number, change in zip(self.changed_ids, self.changes, strict=True):
+            if number in lasting:
+                peak = max(peak, live + change)
+            else:
+                live += change
+                peak = max(peak, live)
+        return peak
