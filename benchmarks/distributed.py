@@ -23,7 +23,6 @@ def main() -> int:
 
     from benchmarks import distributed_cases as cases
     from benchmarks import limits, machine, report
-    from benchmarks.machine import Watch
     from benchmarks.results import Result, Verdict
     from benchmarks.timing import race
     from tests.distributed.processes import start_processes
@@ -50,10 +49,8 @@ def main() -> int:
             if not error < case.tolerance:
                 return Result(name, failed=f"the results differ by {error:.1e}")
             result = Result(name, case.about, notes=[f"results differ by {error:.0e}"])
-            with Watch() as watch:
-                runs = {"2 processes": lambda: two.run(cases.step), "1 process": lambda: one.run(cases.step)}
-                result.timings = race(runs, rounds=args.rounds, seconds=args.seconds)
-            result.load = watch.load
+            runs = {"2 processes": lambda: two.run(cases.step), "1 process": lambda: one.run(cases.step)}
+            result.timings = race(runs, rounds=args.rounds, seconds=args.seconds)
             times = {who: timing.seconds for who, timing in result.timings.items()}
             result.verdicts = [Verdict(name, "1 process", times["1 process"] / times["2 processes"], case.bar)]
             return result

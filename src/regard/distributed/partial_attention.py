@@ -187,13 +187,16 @@ def choose_partial(request: Request, whole: Lengths, own: Runs) -> PartialAttent
 
 
 def locate(runs: Runs, inside: Runs) -> Runs:
-    """Where runs of token numbers lie in a tensor that holds the tokens of the runs `inside`."""
-    found, at = [], 0
+    """Where runs of token numbers lie in a tensor that holds the tokens of the runs `inside`; neighbours are one."""
+    found: list[tuple[int, int]] = []
+    at = 0
     for start, stop in inside:
         for first, last in runs:
-            low, high = max(first, start), min(last, stop)
-            if low < high:
-                found.append((at + low - start, at + high - start))
+            low, high = at + max(first, start) - start, at + min(last, stop) - start
+            if low < high and found and found[-1][1] == low:
+                found[-1] = found[-1][0], high
+            elif low < high:
+                found.append((low, high))
         at += stop - start
     return tuple(found)
 
