@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard.errors import CheckpointError
 from regard.models import GPT
 from regard.train import GPTRecipe, read_run, train
 from regard.train.parallel import Parallelism
@@ -158,3 +159,23 @@ def test_a_sharded_run_is_read_by_one_process(two: Processes, tmp_path: Path) ->
         dict(GPT.from_pretrained(tmp_path / "run" / "model").named_parameters()),
         {name: torch.nn.Parameter(weight) for name, weight in made[0]["weights"].items()},
     )
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "position"])
+def test_a_damaged_checkpoint_is_refused_and_kept(two: Processes, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "run"
+    step = {"folder": str(folder), "changes": {"steps": 4}, "minutes": 0}
+    two.run(run_training, options={"strategy": "fsdp"}, **step)
+    (place,) = (folder / "checkpoints").iterdir()
+    shard = sorted(place.glob("shard-*"))[-1]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    else:
+        (place / "training.json").write_text('{"step": "two"}')
+    files = sorted(place.iterdir())
+    with pytest.raises(CheckpointError) as failure:
+        run_alone({"steps": 4}, str(folder))
+    assert "instead" in str(failure.value)
+    assert sorted(place.iterdir()) == files
