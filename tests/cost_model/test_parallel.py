@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from regard.distributed import SequenceLayout
 from regard.errors import CostError
 from regard.models import GPT, GPTConfig
 from tests.cost_model.parallel_runs import count_ring, count_step, make_model, measure_peak
-from tests.distributed.processes import Processes, start_processes
+from tests.distributed.processes import Processes
 
 SMALL = {"vocab_size": 101, "context_length": 32, "dim": 48, "layers": 3, "heads": 4}  # 101 rows are padded
 EVEN = {**SMALL, "vocab_size": 96}
@@ -29,18 +28,6 @@ WINDOW = {**EVEN, "window": 3}
 GROUPED = {**EVEN, "kv_heads": 2, "layers": 2}
 RATES = {"link_gbps": 8, "device_tflops": 0.001}  # 10^9 bytes and 10^9 FLOPs a second
 K, c, N = size_symbols("K c N")
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Processes]:
-    with start_processes(2) as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Processes]:
-    with start_processes(4) as processes:
-        yield processes
 
 
 @pytest.fixture(params=[2, 4])

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -83,3 +84,18 @@ def start_processes(size: int, threads: int = 1) -> Iterator[Processes]:
             yield processes
         finally:
             processes.close()
+
+
+# Fixtures, which the conftest.py of a folder imports
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    with start_processes(2) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Processes]:
+    with start_processes(4) as processes:
+        yield processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -34,21 +34,9 @@ from regard import (
 from regard.distributed import SequenceLayout, context_parallel, count_traffic, exchange, ring_attend
 from regard.errors import RegardError
 from regard.models import GPT, GPTConfig
-from tests.distributed.processes import Processes, start_processes
+from tests.distributed.processes import Processes
 
 TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Processes]:
-    with start_processes(2) as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Processes]:
-    with start_processes(4) as processes:
-        yield processes
 
 
 def make_inputs(tokens: int, heads: int = 4, kv_heads: int = 2, batch: int = 2, dtype: Any = torch.float64) -> list:
@@ -331,6 +319,7 @@ def refuse(rank: int, size: int, **options: Any) -> str:
         ({"layout": SequenceLayout(TOKENS + 6, 2)}, "not the part of this process"),
         ({"pattern": Segments([[0] * 24] * 2)}, "Segments does not fit"),
         ({"feature_map": "elu1", "pattern": Window(2, 2)}, "over several processes"),
+        ({"pattern": PATTERNS["heads"], "bias": Alibi(4)}, "differs between heads"),
     ],
 )
 def test_what_is_refused(two: Processes, options: dict, words: str) -> None:

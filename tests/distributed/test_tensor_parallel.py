@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,13 +24,7 @@ from regard.models import (
     ViTConfig,
 )
 from regard.models.tensor_parallel import Split, split_model
-from tests.distributed.processes import Processes, start_processes
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Processes]:
-    with start_processes(2) as processes:
-        yield processes
+from tests.distributed.processes import Processes
 
 
 def build(name: str) -> tuple[Any, tuple[Tensor, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,9 @@ from regard.errors import CheckpointError
 from regard.models import GPT
 from regard.train import GPTRecipe, read_run, train
 from regard.train.parallel import Parallelism
-from tests.distributed.processes import Processes, start_processes
+from tests.distributed.processes import Processes
 
 TEXT = ["the cat sat on the mat. a dog lay on the rug, and an owl flew over the wood.\n" * 12] * 3
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Processes]:
-    with start_processes(2) as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Processes]:
-    with start_processes(4) as processes:
-        yield processes
 
 
 def make_recipe(**changes: Any) -> GPTRecipe:

@@ -78,6 +78,13 @@ def make_request(
     pattern = Full() if described.pattern is None else described.pattern
     _check_description(described, pattern, batch, heads)
     pattern.lengths(*lengths)
+    if whole is not None and pattern.heads is not None and isinstance(described.bias, Bias):
+        raise BackendError(
+            "A bias and a pattern that differs between heads are not cut over processes together.",
+            asked=f"{pattern!r} with {described.bias!r}",
+            because="heads with masks of their own take a bias as a tensor of scores, which knows no positions",
+            instead="the scores as bias: a tensor with the rows of this process and all columns",
+        )
     features = None if described.feature_map is None else resolve_features(described.feature_map)
     _check_features(features, described)
     flat = [_one_batch_axis(x, batch) for x in (query, key, value)]

@@ -167,15 +167,14 @@ def restrict(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Pat
     """The part of a pattern between these tokens: `Full()` where it is known to allow all of them."""
     if queries == ((0, whole.queries),) and keys == ((0, whole.keys),):
         return pattern
-    seen = _cover(pattern, whole, queries, keys)
-    return Full() if seen.size and (seen == ALL).all() else Submatrix(pattern, whole, queries, keys)
+    covered = _cover_boxes(pattern, whole, _find_ends(queries, whole.offset), _find_ends(keys))
+    return Full() if covered.size and (covered == ALL).all() else Submatrix(pattern, whole, queries, keys)
 
 
-def _cover(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Array:
-    """The coverage of every pair of a run of queries and a run of keys, for every row of the pattern."""
-    first, last = (np.array([run[at] for run in queries]) + whole.offset - at for at in (0, 1))
-    key_first, key_last = (np.array([run[at] for run in keys]) - at for at in (0, 1))
-    return _cover_boxes(pattern, whole, (first, last), (key_first, key_last))
+def _find_ends(runs: Runs, offset: int = 0) -> tuple[Array, Array]:
+    """The positions of the first and the last token of each run."""
+    start, stop = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+    return start + offset, stop + offset - 1
 
 
 def _cover_boxes(pattern: Pattern, whole: Lengths, query: tuple[Array, Array], key: tuple[Array, Array]) -> Array:
@@ -190,16 +189,14 @@ def _cover_boxes(pattern: Pattern, whole: Lengths, query: tuple[Array, Array], k
 def find_needed_keys(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Runs:
     """Those of the keys that some of the queries may see: exact for most patterns, all where nothing is known."""
     numbers = list_tokens(keys)
-    first, last = (np.array([run[at] for run in queries], dtype=np.int64) + whole.offset - at for at in (0, 1))
-    return _select(pattern, whole, (first, last), (numbers, numbers), numbers, axis=1)
+    return _select(pattern, whole, _find_ends(queries, whole.offset), (numbers, numbers), numbers, axis=1)
 
 
 def find_needed_queries(pattern: Pattern, whole: Lengths, queries: Runs, keys: Runs) -> Runs:
     """Those of the queries that may see some of the keys."""
     numbers = list_tokens(queries)
-    first, last = (np.array([run[at] for run in keys], dtype=np.int64) - at for at in (0, 1))
     absolute = numbers + whole.offset
-    return _select(pattern, whole, (absolute, absolute), (first, last), numbers, axis=2)
+    return _select(pattern, whole, (absolute, absolute), _find_ends(keys), numbers, axis=2)
 
 
 def _select(
@@ -207,9 +204,9 @@ def _select(
 ) -> Runs:
     if not len(query[0]) or not len(key[0]):
         return ()
-    seen = (_cover_boxes(pattern, whole, query, key) != NONE).any(axis=(0, axis))
+    needed = (_cover_boxes(pattern, whole, query, key) != NONE).any(axis=(0, axis))
     marks = np.zeros(int(numbers[-1]) + 1, dtype=bool)
-    marks[numbers[seen]] = True
+    marks[numbers[needed]] = True
     return to_runs(marks)
 
 

@@ -151,7 +151,7 @@ def save(
     with atomic.temporary_folder(place.parent) as work, swapped_weights(model, average):
         model.save_pretrained(work / place.name)
         tensors.write_safetensors(work / place.name / TRAINING, state or {"empty": torch.zeros(1)}, notes)
-        _replace_folder(work / place.name, place, work)
+        atomic.replace_folder(work / place.name, place, work)
     remove_old(folder, keep)
     return place
 
@@ -167,15 +167,7 @@ def save_best(folder: Path, model: Pretrained, metrics: dict[str, Any]) -> None:
     with atomic.temporary_folder(folder) as work:
         model.save_pretrained(work / BEST)
         atomic.write_atomically(work / BEST / "metrics.json", atomic.make_json_writer(metrics))
-        _replace_folder(work / BEST, folder / BEST, work)
-
-
-def _replace_folder(new: Path, place: Path, work: Path) -> None:
-    """Move a complete folder to its name. An old one is moved away first: after a crash in between there is none, and
-    what made the new one is run again from the last checkpoint."""
-    if place.exists():
-        os.replace(place, work / f"{place.name}.old")
-    atomic.move_into_place(new, place)
+        atomic.replace_folder(work / BEST, folder / BEST, work)
 
 
 def _remove_folder(place: Path) -> None:

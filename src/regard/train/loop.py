@@ -220,7 +220,7 @@ class Training:
                 record(self._evaluate())
             while not position.finished and position.step < total:
                 self._run_counted_step(report)
-                expired = self.workers.any(deadline is not None and time.monotonic() >= deadline)
+                expired = deadline is not None and self.workers.any(time.monotonic() >= deadline)
                 if position.step % self.eval_every == 0 or position.step == total or expired:
                     record(self._evaluate())
                 if self.workers.any(stopped()) and position.step < total:

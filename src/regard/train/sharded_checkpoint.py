@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
@@ -77,9 +76,8 @@ class PendingSave:
         self.future.result()
         dist.barrier(group=self.group)
         if dist.get_rank() == 0:
-            if self.place.exists():
-                shutil.rmtree(self.place)
-            atomic.move_into_place(self.work, self.place)
+            with atomic.temporary_folder(self.place.parent) as old:
+                atomic.replace_folder(self.work, self.place, old)
         dist.barrier(group=self.group)
 
 

@@ -62,6 +62,14 @@ def move_into_place(staged: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def replace_folder(new: Path, place: Path, work: Path) -> None:
+    """Move a complete folder to its name. An old one is moved to `work` first, to be removed with it: after a crash in
+    between there is none, and what made the new one is run again from what came before."""
+    if place.exists():
+        os.replace(place, work / f"{place.name}.old")
+    move_into_place(new, place)
+
+
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """`write(temporary)` makes the file; only when it is complete and on the disk does it replace `path`.
 
