@@ -1,4 +1,4 @@
-"""Whole models on the CPU against Hugging Face and timm, each ratio beside the bar it has to reach.
+"""Whole models on the CPU against Hugging Face, timm and other engines, each ratio beside the bar it has to reach.
 
 python -m benchmarks.models [--rounds N] [--seconds S] [--repeat R] [--only TEXT] [--out FILE]
 
@@ -19,10 +19,12 @@ def main() -> int:
     args = make_parser(__doc__, rounds=5, seconds=10.0, out="out/benchmarks/models.json").parse_args()
     bind_threads()
 
+    from benchmarks.decode_figures import FLOAT32, measure_float32
     from benchmarks.model_cases import CASES
     from benchmarks.model_contest import run_contests
 
-    return run_contests(CASES, args, most_error=MOST_ERROR, warm_up=1)
+    figures = {FLOAT32: lambda: measure_float32(args)}
+    return run_contests(CASES, args, most_error=MOST_ERROR, warm_up=1, figures=figures)
 
 
 if __name__ == "__main__":

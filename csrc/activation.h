@@ -1,6 +1,6 @@
 // Activations of a linear layer, on vectors:
 //
-//   relu(x) = max(x, 0),   gelu(x) = x Phi(x),   gelu_tanh(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+//   relu(x) = max(x, 0),   silu(x) = x / (1 + exp(-x)),   gelu(x) = x Phi(x),   gelu_tanh(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 //
 // Phi is the share of a normal distribution below x, (1 + erf(x / sqrt(2))) / 2. Errors in float32 are at most
 // 2 eps |x|, as those of the formulas written out: both lose the digits of a small Phi. In float64 the C library
@@ -56,6 +56,23 @@ REGARD_INLINE void gelu_tanh(Vec<float> (&x)[kSide]) {
   for (int n = 0; n < kSide; ++n) x[n] = gelu_tanh(x[n]);
 }
 
+// x / (1 + 2^-(x / ln 2)); the power of a large negative x is infinite, and the quotient zero.
+REGARD_INLINE void silu(Vec<float> (&x)[kSide]) {
+  typedef float T;
+  const Vec<T> most = splat<T>(126);
+#pragma GCC unroll 6
+  for (int n = 0; n < kSide; ++n) {
+    const Vec<T> power = x[n] * splat<T>(-1.44269504f);
+    const Vec<T> raised = exp2<T>(choose<T>(power > most, most, power));
+    x[n] = x[n] / (splat<T>(1) + choose<T>(power > most, infinity<T>(1), raised));
+  }
+}
+
+REGARD_INLINE void silu(Vec<double> (&x)[kSide]) {
+  for (int n = 0; n < kSide; ++n)
+    for (int lane = 0; lane < kLanes<double>; ++lane) x[n][lane] /= 1 + __builtin_exp(-x[n][lane]);
+}
+
 REGARD_INLINE void gelu(Vec<double> (&x)[kSide]) {
   for (int n = 0; n < kSide; ++n)
     for (int lane = 0; lane < kLanes<double>; ++lane)
@@ -95,6 +112,7 @@ void activate_all(Activation activation, T* numbers, int64_t vectors) {
     case kRelu: return each([](Some x) __attribute__((always_inline)) { relu<T>(x); });
     case kGelu: return each([](Some x) __attribute__((always_inline)) { gelu(x); });
     case kGeluTanh: return each([](Some x) __attribute__((always_inline)) { gelu_tanh(x); });
+    case kSilu: return each([](Some x) __attribute__((always_inline)) { silu(x); });
   }
 }
 

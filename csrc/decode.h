@@ -8,10 +8,6 @@
 
 #include <cstdlib>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "tile.h"
 
 namespace regard {
@@ -22,34 +18,6 @@ constexpr int64_t kPiece = 1024;    // keys
 constexpr int64_t kRowsAtOnce = 32; // values that stay in the first cache while all queries read them
 constexpr int64_t kAhead = 4096;    // bytes that are prefetched before they are needed
 constexpr int kPanel = 8;           // vectors of an output in registers
-
-// Sixteen bits become the lower half of thirty-two. Compilers find the one instruction for it only if it is named.
-template <class T>
-REGARD_INLINE IntVec<T> widened(const char* halves) {
-#if REGARD_BYTES == 64 && defined(__AVX512F__)
-  // With a mask that keeps all: GCC warns about the plain form of its own header.
-  return (IntVec<T>)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
-#elif REGARD_BYTES == 32 && defined(__AVX2__)
-  return (IntVec<T>)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
-#else
-  typedef uint16_t Halves __attribute__((vector_size(REGARD_BYTES / 2), aligned(2), may_alias));
-  return __builtin_convertvector(*reinterpret_cast<const Halves*>(halves), IntVec<T>);
-#endif
-}
-
-// The n-th vector of a row, in the number that is computed with; see half.h for the arithmetic.
-template <class T, DType kKind>
-REGARD_INLINE Vec<T> load_as(const char* row, int64_t n) {
-  if constexpr (kKind == DType::kFloat32 || kKind == DType::kFloat64) {
-    return load<T>(reinterpret_cast<const T*>(row) + n * kLanes<T>);
-  } else {
-    const IntVec<T> bits = widened<T>(row + n * (REGARD_BYTES / 2));
-    if constexpr (kKind == DType::kBFloat16) return from_bits<T>(bits << 16);
-    const IntVec<T> size = to_bits<T>(from_bits<T>((bits & 0x7fff) << 13) * splat<T>(T(5.192296858534828e33)));
-    const IntVec<T> endless = (bits & 0x7c00) == 0x7c00;
-    return from_bits<T>(size | (endless & 0x7f800000) | ((bits & 0x8000) << 16));
-  }
-}
 
 // The hardware sees the next page too late, and several rows at once not at all.
 REGARD_INLINE void fetch(const char* row, int64_t bytes) {
@@ -199,7 +167,12 @@ class Piece {
         fetch(row[n], task_.dim * size_of(kKind));
       }
       for (int64_t n = 0; n < sharers_; ++n) {
-        const Vec<T> found = dots<T, kKind>(queries_ + n * wide_, row, task_.dim);
+        Vec<T> found = dots<T, kKind>(queries_ + n * wide_, row, task_.dim);
+        if (task_.slopes) {
+          const T slope = static_cast<const T*>(task_.slopes)[kv_head_ * group_ + n / task_.queries] * T(1.4426950408889634074);
+          const T far = static_cast<T>(task_.position + n % task_.queries - first_ - at);
+          found -= splat<T>(slope) * (splat<T>(far) - __builtin_convertvector(lane, Vec<T>));
+        }
         const auto from = static_cast<typename Kind<T>::Whole>(low_[n] - at);
         const auto to = static_cast<typename Kind<T>::Whole>(high_[n] - at);
         const IntVec<T> shown = (lane >= from) & (lane < to);

@@ -21,6 +21,9 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+namespace avx512vnni {
+extern const Kernels kernels;
+}
 #endif
 
 namespace {
@@ -29,10 +32,12 @@ bool runs_here(const Kernels& some) {
 #ifdef REGARD_X86
   __builtin_cpu_init();
 #ifdef REGARD_AVX512
-  if (&some == &avx512::kernels)
+  if (&some == &avx512vnni::kernels && !__builtin_cpu_supports("avx512vnni")) return false;
+  if (&some == &avx512::kernels || &some == &avx512vnni::kernels)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 #endif
+  // Every processor with AVX2 converts float16 (F16C), too.
   if (&some == &avx2::kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
   (void)some;
@@ -42,6 +47,7 @@ bool runs_here(const Kernels& some) {
 // Best first.
 const Kernels* const kAll[] = {
 #ifdef REGARD_AVX512
+    &avx512vnni::kernels,
     &avx512::kernels,
 #endif
 #ifdef REGARD_X86
@@ -87,6 +93,15 @@ REGARD_EXPORT int32_t regard_gemv(const void* words) {
 REGARD_EXPORT int32_t regard_gemm(const void* words) {
   return regard::now().gemm(*static_cast<const regard::Gemm*>(words));
 }
+REGARD_EXPORT int32_t regard_weight_products(const void* words) {
+  return regard::now().weight_products(*static_cast<const regard::WeightProducts*>(words));
+}
+REGARD_EXPORT int32_t regard_model_step(const void* words) {
+  return regard::now().model_step(*static_cast<const regard::ModelStep*>(words));
+}
+REGARD_EXPORT int32_t regard_greedy(const float* logits, int64_t rows, int64_t count, int64_t* tokens, float* scores) {
+  return regard::now().greedy(logits, rows, count, tokens, scores);
+}
 REGARD_EXPORT void regard_exp2(int64_t dtype, const void* from, void* to, int64_t count) {
   regard::now().exp2(static_cast<regard::DType>(dtype), from, to, count);
 }
@@ -110,6 +125,10 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
     case 1: return sizeof(regard::Decode) / 8;
     case 2: return sizeof(regard::LinearAttention) / 8;
     case 3: return sizeof(regard::LinearLayer) / 8;
-    default: return sizeof(regard::Gemm) / 8;
+    case 4: return sizeof(regard::Gemm) / 8;
+    case 5: return sizeof(regard::WeightProducts) / 8;
+    case 6: return sizeof(regard::ModelPart) / 8;
+    case 7: return sizeof(regard::StepCache) / 8;
+    default: return sizeof(regard::ModelStep) / 8;
   }
 }

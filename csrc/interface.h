@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "model_program.h"
+#include "weights.h"
+
 namespace regard {
 
 enum class DType : int64_t { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
@@ -14,6 +17,7 @@ enum Status : int32_t {
   kNotFinite = 1,  // a result is infinite or NaN: the caller finds out why and calls again
   kTooTall = 2,    // a tile holds more queries than this machine's vectors
   kNoMemory = 3,
+  kNoFormat = 4,   // weights in a format that these kernels do not read
 };
 
 // A tensor (batch, head, token, dim): address and strides of batch, head and token, counted in numbers.
@@ -66,6 +70,8 @@ struct Decode {
   void* lse;     // log-sum-exp (batch, head, query), or null
   const int64_t* start;  // (batch, query)
   const int64_t* stop;
+  const void* slopes;  // ALiBi: a score of query n and key j loses slopes[head] (position + n - j), in T; or null
+  int64_t position;
 };
 
 // Causal linear attention on features: equally many queries and keys after a state.
@@ -100,7 +106,7 @@ struct LinearLayer {
   void* output;        // (rows, out), contiguous
 };
 
-enum Activation : int64_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3 };
+enum Activation : int64_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4 };
 
 // The same with an activation: output[m][n] = activation(bias[n] + sum_k x[m][k] weight[n][k]).
 struct Gemm : LinearLayer {
@@ -118,6 +124,9 @@ struct Kernels {
   int32_t (*linear_attention_backward)(const LinearAttention&);
   int32_t (*gemv)(const LinearLayer&);
   int32_t (*gemm)(const Gemm&);
+  int32_t (*weight_products)(const WeightProducts&);
+  int32_t (*model_step)(const ModelStep&);
+  int32_t (*greedy)(const float* logits, int64_t rows, int64_t count, int64_t* tokens, float* scores);
   void (*exp2)(DType dtype, const void* from, void* to, int64_t count);
   double (*peak)(int64_t threads, double seconds);  // operations a second of nothing but multiply-adds
 };

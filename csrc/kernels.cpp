@@ -5,7 +5,10 @@
 #include "forward.h"
 #include "linear_attention.h"
 #include "gemm.h"
+#include "greedy.h"
+#include "model_step.h"
 #include "peak.h"
+#include "weight_products.h"
 
 namespace regard {
 namespace REGARD_ISA {
@@ -59,7 +62,7 @@ void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
 extern const Kernels kernels;
 const Kernels kernels = {
     REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear_attention, linear_attention_backward,
-    gemv_any,                gemm_any,     exp2_any,  measure_peak,
+    gemv_any,                gemm_any,      run_weight_products, run_model_step, run_greedy, exp2_any, measure_peak,
 };
 
 }  // namespace REGARD_ISA

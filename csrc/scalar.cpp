@@ -12,6 +12,8 @@
 #include "scalar_dropout.h"
 #include "scalar_linear_layer.h"
 #include "scalar_linear_attention.h"
+#include "scalar_model_step.h"
+#include "scalar_weights.h"
 #include "tile.h"
 
 namespace regard {
@@ -170,13 +172,30 @@ void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
       static_cast<float*>(to)[n] = std::exp2(static_cast<const float*>(from)[n]);
 }
 
+int32_t greedy(const float* logits, int64_t rows, int64_t count, int64_t* tokens, float* scores) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* z = logits + row * count;
+    double sum = 0;
+    int64_t best = 0;
+    for (int64_t n = 0; n < count; ++n) {
+      if (std::isnan(z[n])) return kNotFinite;
+      if (z[n] > z[best]) best = n;
+    }
+    if (!std::isfinite(z[best])) return kNotFinite;
+    for (int64_t n = 0; n < count; ++n) sum += std::exp(double(z[n]) - z[best]);
+    tokens[row] = best;
+    scores[row] = static_cast<float>(-std::log(sum));
+  }
+  return kOk;
+}
+
 double no_peak(int64_t, double) { return 0; }
 
 }  // namespace
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, exp2_any, no_peak,
+    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, weight_products, model_step, greedy, exp2_any, no_peak,
 };
 
 }  // namespace scalar

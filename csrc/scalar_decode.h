@@ -38,6 +38,7 @@ int32_t decode_as(const Decode& task) {
         sum += number_at(task.query, task.dtype, batch, head, query, d) *
                number_at(task.key, task.dtype, batch, kv_head, key, d);
       score.push_back(task.scale * sum);
+      if (task.slopes) score.back() -= static_cast<const T*>(task.slopes)[head] * double(task.position + query - key);
       largest = score.back() > largest ? score.back() : largest;
       finite = finite && score.back() != nothing;
     }

@@ -13,6 +13,7 @@ inline double activate(Activation activation, double x) {
     case kRelu: return x < 0 ? 0 : x;
     case kGelu: return x * (0.5 * (1 + std::erf(x * 0.70710678118654752440)));
     case kGeluTanh: return x * (0.5 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))));
+    case kSilu: return x / (1 + std::exp(-x));
     default: return x;
   }
 }

@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -30,6 +33,40 @@ void run_items(int64_t threads, int64_t items, void (*work)(void*, int64_t), voi
   std::vector<std::thread> others;
   for (int64_t n = 1; n < threads; ++n) others.emplace_back(run);
   run();
+  for (auto& other : others) other.join();
+#endif
+}
+
+void pause_thread(int64_t times) {
+  if (times > 4000) {
+    std::this_thread::yield();
+  } else {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+}
+
+void run_team(int64_t threads, void (*work)(void*, Team&, int64_t), void* context) {
+  Team team{threads < 1 ? 1 : threads, 0, 0};
+#ifdef _OPENMP
+  if (team.threads > 1) {
+    // OpenMP may have fewer threads to give, which is known inside.
+#pragma omp parallel num_threads(static_cast<int>(team.threads))
+    {
+#pragma omp single
+      team.threads = omp_get_num_threads();
+      work(context, team, omp_get_thread_num());
+    }
+    return;
+  }
+  work(context, team, 0);
+#else
+  std::vector<std::thread> others;
+  for (int64_t n = 1; n < team.threads; ++n) others.emplace_back([&team, work, context, n] { work(context, team, n); });
+  work(context, team, 0);
   for (auto& other : others) other.join();
 #endif
 }

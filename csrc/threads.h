@@ -30,6 +30,34 @@ class Turns {
   void* done_;
 };
 
+// Threads that run one function together, from beginning to end, and wait for one another inside it.
+struct Team {
+  int64_t threads;
+  int64_t arrived, turn;
+
+  // Says that this thread has come to the next meeting: its number, or -1 for the last to come, who need not wait.
+  int64_t arrive() {
+    const int64_t now = __atomic_load_n(&turn, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) < threads) return now;
+    __atomic_store_n(&arrived, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&turn, now + 1, __ATOMIC_RELEASE);
+    return -1;
+  }
+  bool passed(int64_t meeting) const { return __atomic_load_n(&turn, __ATOMIC_ACQUIRE) != meeting; }
+};
+
+// A moment's rest for a thread that waits: a few instructions at first, later a chance for other threads of its core.
+void pause_thread(int64_t times);
+
+// Calls work(context, team, thread) on up to `threads` threads at once.
+void run_team(int64_t threads, void (*work)(void* context, Team& team, int64_t thread), void* context);
+
+template <class Work>
+inline __attribute__((always_inline)) void together(int64_t threads, Work& work) {
+  run_team(
+      threads, [](void* context, Team& team, int64_t thread) { (*static_cast<Work*>(context))(team, thread); }, &work);
+}
+
 // Memory of this thread that is kept between calls: at least `bytes`, aligned for every vector. What it held is lost.
 // Returns null when there is none.
 void* scratch(int64_t bytes);

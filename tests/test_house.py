@@ -20,6 +20,8 @@ PACKAGE = ROOT / "src" / "regard"
 LEVELS: dict[str, set[str]] = {
     "command": {"__main__"},
     "entry points": {"cli", "lab"},
+    "book": {"book"},
+    "integrations": {"integrations"},
     "tools": {"laws", "cost_model", "visualize", "convert", "train"},
     "adapters": {"adapters"},
     "downloads": {"downloads"},

@@ -11,7 +11,16 @@ import pytest
 import regard
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
-HEAVY = ("sympy", "torch._dynamo", "rich", "matplotlib", "regard.laws", "regard.cost_model", "regard.visualize")
+HEAVY = (
+    "sympy",
+    "torch._dynamo",
+    "rich",
+    "matplotlib",
+    "regard.laws",
+    "regard.cost_model",
+    "regard.visualize",
+    "regard.book",
+)
 
 
 PACKAGES = {"cost": "cost_model", "plan": "planner", "show": "visualize", "check": "laws"}

@@ -47,6 +47,7 @@ from regard.planner import Plan, plan
 if TYPE_CHECKING:
     from regard.convert import attention_to_conv, conv_to_attention
     from regard.cost_model import Cost, cost
+    from regard.integrations import accelerate, restore, sdpa, use
     from regard.laws import assert_laws, check, probe
     from regard.visualize import show
 
@@ -92,6 +93,7 @@ __all__ = [
     "TransformerXL",
     "Where",
     "Window",
+    "accelerate",
     "assert_laws",
     "attend",
     "attention_to_conv",
@@ -105,22 +107,29 @@ __all__ = [
     "plan",
     "probe",
     "read_pattern",
+    "restore",
+    "sdpa",
     "set_cache_limit",
     "show",
     "step",
+    "use",
     "weights",
 ]
 
 # `import regard` loads what `attend` needs; these are imported when they are first used.
 _LAZY = {
     "Cost": "regard.cost_model",
+    "accelerate": "regard.integrations",
     "assert_laws": "regard.laws",
     "attention_to_conv": "regard.convert",
     "check": "regard.laws",
     "conv_to_attention": "regard.convert",
     "cost": "regard.cost_model",
     "probe": "regard.laws",
+    "restore": "regard.integrations",
+    "sdpa": "regard.integrations",
     "show": "regard.visualize",
+    "use": "regard.integrations",
 }
 
 

@@ -63,6 +63,10 @@ class ConfigError(RegardError, ValueError):
     """A configuration that names something unknown, or whose sizes do not belong together."""
 
 
+class ProcessError(RegardError, RuntimeError):
+    """Another process of a run that died or does not answer."""
+
+
 class CheckpointError(RegardError, ValueError):
     """Files or tensors that do not fit the model."""
 
@@ -77,6 +81,14 @@ class CacheError(RegardError, ValueError):
 
 class CostError(RegardError, ValueError):
     """A cost that cannot be computed: a size is missing, or the target cannot be traced."""
+
+
+class PageError(RegardError, AssertionError):
+    """A page of the book that cannot be parsed, or whose code fails; also an AssertionError, for test runners."""
+
+
+class AnswerError(RegardError, ValueError):
+    """An answer to a problem that cannot be read: not a formula, number or matrix, or a function that does not run."""
 
 
 class LawViolation(RegardError, AssertionError):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Alibi, Gaussian, Quadratic, RelativeTable
-from regard.biases import features_of
+from regard.biases import features_of, tile_features
 from regard.patterns import Lengths
 
 CASES = [
@@ -55,3 +55,19 @@ def test_counting_from_the_middle_keeps_single_precision():
     raw = 0.37 * torch.stack((torch.ones(224), 2 * (places + 0.7)), -1) @ torch.stack((-places.square(), places))
     centred = ((query.float() @ key.float().T)[0].double().softmax(-1) - truth).abs().max()
     assert centred < 0.5 * (raw.double().softmax(-1) - truth).abs().max()
+
+
+@pytest.mark.parametrize("side", [16, 64, 224])
+def test_features_centred_at_a_tile_are_accurate_on_large_grids(side):
+    bias = Quadratic(1, grid=(side, side), centre=[[0.3, -0.7]], alpha=0.37)
+    corner = torch.arange(7) + side * side - 9
+    keys = torch.arange(side * side)
+    exact = bias.double().scores(corner[:, None], keys)[0].softmax(-1)
+    bias.float()
+    query, key = tile_features(bias, corner, keys)
+    error = ((query[0] @ key.T).softmax(-1) - exact).abs().max()
+    assert error < 1e-5
+    raw = features_of(bias, Lengths(side * side, side * side))
+    assert raw is not None
+    whole = ((raw[0][0, corner] @ raw[1].T).softmax(-1) - exact).abs().max()
+    assert side < 224 or whole > 10 * error

@@ -89,13 +89,13 @@ def start_processes(size: int, threads: int = 1) -> Iterator[Processes]:
 # Fixtures, which the conftest.py of a folder imports
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def two() -> Iterator[Processes]:
     with start_processes(2) as processes:
         yield processes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def four() -> Iterator[Processes]:
     with start_processes(4) as processes:
         yield processes

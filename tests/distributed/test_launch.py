@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +15,15 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
+from regard.distributed.launch import make_group, wait_for_first
+from regard.errors import CheckpointError, ConfigError
 from regard.models import GPT
-from regard.train import GPTRecipe, Parallelism
+from regard.train import GPTRecipe, Parallelism, checkpoint_store, train
 from regard.train.parallel import Workers
-from tests.distributed.test_training import run_alone
+from tests.distributed.processes import TIMEOUT, Processes
+from tests.distributed.test_training import TEXT, make_recipe, run_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +175,8 @@ def test_every_token_is_read_once_in_an_epoch(processes: int) -> None:
     seen: list[int] = []
     for step in range(task.steps_per_epoch):
         for rank in range(processes):
-            for batch in SomeWorkers(rank, processes).take_share(task.make_batches(step), str):
+            for batch, counted in SomeWorkers(rank, processes).take_share(task.make_batches(step)):
+                assert counted
                 seen += batch.tokens[torch.from_numpy(batch.pattern.ids.copy()) >= 0].tolist()
     stored = numpy.asarray(task.train_store.tokens).tolist()
     assert sorted(seen) == sorted(stored)
@@ -184,12 +190,133 @@ def test_random_windows_are_those_of_one_process(processes: int) -> None:
         task.micro_batches = 1
         (whole,) = task.make_batches(step)
         task.micro_batches = processes
-        shares = [SomeWorkers(rank, processes).take_share(task.make_batches(step), str) for rank in range(processes)]
-        torch.testing.assert_close(torch.cat([share[0].tokens for share in shares]), whole.tokens)
+        shares = [SomeWorkers(rank, processes).take_share(task.make_batches(step)) for rank in range(processes)]
+        torch.testing.assert_close(torch.cat([share[0][0].tokens for share in shares]), whole.tokens)
 
 
-def test_a_batch_that_is_too_small_is_refused() -> None:
-    task = GPTRecipe(batch_size=3, context_length=16, dim=8, layers=1, heads=1).make_task(["abc def " * 300] * 2)
-    task.micro_batches = 4
-    with pytest.raises(Exception, match="shared by 4 processes"):
-        SomeWorkers(0, 4).take_share(task.make_batches(0), str)
+def test_rows_that_do_not_suffice_for_all_count_once() -> None:
+    shares = [SomeWorkers(rank, 4).take_share(["a", "b", "c", "d", "e"]) for rank in range(4)]
+    assert shares == [
+        [("a", True), ("e", True)],
+        [("b", True), ("e", False)],
+        [("c", True), ("e", False)],
+        [("d", True), ("e", False)],
+    ]
+
+
+def train_small_batch(rank: int, size: int, folder: str) -> str:
+    with pytest.raises(ConfigError) as failure:
+        train(make_recipe(batch_size=1), folder, data=TEXT, progress=False)
+    return str(failure.value)
+
+
+def test_a_batch_that_is_too_small_is_refused_before_there_is_a_folder(two: Processes, tmp_path: Path) -> None:
+    for text in two.run(train_small_batch, folder=str(tmp_path / "run")):
+        assert "shared by 2 processes" in text
+        assert "enough for 1" in text
+    assert not (tmp_path / "run").exists()
+
+
+# Processes that do not fit together, or are lost
+
+
+def spread_wrongly(rank: int, size: int, options: dict) -> str:
+    with pytest.raises(ConfigError) as failure:
+        Workers(Parallelism(**options))
+    return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": 3}, "--context-parallel 3"),
+        ({"tensor": 4}, "torchrun --nproc-per-node 4 ..., or tensor=1 or 2"),
+        ({"tensor": 2, "strategy": "fsdp"}, 'strategy="ddp" with tensor=2'),
+        ({"tensor": 2, "context": 2}, "context=2 with tensor=1"),
+        ({"strategy": "zero"}, "one of ddp, fsdp"),
+        ({"context": 0}, "one process at least"),
+    ],
+)
+def test_a_wrong_world_size_is_refused(two: Processes, options: dict, words: str) -> None:
+    assert all(words in text for text in two.run(spread_wrongly, options=options))
+
+
+def test_one_process_cannot_share_a_sequence() -> None:
+    with pytest.raises(ConfigError, match=r"there is 1.\n(.|\n)*world size of 1"):
+        Workers(Parallelism(context=2))
+
+
+def train_in_folders_of_their_own(rank: int, size: int, folder: str) -> str:
+    checkpoint_store.VISIBLE = 0.1
+    with pytest.raises(CheckpointError) as failure:
+        train(make_recipe(), f"{folder}/{rank}", data=TEXT, progress=False)
+    return str(failure.value)
+
+
+def test_a_folder_that_not_all_see_is_refused(two: Processes, tmp_path: Path) -> None:
+    """As on two machines without a common file system."""
+    texts = two.run(train_in_folders_of_their_own, folder=str(tmp_path))
+    assert "a recipe.json for process 0" in texts[0]
+    assert "no recipe.json for process 1" in texts[1]
+    assert all("file system that all machines share" in text for text in texts)
+
+
+def take_turns(rank: int, size: int, path: str) -> None:
+    os.environ["LOCAL_RANK"] = str(rank % 2)
+    try:
+        with wait_for_first(), open(path, "a", encoding="utf-8") as file:
+            time.sleep(0.1)
+            file.write(str(rank))
+    finally:
+        del os.environ["LOCAL_RANK"]
+
+
+def test_the_first_process_of_each_machine_prepares_the_data_of_the_others(four: Processes, tmp_path: Path) -> None:
+    """Two machines of two processes."""
+    four.run(take_turns, path=str(tmp_path / "order"))
+    assert (tmp_path / "order").read_text() in ("0213", "0231")
+
+
+def find_limits(rank: int, size: int) -> list[float]:
+    groups = make_group(), make_group([0, 1]), make_group(backend="gloo"), dist.group.WORLD
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+def test_all_groups_have_the_time_limit_of_the_first(two: Processes) -> None:
+    assert two.run(find_limits) == [[TIMEOUT] * 4] * 2
+
+
+LOSE = """
+import os, sys, time
+import torch, torch.distributed as dist
+from regard.distributed.launch import explain_lost_processes, join_processes
+rank, _ = join_processes()
+if rank == 1:
+    {fate}
+with explain_lost_processes():
+    dist.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.parametrize("fate", ["os._exit(3)", "time.sleep(30); os._exit(3)"])
+def test_a_process_that_dies_or_hangs_is_missed_within_the_limit(fate: str) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_port(), "OMP_NUM_THREADS": "1",
+              "REGARD_TIMEOUT_MINUTES": "0.1"}  # fmt: skip
+    words = [sys.executable, "-c", LOSE.format(fate=fate)]
+    lost = subprocess.Popen(words, env=os.environ | common | {"RANK": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        begin = time.monotonic()
+        made = run_python(words[-1], **common, RANK="0")
+        assert time.monotonic() - begin < 28
+    finally:
+        lost.kill()
+        lost.wait()
+    assert "ProcessError: Process 0 of 2 has lost another one." in made.stderr
+    assert "an answer within 0.1 minutes" in made.stderr
+    assert "--max-restarts" in made.stderr
+
+
+def find_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

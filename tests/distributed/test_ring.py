@@ -171,6 +171,13 @@ def test_linear_attention_sends_sums(four: Processes, feature_map: str, name: st
         assert set(made[0]["sent"]) == {"gather"}
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_linear_attention_waits_for_processes_without_tokens(four: Processes, tokens: int) -> None:
+    for kind in ("contiguous", "zigzag"):
+        for name in ("causal", "full"):
+            compare(four, tokens, kind, {"pattern": PATTERNS[name], "feature_map": "elu1"})
+
+
 @pytest.mark.parametrize(
     "name", ["full", "causal", "sinks", "global", "strided", "segments", "random", "neighbourhood"]
 )

@@ -11,6 +11,7 @@ import torch
 from regard.errors import CheckpointError
 from regard.models import GPT
 from regard.train import GPTRecipe, read_run, train
+from regard.train.averaging import average_checkpoints
 from regard.train.parallel import Parallelism
 from tests.distributed.processes import Processes
 
@@ -146,6 +147,25 @@ def test_a_sharded_run_is_read_by_one_process(two: Processes, tmp_path: Path) ->
         dict(GPT.from_pretrained(tmp_path / "run" / "model").named_parameters()),
         {name: torch.nn.Parameter(weight) for name, weight in made[0]["weights"].items()},
     )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_of_several_processes_is_read_by_from_pretrained(
+    two: Processes, tmp_path: Path, strategy: str
+) -> None:
+    changes = {"steps": 3, "ema_decay": 0.5, "eval_every": 1, "keep_checkpoints": 2, "position": "alibi"}
+    made = two.run(run_training, folder=str(tmp_path), options={"strategy": strategy}, changes=changes)
+    first, last = sorted((tmp_path / "checkpoints").iterdir())
+    model = GPT.from_pretrained(last)
+    for name, weight in made[0]["weights"].items():  # the averaged ones
+        torch.testing.assert_close(dict(model.named_parameters())[name].detach(), weight, atol=0, rtol=0)
+    assert model.companions == GPT.from_pretrained(tmp_path / "model").companions != {}
+    other, mean = GPT.from_pretrained(first).state_dict(), average_checkpoints(tmp_path, GPT).state_dict()
+    torch.testing.assert_close(mean, {name: (other[name] + each) / 2 for name, each in model.state_dict().items()})
+    for shard in sorted(last.glob("shard-*"))[:1]:
+        shard.unlink()
+    with pytest.raises(CheckpointError, match=r"not whole|does not fit|missing"):
+        GPT.from_pretrained(last)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "position"])

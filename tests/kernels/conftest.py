@@ -26,7 +26,9 @@ def _runs_here() -> list[str]:
     if library.missing() is not None:
         return ["plain"]
     best, found = library.name(), []
-    for name in ("avx512", "avx2", "plain"):
+    for name in ("avx512vnni", "avx512", "avx2", "plain"):
+        if name == "avx512" and "avx512vnni" in found:  # the same code, but for products of bytes
+            continue
         with contextlib.suppress(ValueError):
             library.use(name)
             found.append(name)

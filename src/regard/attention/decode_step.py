@@ -49,7 +49,7 @@ def decode_step(
     if scale == 0 or not math.isfinite(scale):
         return None
     if attention.bias is None:
-        intervals = _find_intervals(attention.pattern, len(query), queries, keys, real_lengths)
+        intervals = find_intervals(attention.pattern, len(query), queries, keys, real_lengths)
         if intervals is not None:
             return run_prepared(query, key, value, *intervals, scale)
     if attention.pattern.rows is not None:
@@ -88,7 +88,7 @@ def _attend_densely(
 
 
 @lru_cache_small(maxsize=64)
-def _find_intervals(
+def find_intervals(
     pattern: Pattern, batch: int, queries: int, keys: int, real_lengths: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor] | None:
     """Start and stop of the keys that each query sees, `(batch, query)`, or `None` where they are no intervals."""

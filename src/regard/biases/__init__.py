@@ -2,7 +2,7 @@
 
 from regard.biases._axes import axis_scores, distances, is_separable, table_scores
 from regard.biases._encodings import quadratic_encoding
-from regard.biases._features import features_of, has_features
+from regard.biases._features import features_of, has_features, tile_features
 from regard.biases.alibi import Alibi
 from regard.biases.base import Bias
 from regard.biases.gaussian import Gaussian
@@ -28,4 +28,5 @@ __all__ = [
     "is_separable",
     "quadratic_encoding",
     "table_scores",
+    "tile_features",
 ]

@@ -37,7 +37,43 @@ def features_of(bias: Bias, lengths: Lengths) -> tuple[Tensor, Tensor] | None:
     if not has_features(bias, lengths):
         return None
     assert isinstance(bias, (Quadratic, Gaussian))
-    query, key = _centred_coordinates(bias, lengths)
+    return _make_features(bias, *_centred_coordinates(bias, lengths))
+
+
+def tile_features(bias: Quadratic | Gaussian, query_position: Tensor, key_position: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The features of `features_of` for the queries of one tile and any keys, with coordinates centred at the tile.
+
+        -alpha |k - p|^2 = -alpha |(k - c) - (p - c)|^2,    c = mean over the queries of the tile of p, rounded
+
+    An inner product of features subtracts squares of coordinates. Their rounding errors grow with the square of the
+    distance from the origin, so that on a large grid the scores of the nearest keys, which have all the weight, are the
+    least accurate ones. With the origin at the tile those keys have small coordinates.
+
+    `query_position (query,)` and `key_position (key,)` are positions in the sequence, inside the grid if there is one.
+    Features of queries `(head, query, f)` and of keys `(key, f)`; the scores differ from those of the bias by a
+    constant for each query.
+
+        >>> from regard.biases import tile_features
+        >>> query, key = tile_features(Quadratic(2, grid=(9, 11)), torch.arange(22, 33), torch.arange(99))
+        >>> query.shape, key.shape
+        (torch.Size([2, 11, 3]), torch.Size([99, 3]))
+    """
+    dtype = torch.promote_types(bias.centre.dtype, torch.float32)
+    query, key = (_find_coordinates(bias, position) for position in (query_position, key_position))
+    # Whole numbers: subtracting them is exact.
+    origin = (query.to(torch.float64).mean(0) + bias.centre.detach().double().mean(0)).round().to(query)
+    return _make_features(bias, (query - origin).to(dtype), (key - origin).to(dtype))
+
+
+def _find_coordinates(bias: Quadratic | Gaussian, position: Tensor) -> Tensor:
+    """Coordinates of positions as whole numbers, `(token, axis)`."""
+    place = position.to(bias.centre.device) - bias.start
+    if bias.grid is None:
+        return place[:, None]
+    return torch.stack((place // bias.grid[1], place % bias.grid[1]), -1)
+
+
+def _make_features(bias: Quadratic | Gaussian, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     target = query + bias.centre[:, None]  # (head, query, axis)
     if isinstance(bias, Quadratic):
         alpha = bias.alpha[:, None, None]

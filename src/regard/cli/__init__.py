@@ -1,4 +1,4 @@
-"""The command `regard`: check, cost, show, data, train, generate and translate from a shell.
+"""The command `regard`: check, cost, show, data, train, generate, translate and the book from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from regard.cli.arguments import USAGE, Parser
+from regard.cli.book import protect_answer
 from regard.errors import RegardError
 
 INTERNAL_ERROR, INTERRUPTED = 3, 130
@@ -32,23 +33,28 @@ EPILOG = """examples:
   regard train spatial --position quadratic --folder runs/quadratic
   regard train gpt my_text.txt --folder runs/mine
   regard generate runs/mine "Once upon"
+  regard problem udl-12.1
+  regard answer udl-12.1 "3*D**2 + 3*D"
+  regard homework make --problems udl-12.1,udl-12.4 --seed 7
 """
 
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from regard.cli import check, cost, cost_questions, data, generate, show, train
+    from regard.cli import book, check, cost, cost_questions, data, errata, generate, show, train
 
     parser = Parser(
         prog="regard",
         description="Check attention modules against laws, with the smallest counterexample; compute their cost as\n"
-        "formulas and numbers; plot their attention maps; train models on text and images, and use them.",
+        "formulas and numbers; plot their attention maps; train models on text and images, and use them;\n"
+        "show solved problems, and grade answers.",
         epilog=f"{EPILOG}\ntextbook questions, each with --help:\n  regard cost {cost_questions.format_questions()}\n",
     )
     parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
     commands = parser.add_subparsers(
         dest="command",
-        metavar="check | laws | cost | show | data | train | generate | translate",
+        metavar="check | laws | cost | show | data | train | generate | translate | "
+        "problem | answer | homework | errata",
         required=True,
         parser_class=Parser,
     )
@@ -60,13 +66,16 @@ def make_parser() -> Parser:
     data.add(commands)
     train.add(commands)
     generate.add(commands)
+    book.add(commands)
+    errata.add(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, and return its exit code."""
     try:
-        args = make_parser().parse_args(arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        args = make_parser().parse_args(protect_answer(words))
     except SystemExit as end:  # help, version, or a usage error
         return int(end.code or 0)
     try:

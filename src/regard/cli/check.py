@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help="what to check")
     parser.add_argument("--kind", choices=KINDS, help="how to call it, if its signature does not tell")
+    parser.add_argument("--attn", metavar="NAME", help="attention of a model of Hugging Face: regard, sdpa, eager")
     parser.add_argument("--law", metavar="SLUG", action="append", default=[], help="check this law only; repeatable")
     parser.add_argument("--claims", metavar="A,B", help="the laws that it claims; by default inferred from its kind")
     parser.add_argument(
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json, args.html, args.script)
 
     from regard.adapters import adapt
-    from regard.cli.targets import load_target
+    from regard.cli.targets import load_target, set_attention
     from regard.laws import check, probe
     from regard.laws.checking import find_laws
     from regard.laws.claims import infer_claims
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     if named or claims is not None or also:
         find_laws([*named, *(claims or []), *also])  # raises for a misspelt law before the search begins
     target = load_target(args.target, args.seed)
+    if args.attn is not None:
+        set_attention(target, args.attn)
     subject = adapt(target, args.kind, **options)
     reference = None if args.reference is None else _find_reference(args, target, subject, options)
     chosen = named or claims or (None if args.probe else infer_claims(subject))

@@ -51,6 +51,29 @@ def load_target(text: str, seed: int = 0, full_size: bool = False, empty: bool =
         return _load_from_module(text, place, name, seed)
 
 
+def set_attention(target: Any, name: str) -> None:
+    """Let a model of Hugging Face use this implementation of attention."""
+    if not hasattr(target, "set_attn_implementation"):
+        raise InputError(
+            f"{type(target).__name__} has no implementations of attention.",
+            asked=f"--attn {name}",
+            because="only models of Hugging Face choose theirs by name",
+            instead="transformers:LlamaForCausalLM, say, or no --attn",
+        )
+    if name == "regard":
+        importlib.import_module("regard.integrations.transformers")  # registers it
+    try:
+        target.set_attn_implementation(name)
+    except (ValueError, KeyError, ImportError) as failure:
+        raise InputError(
+            f"{type(target).__name__} does not take this attention.",
+            asked=f"--attn {name}",
+            found=f"{type(failure).__name__}: {failure}",
+            because="the model, or its library, refuses it",
+            instead="--attn eager",
+        ) from failure
+
+
 def make_target(target: Any, seed: int = 0) -> Any:
     """The target of an argument: itself, what a text names, or what a class or function without arguments returns."""
     if isinstance(target, str):

@@ -236,14 +236,14 @@ def _make_recipe(args: argparse.Namespace) -> Recipe:
 
 def _run_recipe(args: argparse.Namespace) -> int:
     from regard.cli.train_speed import measure_peak
-    from regard.distributed.launch import join_processes, wait_for_first
+    from regard.distributed.launch import is_first_here, join_processes, wait_for_first
     from regard.train import Interrupted, Parallelism, train
 
     parallelism = Parallelism(args.strategy, args.context_parallel, args.tensor_parallel, args.recompute)
     recipe, is_first = _make_recipe(args), join_processes()[0] == 0
     with wait_for_first():  # which downloads, tokenizes and refuses
         folder, data = _find_folder(args, recipe), None
-        if is_first:
+        if is_first_here():
             _fetch(recipe.data)
         data = _load_folder(recipe, args)
         task = recipe.make_task(data)  # what cannot be read is refused before a folder is named
@@ -260,6 +260,7 @@ def _run_recipe(args: argparse.Namespace) -> int:
     except Interrupted as stop:
         again = [word for word in sys.argv[1:] if word != "--resume"]
         command = shlex.join(["regard", *again, "--resume"]) if sys.argv[1:2] == ["train"] else "--resume"
+        command = f"torchrun ... -m {command}" if join_processes()[1] > 1 else command
         if is_first:
             print(f"\nregard: {str(stop).split(', from where')[0]}\n  instead  {command}", file=sys.stderr)
         return 130

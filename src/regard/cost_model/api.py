@@ -85,8 +85,10 @@ def cost(
             f"There is no size {unknown[0]!r}.",
             asked=f"cost(..., {unknown[0]}={sizes[unknown[0]]!r})",
             because=f"sizes are {', '.join(f.name for f in dataclasses.fields(Sizes))}"
-            + (", and it is said of several devices only" if unknown[0] in OPTIONS else ""),
-            instead="cost(layer, batch=8, tokens=512)",
+            + (f", and {unknown[0]} is an option of a step on several devices" if unknown[0] in OPTIONS else ""),
+            instead=f"cost(..., devices=8, {unknown[0]}={sizes[unknown[0]]!r})"
+            if unknown[0] in OPTIONS
+            else "cost(layer, batch=8, tokens=512)",
         )
     given_sizes = Sizes(**sizes)
     mode = RunMode(step, backend, dtype or _find_dtype(target), stable, serial)

@@ -6,16 +6,20 @@ import atexit
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ProcessError, RegardError
 
 MINUTES = 10.0  # that a process waits for another before it gives up
 VARIABLE = "REGARD_TIMEOUT_MINUTES"
+# What errors of messages say; those of gloo are plain RuntimeErrors.
+LOST = re.compile("/gloo/|nccl|pair closure|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+NOISE = re.compile(r"^\[[^\]]*\] | This is typically caused.*")  # where in gloo, and advice
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -45,7 +49,7 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
         )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     limit = datetime.timedelta(minutes=minutes or float(os.environ.get(VARIABLE, MINUTES)))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # each for the tensors of its device
     try:
         dist.init_process_group(backend, timeout=limit, **_find_store(rank, size, limit))
         # What is created on demand waits for everyone; done here, a process that is missing is missed at once.
@@ -77,15 +81,70 @@ def _find_store(rank: int, size: int, limit: datetime.timedelta) -> dict[str, An
     return {"store": own, "rank": rank, "world_size": size}
 
 
+def make_group(ranks: Iterable[int] | None = None, backend: str | None = None) -> Any:
+    """A group of some processes, or of all, with the time limit of the others; all processes make all groups.
+
+    torch gives a new group its own default of 30 minutes, whatever the limit of the first one is.
+    """
+    members = None if ranks is None else list(ranks)
+    return dist.new_group(members, timeout=_find_limit(), backend=backend)
+
+
+def _find_limit() -> datetime.timedelta | None:
+    """How long the processes wait for one another now; None where their backend does not say."""
+    world: Any = dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            return world._get_backend(torch.device(device)).options._timeout
+    return None
+
+
+@contextlib.contextmanager
+def explain_lost_processes() -> Iterator[None]:
+    """Raise failures of messages inside as what they mean: another process died or does not answer."""
+    try:
+        yield
+    except RuntimeError as failure:
+        first = (str(failure).splitlines() or [""])[0]
+        told = isinstance(failure, RegardError) or not dist.is_initialized()
+        if told or not (isinstance(failure, dist.DistError) or LOST.search(first)):
+            raise
+        limit = _find_limit()
+        minutes = MINUTES if limit is None else limit.total_seconds() / 60
+        raise ProcessError(
+            f"Process {dist.get_rank()} of {dist.get_world_size()} has lost another one.",
+            asked=f"an answer within {minutes:g} minutes",
+            found=f"{type(failure).__name__}: {NOISE.sub('', first)}",
+            because="it was killed, has failed for a reason of its own, or takes longer",
+            instead="the errors of the other processes; torchrun --max-restarts 3 to go on from the last checkpoint; "
+            f"{VARIABLE} for a longer wait",
+        ) from failure
+
+
+def is_first_here() -> bool:
+    """Whether this is the first process of its machine; of all processes where the launcher does not number them."""
+    rank, size = join_processes()
+    return size == 1 or int(os.environ.get("LOCAL_RANK", rank)) == 0
+
+
 @contextlib.contextmanager
 def wait_for_first() -> Iterator[None]:
-    """What is inside runs on the first process, then on the others: they find what it downloaded and computed."""
+    """What is inside runs on the first process, on the first of every other machine, then on the rest.
+
+    They find what the first one downloaded and computed, or that of their machine where it has a disk of its own.
+    """
     rank, size = join_processes()
-    if size > 1 and rank > 0:
-        dist.barrier()
+    turns = 2 if size > 1 else 0
+    before = 0 if rank == 0 else min(turns, 1 if is_first_here() else 2)
+    _wait(before)
     yield
-    if size > 1 and rank == 0:
-        dist.barrier()
+    _wait(turns - before)
+
+
+def _wait(times: int) -> None:
+    with explain_lost_processes():
+        for _ in range(times):
+            dist.barrier()
 
 
 def _leave() -> None:

@@ -71,8 +71,9 @@ def attend_linear(
     columns = append_ones(value)
     spans = _cut(keys.runs(rank))
     slots = 2 if keys.kind == "zigzag" else 1
-    parts = [key[:, :, span].mT @ columns[:, :, span] for span in spans]
-    parts += [key.new_zeros(*key.shape[:2], key.shape[3], columns.shape[3])] * (slots - len(parts))
+    # A process without tokens has sums of none, which belong to the graph: in the backward pass the others wait for it.
+    filled = [*spans, *[slice(0, 0)] * (slots - len(spans))]
+    parts = [key[:, :, span].mT @ columns[:, :, span] for span in filled]
     every = _GatherSums.apply(torch.stack(parts), group).flatten(0, 1)  # (process * slot, batch, kv_head, feature, dim)
     if not causal:
         grouped = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
@@ -86,7 +87,7 @@ def attend_linear(
         before = torch.einsum("s,s...->...", earlier, every)
         sums, norm = before[..., :-1].contiguous(), before[..., -1].contiguous()
         outputs.append(product(query[:, :, span], key[:, :, span], value[:, :, span], sums, norm, phi)[0])
-    output = torch.cat(outputs, 2) if outputs else value.new_zeros(*query.shape[:3], value.shape[3])
+    output = torch.cat(outputs, 2) if outputs else every.sum() * value.new_zeros(*query.shape[:3], value.shape[3])
     return request.keep_graph(output.to(request.value.dtype))
 
 

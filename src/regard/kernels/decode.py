@@ -80,7 +80,7 @@ def _run(query, key, value, start, stop, scale) -> tuple[Tensor, Tensor, bool]:
     shape = (batch, heads, key.shape[1], queries, key.shape[2], dim, value.shape[3])
     inputs = (*address_and_strides(query), *address_and_strides(key), *address_and_strides(value))
     addresses = [tensor.data_ptr() for tensor in (output, lse, start, stop)]
-    fields = DECODE.pack(DTYPE_CODES[query.dtype], num_threads(), *shape, scale, *inputs, *addresses)
+    fields = DECODE.pack(DTYPE_CODES[query.dtype], num_threads(), *shape, scale, *inputs, *addresses, 0, 0)
     status = native.regard_decode(fields)
     if status == NO_MEMORY:
         raise MemoryError("the native kernels found no memory to decode with")

@@ -17,13 +17,18 @@ import torch
 from torch import Tensor
 
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-OK, NOT_FINITE, TOO_TALL, NO_MEMORY = range(4)
+OK, NOT_FINITE, TOO_TALL, NO_MEMORY, NO_FORMAT = range(5)
 # The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
 ATTENTION = struct.Struct("=9qd2qd2q12q4q5q5q6q")
-DECODE = struct.Struct("=9qd12q4q")
+DECODE = struct.Struct("=9qd12q4q2q")
 LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
 GEMV = struct.Struct("=11q")
 GEMM = struct.Struct("=12q")
+PACKED_MATRIX = struct.Struct("=8q")
+WEIGHT_PRODUCTS = struct.Struct("=15q")
+MODEL_PART = struct.Struct("=q3qdq9q9q4qd7q")
+STEP_CACHE = struct.Struct("=11q")
+MODEL_STEP = struct.Struct("=10q8qd3q3qd3qd8q2q")
 LARGE = 1 << 25  # bytes from which the C library's allocator maps every block anew, and unmaps it
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
@@ -61,7 +66,8 @@ def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
-    for number, fields in enumerate((ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM)):
+    structs = (ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM, WEIGHT_PRODUCTS, MODEL_PART, STEP_CACHE, MODEL_STEP)
+    for number, fields in enumerate(structs):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
     for name in (
@@ -72,9 +78,13 @@ def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
         "linear_attention_backward",
         "gemv",
         "gemm",
+        "weight_products",
+        "model_step",
     ):
         function = getattr(found, f"regard_{name}")
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
+    found.regard_greedy.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    found.regard_greedy.restype = ctypes.c_int32
     found.regard_exp2.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     found.regard_exp2.restype = None
     found.regard_use_huge_pages.argtypes, found.regard_use_huge_pages.restype = [ctypes.c_void_p, ctypes.c_int64], None
@@ -95,7 +105,7 @@ def missing() -> str | None:
 
 
 def use(name: str) -> None:
-    """Take the kernels of this name from now on: `avx512`, `avx2`, `plain`, or `scalar` (plain loops, for tests)."""
+    """Take the kernels of this name from now on: `avx512vnni avx512 avx2 plain`, or `scalar` (loops, for tests)."""
     assert native is not None, _missing
     global _lanes
     if native.regard_use(name.encode()):

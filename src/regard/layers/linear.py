@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.modules import module as modules
 
+from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.library import missing
 from regard.kernels.linear import DTYPES, run_gemm, run_gemv
+from regard.kernels.quantized import QuantizedTensor, quantized_linear
 
 # Measured on two cores with AVX2 against torch's own product: the kernels are faster, gemv up to this many rows and
 # gemm beyond, ...
@@ -22,7 +24,6 @@ GEMV_ROWS = 32
 MIN_WEIGHTS = 1 << 17
 # ... but for this many multiply-adds gemm is faster with any weights.
 MIN_PRODUCTS = 1 << 25
-HUGE_PAGE = 1 << 21
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -63,7 +64,9 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """`activation(x weight^T + bias)`, by a kernel where possible; `activation` is relu, gelu, gelu_tanh or None."""
-    if _can_use_kernel(x, weight, bias):
+    if isinstance(weight, QuantizedTensor):
+        made = quantized_linear(x, weight, bias)
+    elif _can_use_kernel(x, weight, bias):
         if x.numel() > GEMV_ROWS * weight.shape[1]:
             return run_gemm(x, weight, bias, activation)
         made = run_gemv(x, weight, bias)
@@ -184,11 +187,5 @@ def _find_extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _copy_to_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy that begins on a huge page. Its storage is as long as itself, so that a saved file is not longer."""
-    memory = mmap.mmap(-1, tensor.nbytes + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % HUGE_PAGE
-    # The last page is a huge one if more than half of it is needed.
-    length = (tensor.nbytes + HUGE_PAGE // 2) // HUGE_PAGE * HUGE_PAGE
-    memory.madvise(mmap.MADV_HUGEPAGE, start, length)
-    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start).reshape(tensor.shape)
+    copy = allocate_on_huge_pages(tensor.numel(), tensor.dtype).reshape(tensor.shape)
     return copy.copy_(tensor.detach())

@@ -8,6 +8,7 @@ from regard.models.bert_heads import (
     BertForPretrainingConfig,
 )
 from regard.models.davit import DaViT, DaViTConfig
+from regard.models.decode_explanation import DecodingExplanation, explain_decoding
 from regard.models.generation import Generation, generate, stream
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.resnet import ResNet, ResNetConfig
@@ -26,6 +27,7 @@ __all__ = [
     "BertOutput",
     "DaViT",
     "DaViTConfig",
+    "DecodingExplanation",
     "GPTConfig",
     "Generation",
     "ResNet",
@@ -36,6 +38,7 @@ __all__ = [
     "TransformerConfig",
     "ViT",
     "ViTConfig",
+    "explain_decoding",
     "generate",
     "stream",
 ]

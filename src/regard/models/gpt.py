@@ -39,6 +39,7 @@ from regard.models.converters.mistral import Mistral
 from regard.models.converters.qwen2 import Qwen2
 from regard.models.generation import Generation, generate
 from regard.models.initialization import init_weights, normal
+from regard.models.native_decode import StackDescription, run_native_step
 from regard.models.padding import check_cached_mask, find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -319,17 +320,20 @@ class GPT(Pretrained):
         if positions is None:
             past = ModelCache([]) if cache is None else cache
             positions = past.positions(tokens.shape[1], lengths).to(tokens.device)
+        x = self._embed(tokens, positions)
+        rotation = None if self.rotary is None else self.rotary.rotation(positions, x.dtype)
+        for index, block in enumerate(self.blocks):
+            layer_cache = None if cache is None else cache.layers[index]
+            x = block(x, pattern=pattern, cache=layer_cache, lengths=lengths, rotation=rotation)
+        return self.norm(x)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.embedding(tokens)
         if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
         elif self.positions is not None:
             x = x + self.positions(positions)
-        rotation = None if self.rotary is None else self.rotary.rotation(positions, x.dtype)
-        x = self.dropout(x)
-        for index, block in enumerate(self.blocks):
-            layer_cache = None if cache is None else cache.layers[index]
-            x = block(x, pattern=pattern, cache=layer_cache, lengths=lengths, rotation=rotation)
-        return self.norm(x)
+        return self.dropout(x)
 
     # Generation
 
@@ -343,8 +347,21 @@ class GPT(Pretrained):
         return self(prompts, cache=cache, lengths=lengths, last_only=True)[:, 0], cache
 
     def decode_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
-        """Decode one more token of each row: logits of the next, `(batch, vocab_size)`."""
-        return self(tokens, cache=cache, last_only=True)[:, 0]
+        """Decode one more token of each row: logits of the next, `(batch, vocab_size)`.
+
+        By one native call for the whole model where that is possible; `regard.models.explain_decoding` says why not.
+        """
+        made = run_native_step(self, tokens, cache)
+        return made if made is not None else self(tokens, cache=cache, last_only=True)[:, 0]
+
+    def describe_stack(self) -> StackDescription:
+        """What a native decode step runs through."""
+        return StackDescription(self.config.dim)
+
+    def embed_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
+        """Embeddings of the next tokens, `(batch, 1, dim)`."""
+        check_tokens(tokens, self.vocab_size, self.context_length, cache.length)
+        return self._embed(tokens, cache.positions(1))
 
     def generate(self, prompts: Sequence[Sequence[int]] | Tensor, **words: Any) -> Generation:
         """Continue the prompts; see `regard.models.generation.generate` for all it can do."""

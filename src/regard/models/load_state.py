@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.errors import CheckpointError, RegardError
+from regard.kernels.quantized import QuantizedTensor
 from regard.models.attention_text import comparison_key
 from regard.models.config import Config
 
@@ -202,7 +203,9 @@ def _format_lines(kind: str, items: list[str]) -> list[str]:
 
 
 def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A copy in memory of its own, since the tensor may be a view of a file."""
+    """A copy in memory of its own, since the tensor may be a view of a file; blocks are moved later, all together."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor
     target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=target, device=tensor.device).copy_(tensor.detach())
 
@@ -216,7 +219,8 @@ def _assign_tensor(model: nn.Module, names: list[str], tensor: Tensor) -> None:
         if last in module._parameters:
             if placed is None:
                 old = module._parameters[last]
-                placed = nn.Parameter(tensor, requires_grad=old is not None and old.requires_grad)
+                needs_grad = old is not None and old.requires_grad and not isinstance(tensor, QuantizedTensor)
+                placed = nn.Parameter(tensor, requires_grad=needs_grad)
             setattr(module, last, placed)
         else:
             module._buffers[last] = tensor

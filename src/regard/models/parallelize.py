@@ -7,7 +7,9 @@ last norm, heads) belongs to the root. Nothing of this is inside a model's own f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.models.bert import Bert
+from regard.models.bert_heads import BertForClassification, BertForPretraining
 from regard.models.davit import DaViT
 from regard.models.gpt import GPT
 from regard.models.pretrained import Pretrained
@@ -44,6 +47,10 @@ def _blocks(model: Any) -> Iterator[nn.Module]:
     yield from model.blocks
 
 
+def _encoder_blocks(model: Any) -> Iterator[nn.Module]:
+    yield from model.bert.blocks
+
+
 def _encoder_decoder_blocks(model: Any) -> Iterator[nn.Module]:
     yield from model.encoder
     yield from model.decoder
@@ -57,6 +64,8 @@ def _stage_blocks(model: Any) -> Iterator[nn.Module]:
 UNITS: dict[type[Pretrained], Callable[[Any], Iterator[nn.Module]]] = {
     GPT: _blocks,
     Bert: _blocks,
+    BertForPretraining: _encoder_blocks,
+    BertForClassification: _encoder_blocks,
     ViT: _blocks,
     SpatialTransformer: _blocks,
     Transformer: _encoder_decoder_blocks,
@@ -85,8 +94,29 @@ def checkpoint_activations(model: nn.Module) -> None:
 
     for unit in list_units(model):
         forward = unit.forward
+        norms = [each for each in unit.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
 
-        def again(*args: Any, _forward: Callable = forward, **kwargs: Any) -> Any:
-            return checkpoint(_forward, *args, use_reentrant=False, **kwargs)
+        def again(*args: Any, _forward: Callable = forward, _norms: list = norms, **kwargs: Any) -> Any:
+            contexts = partial(_make_contexts, _norms)
+            return checkpoint(_forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
         unit.forward = again  # type: ignore[method-assign]
+
+
+def _make_contexts(norms: list[Any]) -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
+    """Those of the first computation and of the second, which counts no batch in the statistics of batch norms."""
+    return contextlib.nullcontext(), _keep_statistics(norms)
+
+
+@contextlib.contextmanager
+def _keep_statistics(norms: list[Any]) -> Iterator[None]:
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:  # the same operations as before: only their result is the old one
+        norm.momentum = 0.0
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, kept, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count

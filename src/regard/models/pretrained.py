@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigError
+from regard.kernels.quantized import QuantizedTensor
 from regard.models.config import Config
 from regard.models.converters.base import Converter, convert_config, convert_tensors
 from regard.models.io.folder import COMPANIONS, read_checkpoint, read_companions, write_folder
@@ -22,6 +23,15 @@ from regard.models.load_state import (
     check_layers,
     check_matches_config,
     find_stored_names,
+)
+from regard.models.quantization import (
+    KEY,
+    dequantize_model,
+    from_stored,
+    is_quantized,
+    pack_blocks,
+    quantize_model,
+    to_stored,
 )
 
 State = dict[str, Tensor]
@@ -74,13 +84,18 @@ class Pretrained(nn.Module):
         write_folder(folder, config, state, shard_bytes=shard_bytes, companions=self.companions)
 
     @classmethod
-    def from_pretrained(cls, source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Self:
+    def from_pretrained(
+        cls, source: str | os.PathLike[str], *, dtype: torch.dtype | None = None, quantized: bool | None = None
+    ) -> Self:
         """The model in a folder (ours, Hugging Face's or timm's), a `.gguf`, a `.bin` of llama2.c, or on the hub.
 
         source: a path; a name that is no path, such as "owner/model", is looked up in the local cache of the hub and
         then on the hub itself, if the package huggingface_hub is installed.
         dtype: of the floating-point tensors; None keeps the file's. A file of several (norms in float32, all else in
         bfloat16) is widened without loss to one that holds them all.
+        quantized: True keeps the blocks of a `.gguf` as they are stored, without a float copy; the model is then for
+        inference. False dequantises what is quantised. None dequantises a `.gguf`, and keeps what `save_pretrained`
+        wrote of a quantised model.
 
         The model is in evaluation mode.
         """
@@ -88,10 +103,53 @@ class Pretrained(nn.Module):
         path = Path(source).expanduser()
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
             path = _download_from_hub(source)
-        config, state = read_checkpoint(path)
+        config, state = read_checkpoint(path, quantized=bool(quantized))
         model = cls._load(config, state, dtype, str(path))
         model.companions = read_companions(path)
+        if is_quantized(model):
+            model.requires_grad_(False)
+            if quantized is False:
+                model.dequantize(dtype or torch.float32)
+            else:
+                pack_blocks(model)
         return model
+
+    # Quantised weights
+
+    def quantize(self, format: str = "int8") -> Self:
+        """Round the matrices of linear layers and token embeddings in place, for inference on the CPU; returns self.
+
+        format: "bf16" (half the memory), "int8" (GGUF's q8_0: 8.5 bits a weight) or "int4" (q4_1: 5 bits a weight), or
+        the name of a format of GGUF: "q8_0", "q4_0", "q4_1".
+
+        Each block of 32 channels of a row has its own scale, so that a weight is off by half a step at most. Products
+        with blocks round activations to 8 bits, too, 32 at a time; `regard.kernels.quantized` has both bounds. Norms,
+        biases, positions and convolutions stay as they are. `save_pretrained` keeps the blocks.
+        """
+        quantize_model(self, format)
+        return self.eval()
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Self:
+        """Floating-point weights again, which can be trained: the rounded ones, not those before; returns self."""
+        check_dtype(dtype)
+        dequantize_model(self, dtype)
+        return self
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights are blocks."""
+        return is_quantized(self)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode and self.is_quantized:
+            raise ConfigError(
+                f"A quantised {type(self).__name__} cannot be trained.",
+                asked="train()",
+                found=", ".join(sorted({str(p) for p in self.parameters() if isinstance(p, QuantizedTensor)})[:3]),
+                because="a step of training is far smaller than the steps that blocks can hold",
+                instead="model.dequantize().train(), and quantize(...) after training",
+            )
+        return super().train(mode)
 
     # Tensors in memory
 
@@ -110,13 +168,29 @@ class Pretrained(nn.Module):
             cls._find_converter(layout), config, dict(state), dtype, f"a {layout} state in memory"
         )
 
+    def describe_config(self) -> dict[str, Any]:
+        """What `config.json` holds, in the layout "regard"."""
+        kind: Any = type(self)
+        if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+            kind = kind.__bases__[-1]  # FSDP gives a model a class below the one that it was built with
+        return {"model_type": kind._model_type(), **self.config.to_dict()}
+
     def to_checkpoint(self, layout: str = "huggingface") -> tuple[dict[str, Any], State]:
         """Configuration and tensors as another library has them; the tensors may share memory with the model's."""
-        fields = self.config.to_dict()  # first: what cannot be written is named, whatever the layout
+        fields = self.describe_config()  # first: what cannot be written is named, whatever the layout
         check_matches_config(self, type(self), self.config)
-        state = {name: tensor for name, tensor in self.state_dict().items() if name in find_stored_names(self)}
+        stored = find_stored_names(self)
+        state, described = to_stored({name: tensor for name, tensor in self.state_dict().items() if name in stored})
         if layout == "regard":
-            return {"model_type": self._model_type(), **fields}, state
+            return {**fields, **({KEY: described} if described else {})}, state
+        if described:
+            raise CheckpointError(
+                f"A quantised {type(self).__name__} cannot be written in the layout {layout!r}.",
+                asked=f"layout={layout!r}",
+                found=f"{len(described)} matrices of blocks",
+                because="other libraries have other blocks, or none",
+                instead='layout="regard", or model.dequantize() first',
+            )
         converter, config = self._find_converter(layout), self.config.simplify()
         described = ", ".join(f"{name}={value!r}" for name, value in config.attentions().items())
         reason = f"it has no {described}" if described else converter.explain_unsupported(config)
@@ -142,7 +216,9 @@ class Pretrained(nn.Module):
                     because="another model was saved there",
                     instead=f"{owners[0]}.from_pretrained(...)" if owners else f"the class that wrote {kind!r}",
                 )
-            fields = {name: value for name, value in config.items() if name != "model_type"}
+            fields = {name: value for name, value in config.items() if name not in ("model_type", KEY)}
+            if KEY in config:
+                state = from_stored(state, config[KEY], source)
             return build_from_state(cls, cls.Config.from_dict(fields), state, dtype, source)
         for converter in cls.converters.values():
             if converter.matches(config):

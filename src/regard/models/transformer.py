@@ -32,6 +32,7 @@ from regard.models.config import Config
 from regard.models.converters.torch_transformer import TorchTransformer, read_arguments
 from regard.models.generation import Generation, generate
 from regard.models.initialization import init_weights
+from regard.models.native_decode import StackDescription, run_native_step
 from regard.models.padding import find_padding
 from regard.models.pretrained import Pretrained
 from regard.models.validation import (
@@ -299,9 +300,27 @@ class Transformer(Pretrained):
         return self.output(hidden)[:, -1], cache
 
     def decode_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
-        """Decode one more target token of each row: logits of the next."""
+        """Decode one more target token of each row: logits of the next.
+
+        By one native call for the whole decoder where that is possible; `regard.models.explain_decoding` says why not.
+        """
+        made = run_native_step(self, tokens, cache)
+        if made is not None:
+            return made
         hidden = self.decode(tokens, None, encoder_pattern=cache.encoder_padding, cache=cache)
         return self.output(hidden)[:, -1]
+
+    def describe_stack(self) -> StackDescription:
+        """What a native decode step runs through."""
+        names = {"blocks": "decoder", "norm": "decoder_norm", "embedding": "target_embedding"}
+        return StackDescription(
+            self.config.dim, **names, positions="target_positions", scale=self.config.dim**0.5, has_context=True
+        )
+
+    def embed_step(self, tokens: Tensor, cache: ModelCache) -> Tensor:
+        """Embeddings of the next target tokens, `(batch, 1, dim)`."""
+        check_tokens(tokens, self.vocab_size, self.context_length, cache.length)
+        return self._embed_tokens(tokens, self.target_embedding, self.target_positions, cache.positions(1))
 
     def generate(self, prompts: Sequence[Sequence[int]] | Tensor, **words: Any) -> Generation:
         """Translate the prompts; see `regard.models.generation.generate` for all it can do."""

@@ -31,7 +31,7 @@ def average_checkpoints(folder: str | os.PathLike[str], kind: type[Pretrained], 
         )
     chosen = places if last is None else places[-last:]
     model = kind.from_pretrained(chosen[-1])
-    state = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.to(torch.float64, copy=True) for name, tensor in model.state_dict().items()}
     for place in chosen[:-1]:
         for name, tensor in kind.from_pretrained(place).state_dict().items():
             state[name] += tensor.double()

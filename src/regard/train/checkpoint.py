@@ -203,6 +203,19 @@ def averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def update_average(average: dict[str, Tensor], model: nn.Module, share: float) -> None:
+    """Move the averaged weights towards those of the model by a share of their difference."""
+    current = averaged_tensors(model)
+    for names in (  # parameters may be sharded; buffers never are, and torch does not take both at once
+        [name for name, _ in model.named_parameters()],
+        [name for name, _ in model.named_buffers() if name in current],
+    ):
+        if names:
+            mine, others = [average[name] for name in names], [current[name] for name in names]
+            torch._foreach_lerp_(mine, others, share)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@torch.no_grad()
 def copy_buffers(model: nn.Module, source: nn.Module) -> None:
     """Copy the buffers of another model of the same kind: running means of batch norms and the like."""
     for buffer, other in zip(model.buffers(), source.buffers(), strict=True):

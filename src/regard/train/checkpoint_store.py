@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.distributed.launch import make_group
+from regard.errors import CheckpointError
 from regard.models.io import atomic
 from regard.models.pretrained import Pretrained
 from regard.train import checkpoint
@@ -17,6 +20,7 @@ from regard.train.resume_point import ResumePoint
 from regard.train.sharded_checkpoint import PendingSave, collect_state
 from regard.train.task import Task
 
+VISIBLE = 60.0  # seconds after which a network file system shows what another machine has written
 Whole = tuple[Pretrained, torch.optim.Optimizer, dict[str, Tensor] | None]
 
 
@@ -27,7 +31,23 @@ class Store:
         self.folder, self.workers, self.task = folder, workers, task
         self._pending: tuple[PendingSave, int] | None = None
         # Collectives of the background must not meet those of training.
-        self._group = dist.new_group(backend="gloo") if folder is not None and workers.size > 1 else None
+        self._group = make_group(backend="gloo") if folder is not None and workers.size > 1 else None
+
+    def check_folder(self) -> None:
+        """Raise if a process does not see the folder that the first one has claimed: it is on another machine."""
+        if self.folder is None or self.workers.size == 1:
+            return
+        claim, deadline = self.folder / checkpoint.RECIPE, time.monotonic() + VISIBLE
+        while not claim.is_file() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if self.workers.any(not claim.is_file()):
+            raise CheckpointError(
+                f"Not all processes see the run in {self.folder}.",
+                asked=f"a run in {self.folder} on {self.workers.size} processes",
+                found=f"{'a' if claim.is_file() else 'no'} {claim.name} for process {self.workers.rank}",
+                because="every process writes its part of a checkpoint there and reads those of others",
+                instead="a folder on a file system that all machines share, by the same path",
+            )
 
     def find_newest(self) -> Path | None:
         """The newest checkpoint; all processes get the same one."""
@@ -109,8 +129,13 @@ class Store:
             place.parent.mkdir(exist_ok=True)
             work = atomic.make_temporary_folder(place.parent).name
         work = self.workers.share(work)
+        # Statistics of batch norms differ between processes, and any of them may write one: it is that of the first.
+        buffers = [tensor for _, tensor in model.named_buffers()]
+        buffers += [] if average is None else [average[name] for name, _ in model.named_buffers() if name in average]
+        for tensor in buffers:
+            dist.broadcast(tensor, src=0)
         state = collect_state(model, optimizer, average)
-        self._pending = PendingSave(place, state, position, self._group, place.parent / work), keep
+        self._pending = PendingSave(place, place.parent / work, model, state, position, self._group), keep
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written is complete."""

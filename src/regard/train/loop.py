@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.distributed.launch import explain_lost_processes
 from regard.errors import CheckpointError, InputError
 from regard.layers.profiles import HeadProfile
 from regard.models.pretrained import Pretrained
@@ -39,6 +40,7 @@ class Interrupted(KeyboardInterrupt):
     """Training was interrupted by Ctrl-C; the message says how to resume."""
 
 
+@explain_lost_processes()
 def train(
     recipe: Recipe | Task,
     folder: str | os.PathLike[str] | None = None,
@@ -64,9 +66,9 @@ def train(
     progress: show a progress bar if stderr is a terminal.
     resume: if False, a folder that already has a run raises.
     minutes: stop after this time, and after one step at least, evaluated and saved; the same call goes on from there.
-    parallelism: how the run is spread over the processes that torchrun started; without them it changes nothing. The
-        losses are those of one process up to rounding, if there is no dropout, and a run may be resumed on another
-        number of processes. The first process writes the files and has the whole model at the end.
+    parallelism: how the run is spread over the processes that torchrun started. The losses are those of one process up
+        to rounding, if there is no dropout, and a run may be resumed on another number of processes. All of them see
+        the folder; the first one has the whole model at the end.
     on_evaluation: called with every new evaluation.
     measure_peak: operations of one token or image and of the machine in a second, by task, model and micro-batch; the
         progress bar then shows the share of the peak.
@@ -150,6 +152,8 @@ class Training:
         self.store = Store(folder, workers, task)
         workers.check_task(task)
         task.micro_batches = self.recipe.accumulation * workers.data_size
+        if workers.data_size > 1:
+            workers.check_batch(len(task.make_batches(0)), lambda: task.describe_batch(0))
         torch.manual_seed(self.recipe.seed)
         self.model: Pretrained = task.build_model()
         if start is not None:
@@ -183,6 +187,7 @@ class Training:
     def _resume(self) -> None:
         if self.store.folder is None:
             return
+        self.store.check_folder()
         found = self.store.find_newest()
         if found is not None:
             self.position = self.store.restore(found, self.model, self.optimizer, self.average)
@@ -282,8 +287,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None and recipe.ema_decay is not None:
-            averaged, current = self.average.values(), checkpoint.averaged_tensors(self.model).values()
-            torch._foreach_lerp_([*averaged], [*current], 1 - recipe.ema_decay)  # pyright: ignore[reportPrivateImportUsage]
+            checkpoint.update_average(self.average, self.model, 1 - recipe.ema_decay)
         single = terms if len(terms) > 1 else {}
         line = {"loss": loss, **single, "gradient_norm": norm, "learning_rate": rate}
         return line, sum(map(task.count_units, batches))
@@ -296,20 +300,21 @@ class Training:
         number = self.workers.rank // self.workers.parallelism.tensor
         stream = f"{DROPOUT} {number}" if number else DROPOUT
         torch.manual_seed(seed_of(self.recipe.seed, stream, step))
-        if not self.forward.training:
+        if not self.model.training:  # what is around it may not have noticed an evaluation
             self.forward.train()
         counts: dict[str, int] = {}
         for batch in batches:
             for name, count in task.count_terms(batch).items():
                 counts[name] = counts.get(name, 0) + count
         means = dict.fromkeys(counts, 0.0)
-        share = self.workers.take_share(batches, lambda: task.describe_batch(step))
-        for number, batch in enumerate(share, 1):
+        share = self.workers.take_share(batches)
+        for number, (batch, counted) in enumerate(share, 1):
             sequences = self.workers.cut_sequences(task.count_tokens(batch))
             with self.workers.micro_batch(self.forward, number == len(share)), sequences as layout:
                 part = batch if layout is None else task.take_tokens(batch, layout, self.workers.context_rank)
                 with self._autocast():
                     terms = task.compute_terms(self.forward, part)
+                terms = terms if counted else {name: 0 * term for name, term in terms.items()}
                 self._add_terms(terms, counts, means).backward()
         return means
 

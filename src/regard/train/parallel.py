@@ -8,6 +8,7 @@ the sum. Source of the strategies: torch's DistributedDataParallel and `fully_sh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from regard.distributed import SequenceLayout, context_parallel
-from regard.distributed.launch import join_processes
+from regard.distributed.launch import join_processes, make_group
 from regard.errors import ConfigError
 from regard.models.parallelize import checkpoint_activations, shard_model
 from regard.models.tensor_parallel import Split, split_model
@@ -31,11 +32,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a run is spread over the processes that torchrun starts; on one process it changes nothing.
+    """How a run is spread over the processes that torchrun starts.
 
     Attributes:
         strategy: "ddp", every process has the whole model; "fsdp", parameters, gradients and optimizer state are
-            sharded.
+            sharded. On one process they are the same.
         context: how many processes share a sequence; each of them holds a part of its tokens.
         tensor: how many processes share the heads and hidden channels of every block; with "ddp" and context=1.
         recompute: whether the activations of a block are computed again in the backward pass.
@@ -47,17 +48,29 @@ class Parallelism:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        reason = ""
-        if self.strategy not in STRATEGIES or self.context < 1 or self.tensor < 1:
-            reason = (
-                f"the strategy is one of {', '.join(STRATEGIES)}, and a sequence or a block has one process at least"
-            )
-        elif self.tensor > 1 and (self.strategy != "ddp" or self.context > 1):
-            reason = "blocks are split between whole copies of the model only"
+        reason, instead = "", ""
+        if self.strategy not in STRATEGIES:
+            reason, instead = f"the strategy is one of {', '.join(STRATEGIES)}", 'strategy="fsdp"'
+        elif self.context < 1 or self.tensor < 1:
+            reason, instead = "a sequence or a block has one process at least", "context=1, tensor=1"
+        elif self.tensor > 1 and self.strategy != "ddp":
+            reason = "blocks are split between whole copies of the model, and fsdp shards what is not split"
+            instead = f'strategy="ddp" with tensor={self.tensor}, or strategy="fsdp" with tensor=1'
+        elif self.tensor > 1 and self.context > 1:
+            reason = "a process shares blocks or sequences with the others, not both"
+            instead = f"context={self.context} with tensor=1, or tensor={self.tensor} with context=1"
         if reason:
-            raise ConfigError(
-                "A run cannot be spread so.", asked=repr(self), because=reason, instead='Parallelism("fsdp")'
-            )
+            raise ConfigError("A run cannot be spread so.", asked=repr(self), because=reason, instead=instead)
+
+
+class _DataParallel(nn.parallel.DistributedDataParallel):
+    """DDP with the methods of the model: the heads of some are called after the forward pass."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
 
 
 class Workers:
@@ -73,11 +86,15 @@ class Workers:
         self.rank, self.size = join_processes()
         width = parallelism.context * parallelism.tensor
         if self.size % width:
+            divisors = [each for each in range(1, self.size + 1) if self.size % each == 0]
+            what = "tensor" if parallelism.tensor > 1 else "context"
             raise ConfigError(
-                f"{self.size} processes cannot work {width} by {width}.",
-                asked=f"context={parallelism.context}, tensor={parallelism.tensor} on {self.size} processes",
-                because="groups of equal size share sequences or blocks",
-                instead=f"a divisor of {self.size}",
+                f"{width} processes are to share each {'block' if what == 'tensor' else 'sequence'}, and there "
+                + ("is 1." if self.size == 1 else f"are {self.size}."),
+                asked=f"{what}={width} (--{what}-parallel {width})",
+                found=f"a world size of {self.size}",
+                because=f"the processes are divided into groups of {width}",
+                instead=f"torchrun --nproc-per-node {width} ..., or {what}={' or '.join(map(str, divisors))}",
             )
         self.data_size = self.size // width
         self.data_rank, inside = divmod(self.rank, width)
@@ -94,7 +111,7 @@ class Workers:
         """The group that this process is in; all processes make all groups. None for groups of one, or of all."""
         if width == 1:
             return None
-        groups = [dist.new_group(list(each)) for each in members]
+        groups = [make_group(each) for each in members]
         return next(group for group, each in zip(groups, members, strict=True) if self.rank in each)
 
     @property
@@ -128,7 +145,7 @@ class Workers:
             mesh = init_device_mesh("cpu", (self.size,))
             shard_model(model, mesh, torch.bfloat16 if precision == "bfloat16" else None)
             return model
-        return nn.parallel.DistributedDataParallel(model, process_group=self.copies, gradient_as_bucket_view=True)
+        return _DataParallel(model, process_group=self.copies, gradient_as_bucket_view=True)
 
     @contextlib.contextmanager
     def micro_batch(self, forward: nn.Module, is_last: bool) -> Iterator[None]:
@@ -184,17 +201,27 @@ class Workers:
                 instead="one process, or context=1",
             )
 
-    def take_share(self, batches: Sequence[Value], describe: Callable[[], str]) -> list[Value]:
-        """This process's micro-batches of a step."""
-        if len(batches) % self.data_size:
+    def check_batch(self, count: int, describe: Callable[[], str]) -> None:
+        """Raise if so many micro-batches of the first step are too few for the processes."""
+        if count < self.data_size:
             raise ConfigError(
                 f"A batch cannot be shared by {self.data_size} processes.",
-                asked=f"{len(batches)} micro-batches for {self.data_size} processes",
-                found=describe(),
-                because="every process needs at least one row of every micro-batch",
-                instead="a larger batch_size, or fewer processes",
+                asked=f"a batch for {self.data_size} processes, of {self.size}",
+                found=f"{describe()}: enough for {count}",
+                because="every process needs at least one row of a batch",
+                instead="a larger batch, or fewer processes",
             )
-        return list(batches[self.data_rank :: self.data_size])
+
+    def take_share(self, batches: Sequence[Value]) -> list[tuple[Value, bool]]:
+        """This process's micro-batches of a step, and whether they count.
+
+        All processes have equally many, since they meet in each. Where the last batch of an epoch has too few rows,
+        some compute the last micro-batch once more, which does not count.
+        """
+        whole = -(-len(batches) // self.data_size) * self.data_size
+        filled = [*batches, *[batches[-1]] * (whole - len(batches))]
+        shared = ((each, number < len(batches)) for number, each in enumerate(filled))
+        return list(itertools.islice(shared, self.data_rank, None, self.data_size))
 
     @contextlib.contextmanager
     def cut_sequences(self, tokens: int | None) -> Iterator[SequenceLayout | None]:

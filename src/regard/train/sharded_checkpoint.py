@@ -1,7 +1,7 @@
 """Checkpoints of runs on several processes, by torch's distributed checkpoint (DCP), in safetensors.
 
 checkpoints/step-00000240/   each process's part of all tensors, with its place in them (shard-*.safetensors), and
-                             training.json: the resume point
+                             training.json: the resume point; config.json and the tokenizer, for `from_pretrained`
 
 They are written while training goes on, become visible when all parts are complete, and are read on any number of
 processes: each one reads what it holds.
@@ -22,13 +22,15 @@ from torch import Tensor
 
 from regard.errors import CheckpointError
 from regard.models.io import atomic
+from regard.models.io.distributed import MODEL
+from regard.models.io.folder import CONFIG
 from regard.models.load_state import find_stored_names
 from regard.models.pretrained import Pretrained
 from regard.train.optimizer import optimizer_state
 from regard.train.resume_point import ResumePoint, parse_position
 
 POSITION = "training.json"
-MODEL, WEIGHTS, OPTIMIZER = "model/", "weights/", "optimizer/"
+WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
 def is_sharded(place: Path) -> bool:
@@ -56,10 +58,18 @@ def collect_state(
 class PendingSave:
     """A checkpoint that is being written in the background.
 
-    place: where it will be. All processes make it and all of them finish it.
+    place: where it will be; work: where it is until then. All processes make it and all of them finish it.
     """
 
-    def __init__(self, place: Path, state: dict[str, Tensor], position: ResumePoint, group: Any, work: Path) -> None:
+    def __init__(
+        self,
+        place: Path,
+        work: Path,
+        model: Pretrained,
+        state: dict[str, Tensor],
+        position: ResumePoint,
+        group: Any,
+    ) -> None:
         self.place, self.group, self.work = place, group, work
         # Long imports that one process never needs.
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -67,6 +77,9 @@ class PendingSave:
 
         if dist.get_rank() == 0:
             atomic.write_and_sync(work / POSITION, atomic.make_json_writer(dataclasses.asdict(position)))
+            atomic.write_and_sync(work / CONFIG, atomic.make_json_writer(model.describe_config()))
+            for name, content in model.companions.items():
+                (work / name).write_bytes(content)
         writer = HuggingFaceStorageWriter(str(work), save_distributed=True)
         saving: Any = async_save(state, storage_writer=writer, process_group=group)
         self.future: Future = saving

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.kernels.greedy import find_greedy
 from regard.layers.modes import eval_mode
 from regard.models.generation.beam import search
 from regard.models.generation.penalties import LengthPenalty
@@ -188,8 +189,12 @@ def _generate_steps(
         logits, cache = model.prefill(read.tokens, read.lengths, max_new_tokens)
         for step in range(max_new_tokens):
             logits = to_float32_or_wider(logits)
-            tokens = sampler.sample(logits, None if generators is None else generators.draw(rows))
-            scores = log_probabilities(logits, tokens[:, None])[:, 0]
+            greedy = find_greedy(logits) if generators is None else None
+            if greedy is not None:
+                tokens, scores = greedy
+            else:
+                tokens = sampler.sample(logits, None if generators is None else generators.draw(rows))
+                scores = log_probabilities(logits, tokens[:, None])[:, 0]
             written = tokens.tolist()
             ended = [token in stop_tokens for token in written]
             yield _GenerationStep(rows, written, scores.tolist(), ended)

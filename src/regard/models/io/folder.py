@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.models.io import atomic, gguf, llama2c, tensors
+from regard.models.io import atomic, distributed, gguf, llama2c, tensors
 
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -39,11 +39,12 @@ TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TRIES = 5
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Content:
+def read_checkpoint(path: str | os.PathLike[str], *, quantized: bool = False) -> Content:
     """Configuration and tensors as they are stored, from a folder, a `.gguf`, or a `.bin`/`.data` of llama2.c.
 
     A file of tensors alone (`.safetensors`, `.pt`, `.pth`, torch's `.bin`) is read with the `config.json` beside it.
-    Tensors may be views of mapped files: copy what should outlive them or be changed.
+    Tensors may be views of mapped files: copy what should outlive them or be changed. `quantized` keeps the blocks of
+    a `.gguf`.
     """
     path = Path(path).expanduser()
     try:
@@ -54,7 +55,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Content:
         return read_folder(path)
     atomic.check_file(path)
     if path.suffix == ".gguf":
-        return gguf.read_gguf(path)
+        return gguf.read_gguf(path, quantized=quantized)
     if path.suffix == ".safetensors":
         return atomic.read_json(path.with_name(CONFIG)), tensors.read_safetensors(path)
     if path.suffix in (".bin", ".data", ".pt", ".pth"):
@@ -127,6 +128,8 @@ def _read_once(folder: Path) -> Content:
         state, notes = tensors.read_with_metadata(folder / tensors.SINGLE)
     elif (folder / tensors.INDEX).is_file():
         state, notes = tensors.read_index(folder / tensors.INDEX), tensors.read_index_metadata(folder / tensors.INDEX)
+    elif distributed.find_shards(folder):
+        return config, distributed.read_shards(folder)
     else:
         return config, _read_torch_folder(folder)
     return _find_pending_config(folder, notes) or config, state

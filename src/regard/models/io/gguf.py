@@ -1,7 +1,8 @@
 """GGUF, the one-file format of llama.cpp: configuration, tensors and tokenizer of a LLaMA.
 
-Quantised tensors are dequantised to float32 by the `gguf` package, names become those of Hugging Face, and the rows
-of queries and keys, which llama.cpp keeps in pairs, are put back into halves (see `rotary_rows`).
+Quantised tensors stay as they are stored, or are dequantised to float32 (by the package `gguf` where the format is none
+of ours); names become those of Hugging Face, and the rows of queries and keys, which llama.cpp keeps in pairs, are put
+back into halves (see `rotary_rows`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
+from regard.kernels.blocks import BLOCK_FORMATS, row_bytes
+from regard.kernels.quantized import BlockRows, QuantizedTensor
 from regard.models.io import atomic
 from regard.models.io.gguf_header import Header, TensorInfo, read_header
 from regard.models.io.rotary_rows import halves_from_pairs
@@ -40,22 +43,38 @@ INSIDE = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# The numbers of the formats that are used as they are stored.
+FLOAT32 = 0
+BLOCK_KINDS = {2: "q4_0", 3: "q4_1", 8: "q8_0", 12: "q4_k", 14: "q6_k", 30: "bf16"}
 # Kinds of tokens that are never cut up and never come from ordinary text.
 CONTROL, CUSTOM = 3, 4
 
 
-def read_gguf(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Tensor]]:
-    """The configuration as Hugging Face's `config.json` would have it, and float32 tensors under its names."""
+def read_gguf(path: str | os.PathLike[str], *, quantized: bool = False) -> tuple[Config, dict[str, Tensor]]:
+    """The configuration as Hugging Face's `config.json` would have it, and tensors under its names.
+
+    quantized: matrices in formats of `regard.kernels.blocks` are read as blocks (`QuantizedTensor`), one after the
+    other, so that nothing is in memory twice; all else is float32.
+    """
     path = Path(path)
     header = _read_header(path)
     config = _make_config(path, header)
     content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-    state = {_rename_tensor(path, entry.name): _dequantize(path, content, entry) for entry in header.tensors}
+    names = {entry.name: _rename_tensor(path, entry.name) for entry in header.tensors}
+    state: dict[str, Tensor] = {}
+    for entry in header.tensors:
+        blocks = _read_blocks(path, content, entry) if quantized else None
+        state[names[entry.name]] = _dequantize(path, content, entry) if blocks is None else blocks
     config["tie_word_embeddings"] = "lm_head.weight" not in state
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     for name, tensor in state.items():
         if ".q_proj." in name or ".k_proj." in name:
-            state[name] = halves_from_pairs(tensor, heads if ".q_proj." in name else kv_heads)
+            count = heads if ".q_proj." in name else kv_heads
+            if isinstance(tensor, QuantizedTensor):
+                ((kind, data),) = tensor.parts
+                state[name] = QuantizedTensor([BlockRows(kind, halves_from_pairs(data, count))], tensor.shape[1])
+            else:
+                state[name] = halves_from_pairs(tensor, count)
     return config, state
 
 
@@ -159,8 +178,25 @@ def _rename_tensor(path: Path, name: str) -> str:
     raise _unsupported_error(path, f"the tensor {name!r}", "a LLaMA has none of that name")
 
 
+def _read_blocks(path: Path, content: Any, entry: TensorInfo) -> QuantizedTensor | None:
+    """A matrix as it is stored, in memory of its own; `None` for other formats and shapes."""
+    format = BLOCK_KINDS.get(entry.kind)
+    if format is None or len(entry.shape) != 2 or entry.shape[1] % BLOCK_FORMATS[format].numbers:
+        return None
+    rows, cols = entry.shape
+    size = rows * row_bytes(format, cols)
+    if not 0 < size <= len(content) - entry.start:
+        raise atomic.damage_error(path, f"{entry.name} {entry.shape}: it ends before this tensor does")
+    with path.open("rb") as file:  # read, not mapped: pages of a mapped file count as memory until it is closed
+        data = np.fromfile(file, dtype=np.uint8, count=size, offset=entry.start)
+    return QuantizedTensor([BlockRows(format, torch.from_numpy(data).view(rows, -1))], cols)
+
+
 def _dequantize(path: Path, content: Any, entry: TensorInfo) -> Tensor:
-    """One tensor in float32, dequantised by the package gguf."""
+    """One tensor in float32, dequantised by the package gguf unless it is float32."""
+    if entry.kind == FLOAT32 and 0 <= entry.start <= len(content) - 4 * math.prod(entry.shape):
+        numbers = content[entry.start : entry.start + 4 * math.prod(entry.shape)]
+        return torch.from_numpy(numbers.view(np.float32).reshape(entry.shape).copy())
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize  # an extra: most never open such a file
     except ImportError as failure:

@@ -1,0 +1,104 @@
+"""Errata of TTIC 31230's problems on transformers: scores, and the time of a parallel machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional as F
+
+from regard.attention import attend
+from regard.biases import Quadratic
+from regard.book.errata.erratum import Trial, erratum
+
+DOUBLE = torch.float64
+
+
+@erratum(
+    "ttic-1:scale",
+    "TTIC 1, definition",
+    "incomplete",
+    claim=(
+        "Self-attention has no factor $1/\\sqrt U$ and no output matrix; the note gives $Z$ where it means the weights."
+    ),
+    correction=(
+        "Transformers have both. $Z = \\sum e^{s}$ is the normaliser, and the weights are $\\alpha = e^{s} / Z$."
+    ),
+)
+def _scale() -> Iterator[Trial]:
+    for tokens in (2, 3, 5):
+        query, key, value = (torch.randn(1, 1, tokens, 4, dtype=DOUBLE) for _ in range(3))
+        exponentials = (query @ key.mT / 2).exp()
+        corrected = exponentials / exponentials.sum(-1, keepdim=True) @ value
+        claimed = attend(query, key, value, scale=1.0)
+        yield Trial(f"{tokens} tokens, U = 4", claimed, F.scaled_dot_product_attention(query, key, value), corrected)
+
+
+def _reduce_in_pairs(count: int) -> int:
+    """Steps of a machine that adds neighbours, all pairs at once, until one number is left."""
+    steps = 0
+    while count > 1:
+        count, steps = (count + 1) // 2, steps + 1
+    return steps
+
+
+@erratum(
+    "ttic-1b:serial-sum",
+    "TTIC 1b, solution",
+    "wrong",
+    claim="With serial inner products the layer takes $O(J + \\ln T)$: the sum over $T$ values is counted as a tree.",
+    correction=(
+        "That sum is an inner product over $T$ as well: serial, it takes $T$ steps, so the time is $O(J + T)$."
+    ),
+)
+def _serial_sum() -> Iterator[Trial]:
+    for tokens, width in ((4, 4), (16, 4), (256, 4), (4096, 4)):
+        # A serial machine adds one product in each step: run it and count.
+        steps = sum(1 for _ in range(width)) + sum(1 for _ in range(tokens))
+        claimed = width + _reduce_in_pairs(tokens)
+        yield Trial(f"J = {width}, T = {tokens}: steps", claimed, steps, width + tokens)
+
+
+@erratum(
+    "ttic-1:stable-softmax",
+    "TTIC 1, solution",
+    "incomplete",
+    claim="A softmax over $T$ scores needs one reduction, the sum.",
+    correction=(
+        "In floating point it needs the largest score first: a second reduction of $\\lceil \\lg T \\rceil$ "
+        "steps, the same order."
+    ),
+)
+def _stable_softmax() -> Iterator[Trial]:
+    for tokens in (2, 5, 64):
+        scores = torch.linspace(-800, 800, tokens, dtype=DOUBLE)
+        naive = scores.exp() / scores.exp().sum()
+        stable = (scores - scores.max()).exp()
+        assert _reduce_in_pairs(tokens) == math.ceil(math.log2(tokens))
+        yield Trial(f"{tokens} scores up to 800", naive, torch.softmax(scores, 0), stable / stable.sum())
+
+
+@erratum(
+    "ttic-2:name",
+    "TTIC 2",
+    "garbled",
+    claim='Attention by positions is called a "so-called spatial transformer".',
+    correction=(
+        "A spatial transformer network (Jaderberg et al. 2015) resamples an image by an affine map; attention by "
+        "relative positions"
+        " is a mean over neighbours. At the identity the first copies the image, the second blurs it."
+    ),
+)
+def _name() -> Iterator[Trial]:
+    for size in (3, 5):
+        image = torch.rand(1, 1, size, size, dtype=DOUBLE)
+        grid = F.affine_grid(torch.eye(2, 3, dtype=DOUBLE)[None], [1, 1, size, size], align_corners=True)
+        resampled = F.grid_sample(image, grid, align_corners=True)
+        places = torch.cartesian_prod(*(torch.arange(size, dtype=DOUBLE),) * 2)
+        weights = (-(torch.cdist(places, places) ** 2)).softmax(1)
+        computed = (weights @ image.flatten()).view_as(image)
+        bias = Quadratic(1, (size, size), centre=torch.zeros(1, 2), alpha=1.0, dtype=DOUBLE)
+        tokens = image.flatten()[None, None, :, None]
+        attended = attend(torch.zeros_like(tokens), torch.zeros_like(tokens), tokens, scale=0.0, bias=bias)
+        yield Trial(f"an image of {size} x {size}", resampled, computed, attended.detach().view_as(image))

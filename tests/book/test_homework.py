@@ -1,0 +1,115 @@
+"""Sheets with fresh sizes, their key, and the table of a class."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from regard.book.homework import grade_folder, make_homework
+from regard.book.homework.assignment import make_assignment, read_assignment
+from regard.book.homework.pdf import find_browser
+from regard.book.homework.submissions import read_answers
+from regard.book.questions import get_question
+from regard.errors import InputError
+
+PROBLEMS = ["udl-12.1/biases", "udl-12.9", "nyu-1.1b/values", "nyu-1.1a"]
+
+
+def fill(sheet: str, answers: dict[str, str]) -> str:
+    for name, answer in answers.items():
+        sheet = re.sub(rf"^answer {re.escape(name)}:$", f"answer {name}: {answer}", sheet, flags=re.MULTILINE)
+    return sheet
+
+
+def test_a_class_is_made_and_graded(tmp_path):
+    folder = tmp_path / "homework"
+    written, _ = make_homework(PROBLEMS, 7, folder, ["ada", "bela", "cyd"], pdf=False)
+    assert {path.name for path in written} == {"homework.json", "key.md", "sheet.md", "sheet.ipynb"}
+    key = (folder / "key.md").read_text()
+    section = key.partition("## ada")[2].partition("## bela")[0]
+    number = re.search(r"`udl-12\.9`.*?: (\d+)`", section)[1]
+    vector = re.search(r"`nyu-1\.1b/values`: `(\[.*?\])`", section)[1]
+    ada = folder / "ada"
+    answers = {"udl-12.1/biases": "3D", "udl-12.9": number, "nyu-1.1b/values": vector, "nyu-1.1a": "own.py:attention"}
+    (ada / "sheet.md").write_text(fill((ada / "sheet.md").read_text(), answers))
+    (ada / "own.py").write_text("raise SystemExit('run')")
+    # The numbers of another student are wrong for this one, a formula is not.
+    bela = folder / "bela"
+    (bela / "sheet.md").unlink()
+    notebook = (bela / "sheet.ipynb").read_text()
+    for name, answer in answers.items():
+        notebook = notebook.replace(
+            f'answers[\\"{name}\\"] = \\"\\"', f'answers[\\"{name}\\"] = {json.dumps(answer)[1:-1]!r}'
+        )
+    (bela / "sheet.ipynb").write_text(notebook)
+    (folder / "dora.json").write_text(json.dumps({"udl-12.1/biases": "3", "udl-12.9": "2*N**2*C"}))
+    (folder / "evil.json").write_text("[" * 100_000)
+
+    grades = grade_folder(folder)
+    marks = {name: [row[question].grade for question in PROBLEMS] for name, row in grades.verdicts.items()}
+    assert marks["ada"] == ["right", "right", "right", "unread"]  # a Python file is not run unasked
+    assert marks["bela"] == ["right", "wrong", "wrong", "unread"]
+    assert marks["cyd"] == ["unread"] * 4
+    assert marks["dora"] == ["wrong", "convention", "unread", "unread"]
+    assert marks["evil"] == ["unread"] * 4
+    assert "run a Python file" in grades.verdicts["ada"]["nyu-1.1a"].because
+    assert "3/7" in str(grades.to_table())
+    assert grades.to_csv().splitlines()[1].startswith("ada,right,right,")
+
+
+def test_code_is_run_only_when_it_is_asked_for(tmp_path):
+    make_homework(["nyu-1.1a"], 7, tmp_path / "h", ["ada"], pdf=False)
+    ada = tmp_path / "h" / "ada"
+    (ada / "sheet.md").write_text("answer nyu-1.1a: own.py:attention\n")
+    (ada / "own.py").write_text(
+        "import numpy\ndef attention(Q, K, V, beta):\n    e = numpy.exp(beta * K.T @ Q)\n"
+        "    return V @ (e / e.sum(0))\n"
+    )
+    assert grade_folder(tmp_path / "h", run_code=True).verdicts["ada"]["nyu-1.1a"].grade == "right"
+    (ada / "sheet.md").write_text("answer nyu-1.1a: ../../own.py:attention\n")
+    assert "not in the folder" in grade_folder(tmp_path / "h", run_code=True).verdicts["ada"]["nyu-1.1a"].because
+
+
+def test_students_have_sizes_of_their_own_and_the_same_in_every_run():
+    assignment = make_assignment(["udl-12.9"], 7, ["ada", "bela"])
+    assert assignment == make_assignment(["udl-12.9"], 7, ["ada", "bela"])
+    question = get_question("udl-12.9")
+    drawn = [question.fresh_sizes(assignment.find_seed(name)) for name in ("ada", "bela")]
+    assert drawn[0] != drawn[1]
+    assert drawn[0]["N"] != drawn[0]["C"]
+    assert drawn == [question.fresh_sizes(assignment.find_seed(name)) for name in ("ada", "bela")]
+    assert len(assignment.questions) == 3  # a problem stands for all its questions
+
+
+@pytest.mark.parametrize("name", ["../out", "", "a/b", ".hidden"])
+def test_a_name_that_is_no_folder_is_refused(name):
+    with pytest.raises(InputError, match="folder"):
+        make_assignment(["udl-12.1"], 7, [name])
+
+
+def test_a_homework_is_not_overwritten_and_a_strange_folder_is_refused(tmp_path):
+    make_homework(["udl-12.1"], 7, tmp_path, pdf=False)
+    with pytest.raises(InputError, match="already"):
+        make_homework(["udl-12.1"], 8, tmp_path, pdf=False)
+    assert read_assignment(tmp_path).seed == 7
+    (tmp_path / "homework.json").write_text('{"questions": ["no-1"], "seed": 1, "students": []}')
+    with pytest.raises(InputError, match="unknown questions"):
+        grade_folder(tmp_path)
+
+
+def test_notebooks_are_read_and_not_run(tmp_path):
+    cells = ['answers["udl-12.1"] = "3*D"', 'answers["a-1"] = print("run")', 'answers["udl-12.9"] = 7', "syntax error("]
+    notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook))
+    assert read_answers(tmp_path / "a.ipynb") == {"udl-12.1": "3*D", "udl-12.9": "7"}
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed: make browser")
+@pytest.mark.slow
+def test_the_sheet_is_printed_as_pdf(tmp_path):
+    written, missing = make_homework(["udl-12.1"], 7, tmp_path)
+    assert missing == ""
+    assert (tmp_path / "sheet.pdf").read_bytes().startswith(b"%PDF")
+    assert tmp_path / "sheet.pdf" in written

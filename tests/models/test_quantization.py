@@ -1,0 +1,232 @@
+"""Models with quantised weights: bounds, bits, tied weights, folders, errors; GGUF's blocks as they are stored."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard import downloads
+from regard.errors import BackendError, CheckpointError, ConfigError
+from regard.kernels.quantized import QuantizedTensor
+from regard.models import (
+    GPT,
+    Bert,
+    BertConfig,
+    GPTConfig,
+    Transformer,
+    TransformerConfig,
+    ViT,
+    ViTConfig,
+    explain_decoding,
+)
+from regard.models.quantization import from_stored
+
+GPT2 = GPTConfig(vocab_size=67, context_length=48, dim=40, layers=3, heads=5)  # 40 channels: blocks have ragged ends
+LLAMA = GPTConfig.llama(vocab_size=67, context_length=48, dim=64, layers=2, heads=4, kv_heads=2, hidden_dim=101)
+WORDS = ["bf16", "int8", "int4", "q4_0"]
+
+
+def make(config, seed=0):
+    torch.manual_seed(seed)
+    return GPT(config).eval()
+
+
+def assert_near(made, expected):
+    """Sums in another order: a number just between two of 8 bits may be rounded to the other, a step of 1 / 127."""
+    assert (made - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, 67, (3, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+def test_logits_differ_by_at_most_the_bound_of_the_rounding(word):
+    """A linear model, whose logits are one product: |dlogit_n| <= sum_k |x_k| step_nk / 2 + a_g / 2 sum_k |w_nk|."""
+    torch.manual_seed(0)
+    layer = GPT(GPTConfig(vocab_size=97, context_length=8, dim=200, layers=1, heads=1)).output
+    weight, x = layer.weight.detach().clone(), torch.randn(5, 200)
+    quantized = QuantizedTensor.quantize(weight, {"int8": "q8_0", "int4": "q4_1"}[word])
+    layer.weight = nn.Parameter(quantized, requires_grad=False)
+    groups = F.pad(weight, (0, 24)).unflatten(-1, (-1, 32))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = torch.maximum(high, -low) / 127 if word == "int8" else (high - low) / 15 + 2**-10 * low.abs()
+    steps = (step * (1 + 2**-9) + 2**-23).expand_as(groups).flatten(-2)[:, :200]
+    scales = (F.pad(x, (0, 24)).unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127).expand(-1, -1, 32)
+    bound = F.linear(x.abs(), steps / 2) + F.linear(scales.flatten(-2)[:, :200] / 2, quantized.dequantize().abs())
+    with torch.no_grad():
+        error = (layer(x) - F.linear(x.double(), weight.double())).abs()
+    assert (error <= bound).all()
+    assert error.max() > bound.max() / 100
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("word", WORDS)
+def test_a_quantised_model_is_nearly_the_model(config, word, tokens):
+    model = make(config)
+    with torch.no_grad():
+        exact = model(tokens)
+        assert model.quantize(word) is model
+        made = model(tokens)
+    error = (made - exact).norm() / exact.norm()
+    assert error < {"bf16": 0.01, "int8": 0.02, "int4": 0.2, "q4_0": 0.3}[word]
+    assert model.is_quantized
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    tied = model.output.weight is model.embedding.weight
+    assert tied == config.tie_embeddings
+    assert isinstance(model.blocks[0].attention.projections.weight, QuantizedTensor)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_prefill_and_decode_agree_and_bits_do_not_depend_on_the_batch(word, tokens):
+    model = make(LLAMA).quantize(word)
+    with torch.no_grad():
+        whole = model(tokens)
+        for row in range(3):
+            alone = model(tokens[row : row + 1])
+            if word != "bf16":  # torch multiplies many rows in bfloat16
+                assert torch.equal(alone[0], whole[row])
+        _, cache = model.prefill(tokens[:, :11], capacity=6)
+        for place in range(11, 17):
+            step = model.decode_step(tokens[:, place : place + 1], cache)
+            assert_near(step, whole[:, place])
+
+
+def test_every_kind_of_model_runs_quantised():
+    torch.manual_seed(0)
+    bert = Bert(BertConfig(vocab_size=61, context_length=32, dim=48, layers=2, heads=4)).eval()
+    vit = ViT(ViTConfig(image=(32, 24), patch=8, dim=48, layers=2, heads=4, classes=7)).eval()
+    nn.init.normal_(vit.head.weight)
+    transformer = Transformer(TransformerConfig(vocab_size=61, dim=48, heads=4, layers=2, hidden_dim=96)).eval()
+    words, image = torch.randint(0, 50, (2, 9)), torch.randn(2, 3, 32, 24)
+    runs = {bert: lambda m: m(words), vit: lambda m: m(image), transformer: lambda m: m(words, words[:, :5])}
+    for model, run in runs.items():
+        with torch.no_grad():
+            exact = _tensor(run(model))
+            made = _tensor(run(model.quantize("int8")))
+        assert (made - exact).norm() / exact.norm() < 0.03
+
+
+def _tensor(output):
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_folders_keep_blocks(tmp_path, word, tokens):
+    model = make(GPT2).quantize(word)
+    model.save_pretrained(tmp_path / "saved")
+    again = GPT.from_pretrained(tmp_path / "saved")
+    plain = GPT.from_pretrained(tmp_path / "saved", quantized=False)
+    assert again.is_quantized
+    assert again.output.weight is again.embedding.weight
+    assert not plain.is_quantized
+    with torch.no_grad():
+        assert torch.equal(again(tokens), model(tokens))
+        assert torch.equal(plain(tokens), copy.deepcopy(model).dequantize()(tokens))
+    size, whole = (tmp_path / "saved" / "model.safetensors").stat().st_size, sum(p.numel() for p in model.parameters())
+    assert size < (2.5 if word == "bf16" else 2.2) * whole + 8000
+
+
+def test_a_matrix_of_several_formats_is_one(tmp_path, tokens):
+    model = make(LLAMA)
+    weight = model.blocks[0].attention.projections.weight.detach()
+    halves = [QuantizedTensor.quantize(weight[:65], "q4_1"), QuantizedTensor.quantize(weight[65:], "q8_0")]
+    mixed = torch.cat(halves)
+    assert mixed.formats == ("q4_1", "q8_0")
+    assert torch.equal(mixed.dequantize(), torch.cat([half.dequantize() for half in halves]))
+    assert torch.equal(mixed.rows_at(torch.tensor([3, 64, 65, 70])), mixed.dequantize()[[3, 64, 65, 70]])
+    model.blocks[0].attention.projections.weight = nn.Parameter(mixed, requires_grad=False)
+    model.quantize("int8").save_pretrained(tmp_path / "mixed")
+    with torch.no_grad():
+        assert torch.equal(GPT.from_pretrained(tmp_path / "mixed")(tokens), model(tokens))
+
+
+def test_a_copy_is_independent_and_dequantised_weights_train(tokens):
+    model = make(GPT2).quantize("int4")
+    twin = copy.deepcopy(model).dequantize().train()
+    assert all(parameter.requires_grad for parameter in twin.parameters())
+    assert twin.output.weight is twin.embedding.weight
+    twin(tokens).sum().backward()
+    assert twin.output.weight.grad is not None
+    assert model.is_quantized
+
+
+def test_errors_say_what_to_do(tmp_path, tokens):
+    model = make(GPT2)
+    with pytest.raises(ConfigError, match=r"int3[\s\S]*known are bf16, int8[\s\S]*quantize\(\"int8\"\)"):
+        model.quantize("int3")
+    assert not model.is_quantized
+    with torch.no_grad():
+        model.blocks[1].feed_forward.inner.weight[3, 5] = torch.nan
+    with pytest.raises(ConfigError, match=r"blocks.1.feed_forward.inner.weight cannot be quantised"):
+        model.quantize("int8")
+    assert not model.is_quantized
+    model = make(GPT2).quantize("int8")
+    with pytest.raises(ConfigError, match=r"cannot be trained[\s\S]*dequantize\(\)"):
+        model.train()
+    with pytest.raises(BackendError, match=r"no gradient[\s\S]*dequantize\(\)"):
+        model.blocks[0].feed_forward.inner(torch.ones(1, 40, requires_grad=True))
+    with pytest.raises(BackendError, match=r"cannot be changed[\s\S]*dequantize\(\)"), torch.no_grad():
+        model.output.weight.add_(1)
+    with pytest.raises(BackendError, match=r"no other dtype[\s\S]*dequantize\(\)"):
+        model.half()
+    with pytest.raises(CheckpointError, match=r"cannot be written in the layout 'huggingface'[\s\S]*dequantize\(\)"):
+        model.save_pretrained(tmp_path, layout="huggingface")
+
+
+def test_a_damaged_description_of_blocks_is_refused(tmp_path):
+    make(GPT2).quantize("int8").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    name = next(iter(config["quantization"]))
+    for wrong in ([], [["q9_9", 67, 40]], [["q8_0", 66, 40]], [["q4_1", 67, 40]], [["q8_0", -1, 40]], "q8_0", None):
+        damaged = config | {"quantization": config["quantization"] | {name: wrong}}
+        (tmp_path / "config.json").write_text(json.dumps(damaged))
+        with pytest.raises(CheckpointError, match="do not fit their description"):
+            GPT.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="do not fit their description"):
+        from_stored({}, ["q8_0"], "a test")
+
+
+def test_tracing_and_vmap_go_through_the_operator():
+    weight = QuantizedTensor.quantize(torch.randn(13, 70), "q4_1")
+    x = torch.randn(2, 3, 70)
+    with torch.no_grad():
+        assert torch.equal(torch.func.vmap(lambda one: F.linear(one, weight))(x), F.linear(x, weight))
+    torch.library.opcheck(torch.ops.regard.quantized_linear.default, (x, weight.parts[0].data, None, "q4_1"))
+
+
+@pytest.mark.skipif(
+    downloads.find("smollm2") is None, reason="SmolLM2 is not downloaded: python -m regard.downloads smollm2"
+)
+def test_smollm2_runs_from_its_blocks_as_they_are_stored():
+    path = downloads.find("smollm2")
+    exact, model = GPT.from_pretrained(path), GPT.from_pretrained(path, quantized=True)
+    formats = {each for p in model.parameters() if isinstance(p, QuantizedTensor) for each in p.formats}
+    assert formats == {"q4_1", "q8_0"}
+    matrices = {name: p for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
+    weights = dict(exact.named_parameters())
+    for name in list(matrices)[:5]:  # every number is that of the package gguf
+        assert torch.equal(matrices[name].dequantize(), weights[name])
+    tokens = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
+    with torch.no_grad():
+        ours, theirs = model(tokens), exact(tokens)
+    assert (ours - theirs).norm() / theirs.norm() < 0.05
+    assert ours[0, -1].argmax() == theirs[0, -1].argmax()
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("word", WORDS)
+def test_the_native_decode_step_reads_blocks(config, word, tokens):
+    model = make(config).quantize(word)
+    assert explain_decoding(model).reason is None
+    with torch.no_grad():
+        _, cache = model.prefill(tokens[:, :11], capacity=6)
+        _, other = model.prefill(tokens[:, :11], capacity=6)
+        for place in range(11, 17):
+            native = model.decode_step(tokens[:, place : place + 1], cache)
+            plain = model(tokens[:, place : place + 1], cache=other, last_only=True)[:, 0]
+            assert_near(native, plain)
