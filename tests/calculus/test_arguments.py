@@ -46,7 +46,13 @@ CALLS = {
     "sinusoidal": ({"positions": [0.0, 1.0, 2.5], "dim": 4}, ["positions"]),
     "sinusoidal_rotation": ({"shift": [0.0, 1.0, 2.5], "dim": 4}, ["shift"]),
     "dot_product_moments": ({"dim": 3}, []),
-}
+    "connected_weight": ({"weights": [[0.25, 0.75], [0.5, 0.5]], "value_dim": 3}, ["weights"]),
+    "perturb_key_gaussian": (
+        {"weight": WEIGHT, "output": OUTPUT, "value": VALUE, "deviation": [0.1, 0.0, 2.0]}, ...,
+    ),
+    "skip_keys": ({"scores": [0.0, -5.0, -20.0], "tolerance": 1e-3}, ["scores"]),
+    "straight_through": ({"scores": ROW}, ["scores"]),
+}  # fmt: skip
 FUNCTIONS = [name for name in regard.calculus.__all__ if inspect.isfunction(getattr(calculus, name))]
 ARGUMENTS = [
     (name, argument) for name, (words, kinds) in CALLS.items() for argument in (words if kinds is ... else kinds)
@@ -73,7 +79,7 @@ def test_lists_arrays_and_tensors_are_the_same_numbers(name, form):
     for one, other in zip(
         flat(getattr(calculus, name)(**words)), flat(getattr(calculus, name)(**tensors)), strict=True
     ):
-        assert one.dtype == torch.get_default_dtype()
+        assert one.dtype == (torch.bool if name == "skip_keys" else torch.get_default_dtype())
         torch.testing.assert_close(one, other.to(one.dtype))
 
 

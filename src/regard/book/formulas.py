@@ -56,8 +56,9 @@ def _convert(latex: str, block: bool) -> str:
         from latex2mathml.converter import convert
     except ImportError:
         return f'<span class="formula">{_protect(html.escape(to_unicode(latex), quote=False))}</span>'
-    # The library knows the environment by its other name.
+    # The library knows the environment by its other name, and these operators by none.
     known = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", latex)
+    known = re.sub(r"\\arg\\(max|min)(?![A-Za-z])", r"\\operatorname{arg\1}", known)
     try:
         math = convert(known, display="block" if block else "inline").replace("\n", " ")
     except Exception as failure:

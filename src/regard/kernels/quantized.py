@@ -48,7 +48,7 @@ class QuantizedTensor(Tensor):
     >>> weight.shape, weight.parts[0].data.shape
     (torch.Size([2, 48]), torch.Size([2, 68]))
     >>> weight[:1].dequantize()[0, :2]
-    tensor([-1.0000, -0.9764])
+    tensor([-0.9999, -0.9763])
     """
 
     parts: tuple[BlockRows, ...]

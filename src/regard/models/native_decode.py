@@ -432,9 +432,9 @@ def _can_look_up(model: NativeModel, embedding: StepEmbedding | None, tokens: Te
 
 def _is_plain_step(model: nn.Module, tokens: Tensor) -> bool:
     """Whether a native step is possible here: one plain token for each row, no gradients, no modes, no hooks."""
-    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.shape[1] != 1 or not tokens.is_cpu:
+    if not isinstance(tokens, Tensor) or tokens.is_nested or not tokens.is_cpu or not is_plain_eager(tokens):
         return False
-    if not 1 <= len(tokens) <= MAX_ROWS or not is_plain_eager(tokens) or _is_hooked(model):
+    if tokens.dim() != 2 or tokens.shape[1] != 1 or not 1 <= len(tokens) <= MAX_ROWS or _is_hooked(model):
         return False
     if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
         return False
