@@ -72,7 +72,7 @@ def test_sdpa_shares_key_heads_and_drops_weights():
     expected = SDPA(query, key, key, enable_gqa=True)
     with regard.sdpa():
         torch.testing.assert_close(F.scaled_dot_product_attention(query, key, key, enable_gqa=True), expected)
-        assert not torch.allclose(F.scaled_dot_product_attention(query, key, key, dropout_p=0.5), expected)
+        assert not torch.allclose(F.scaled_dot_product_attention(query, key, key, dropout_p=0.5, enable_gqa=True), expected)
     assert torch.equal(SDPA(query, key, key, enable_gqa=True), expected)
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from regard.biases.base import Bias
 from regard.errors import InputError
 from regard.integrations.override import ATTRIBUTE, Override
-from regard.integrations.torch import run_multihead, sdpa
+from regard.integrations.multihead import run_multihead
+from regard.integrations.sdpa_mode import sdpa
 from regard.patterns import Pattern
 
 Layers = None | int | str | Iterable[Any] | Callable[[str, nn.Module], bool]
