@@ -15,18 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override
 from regard.errors import InputError
+from regard.integrations.attention_layers import find_attention_layers, reads_table
 from regard.integrations.generation import convert_decoder, generate_like_huggingface
-from regard.integrations.override import Override
+from regard.integrations.overridden_layers import install, uninstall
 from regard.integrations.probe import make_probe, run_probe
-from regard.integrations.use import (
-    find_attention_layers,
-    list_implementations,
-    reads_table,
-    restore_layer,
-    run_layer,
-    switch,
-)
+from regard.integrations.use import list_implementations
 from regard.kernels.library import missing
 from regard.kernels.quantized import QuantizedTensor
 from regard.layers.linear import MIN_WEIGHTS, Linear
@@ -102,7 +97,6 @@ def accelerate(
     """
     _check(model, weights, training)
     probe = make_probe(model, example)
-    mode = model.training
     with eval_mode(model):
         before = run_probe(model, probe)
     report = Accelerated(model, weights, BOUNDS[weights])
@@ -127,7 +121,6 @@ def accelerate(
             because=f"the bound of {weights} is {report.bound:.0e}",
             instead='weights="float32"' if weights != "float32" else "regard.use or attn_implementation alone",
         )
-    model.train(mode)
     return report
 
 
@@ -177,11 +170,10 @@ def _replace_attention(report: Accelerated) -> None:
         _add(report, listed, "regard", "masks are patterns: hidden pairs are not computed", "less time for long inputs")
     others = {name: layer for name, layer in layers.items() if name not in listed}
     others = {name: layer for name, layer in others.items() if not isinstance(layer, nn.MultiheadAttention)}
+    unchanged = Override()
     for name, layer in others.items():
-        layer.__dict__["forward"] = functools.partial(run_layer, name, layer, Override(), must_call=False)
-        if getattr(layer, "fused_attn", True) is False:
-            switch(layer, "fused_attn", True)
-        report._undo.append(functools.partial(restore_layer, layer))
+        install(name, layer, unchanged)
+        report._undo.append(functools.partial(uninstall, layer, unchanged))
     if others:
         _add(
             report, others, "regard.sdpa", "its scaled_dot_product_attention is attend", "1.1 to 1.5 times sdpa's speed"

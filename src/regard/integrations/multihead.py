@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override
+from regard.attention import weights
 from regard.errors import InputError
-from regard.integrations.override import Override
-from regard.integrations.scaled_dot_product import attend_like_sdpa
+from regard.integrations.scaled_dot_product import attend_like_sdpa, describe_call
 
 MULTIHEAD = nn.functional.multi_head_attention_forward
 
@@ -27,13 +28,6 @@ def run_multihead(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """`nn.MultiheadAttention.forward` with another pattern, bias or scale."""
-    if need_weights:
-        raise InputError(
-            "nn.MultiheadAttention with another pattern returns no weights.",
-            asked="a call with need_weights=True, which is the default",
-            because="weights are computed by torch from its own mask",
-            instead="module(query, key, value, need_weights=False); regard.weights(...) for the weights",
-        )
     if module.bias_k is not None or module.add_zero_attn:
         raise InputError(
             "nn.MultiheadAttention with keys of its own has no pattern.",
@@ -51,7 +45,7 @@ def run_multihead(
     swap = module.batch_first and query.dim() == 3
     if swap:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    output = attend_multihead(
+    output, square = attend_multihead(
         override,
         query=query,
         key=key,
@@ -70,12 +64,14 @@ def run_multihead(
         k_proj_weight=module.k_proj_weight,
         v_proj_weight=module.v_proj_weight,
         is_causal=is_causal,
+        need_weights=need_weights,
+        average_attn_weights=average_attn_weights,
     )
-    return (output.transpose(0, 1) if swap else output), None
+    return (output.transpose(0, 1) if swap else output), square
 
 
 def takes_multihead(arguments: dict[str, Any]) -> bool:
-    """Whether `attend_multihead` computes what torch's function does: plain tensors, no weights, no keys of its own."""
+    """Whether `attend_multihead` does what torch's function does, as fast: plain tensors, no weights, no own keys."""
     others = ("bias_k", "bias_v", "static_k", "static_v")
     tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask", "key_padding_mask")]
     plain = all(
@@ -111,9 +107,11 @@ def attend_multihead(
     k_proj_weight: Tensor | None,
     v_proj_weight: Tensor | None,
     is_causal: bool,
+    need_weights: bool,
+    average_attn_weights: bool,
     **_: Any,
-) -> Tensor:
-    """torch's `multi_head_attention_forward` without weights; tensors are `(token, batch, channel)`, or without batch."""
+) -> tuple[Tensor, Tensor | None]:
+    """torch's `multi_head_attention_forward`: tensors are `(token, batch, channel)`, or without batch."""
     batched = query.dim() == 3
     if not batched:
         query, key, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
@@ -136,7 +134,12 @@ def attend_multihead(
     mask = _join_masks(attn_mask, key_padding_mask)
     output = attend_like_sdpa(heads[0], heads[1], heads[2], mask, dropout_p if training else 0.0, override=override)
     joined = nn.functional.linear(output.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
-    return joined if batched else joined.squeeze(1)
+    square = None
+    if need_weights:
+        square = weights(heads[0], heads[1], **describe_call(heads[0], heads[1], mask, False, None, override))
+        square = square.mean(1) if average_attn_weights else square
+        square = square if batched else square.squeeze(0)
+    return (joined if batched else joined.squeeze(1)), square
 
 
 def _join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override
 from regard.attention import attend
 from regard.errors import InputError
-from regard.integrations.override import Override
 from regard.patterns import Causal, Full, Mask, Pattern
 
 
@@ -37,6 +37,19 @@ def attend_like_sdpa(
         return attend_like_sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, override=override
         ).squeeze(-3)
+    described = describe_call(query, key, attn_mask, is_causal, scale, override)
+    return _lay_out_like(query, attend(query, key, value, dropout=dropout_p, **described))
+
+
+def describe_call(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    override: Override | None,
+) -> dict[str, Any]:
+    """The arguments of `attend` for a call of torch's function in a layer with this override."""
     pattern: Pattern = Full()
     bias: Any = None
     queries, keys = query.shape[-2], key.shape[-2]
@@ -54,14 +67,13 @@ def attend_like_sdpa(
                 raise InputError(
                     "This layer takes no bias by rule.",
                     asked=f"use(model, bias={override.bias!r})",
-                    found=f"a call of scaled_dot_product_attention with scores of shape {tuple(bias.shape)} as attn_mask",
+                    found=f"scaled_dot_product_attention with scores of shape {tuple(bias.shape)} as attn_mask",
                     because="it adds a tensor of scores of its own, to which only a tensor can be added",
                     instead="bias=... as a tensor that broadcasts to (head, query, key)",
                 )
             bias = override.bias if bias is None else bias + override.bias
         scale = scale if override.scale is None else override.scale
-    output = attend(query, key, value, pattern=pattern, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
-    return _lay_out_like(query, output)
+    return {"pattern": pattern, "mask": mask, "bias": bias, "scale": scale}
 
 
 def find_reason_for_torch(

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from regard.adapters.override import Override
 from regard.errors import InputError
 from regard.integrations.multihead import MULTIHEAD, attend_multihead, takes_multihead
-from regard.integrations.override import Override
 from regard.integrations.scaled_dot_product import attend_like_sdpa, find_reason_for_torch
 
 SDPA = nn.functional.scaled_dot_product_attention
@@ -57,7 +57,7 @@ class sdpa(TorchFunctionMode):
             bound.apply_defaults()
             if takes_multihead(bound.arguments):
                 self.calls += 1
-                return attend_multihead(self._override, **bound.arguments), None
+                return attend_multihead(self._override, **bound.arguments)
         return func(*args, **kwargs)
 
     def _attend(self, args: tuple, kwargs: dict) -> Any:

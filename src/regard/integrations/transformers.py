@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override, find_override
 from regard.attention import Attention, attend, weights
 from regard.attention.decode_step import decode_step
 from regard.errors import InputError, PatternError
 from regard.integrations.dense_rows import attend_dense_rows
 from regard.integrations.huggingface_masks import make_pattern_mask
-from regard.integrations.override import Override, find_override
 from regard.integrations.pattern_mask import PatternMask
 from regard.patterns import Causal, Full, Lengths, Mask, Pattern
 from regard.patterns.submatrix import Submatrix
