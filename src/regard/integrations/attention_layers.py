@@ -74,6 +74,21 @@ def select_layers(found: dict[str, nn.Module], layers: Layers) -> dict[str, nn.M
     return {name: module for name, module in found.items() if name in chosen}
 
 
+def refuse_model(model: nn.Module) -> InputError:
+    """The error for a model without any attention layer that could be changed."""
+    kinds = sorted({type(part).__name__ for part in model.modules() if "att" in type(part).__name__.lower()})
+    return InputError(
+        f"{type(model).__name__} has no attention layer that can be changed.",
+        asked=f"an attention layer of {type(model).__name__}",
+        found=", ".join(kinds) + ", which compute attention by operations of their own"
+        if kinds
+        else "no module that is known as attention",
+        because="changed are layers that read the table of attentions of transformers or call torch's "
+        "scaled_dot_product_attention",
+        instead="another model (docs/architectures.md lists those of transformers), or regard.attend in the layer",
+    )
+
+
 def refuse_choice(found: dict[str, nn.Module], choice: object) -> InputError:
     """The error for a choice of layers that chooses none."""
     names = list(found)

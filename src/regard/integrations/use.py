@@ -21,6 +21,7 @@ from regard.integrations.attention_layers import (
     find_attention_layers,
     reads_table,
     refuse_choice,
+    refuse_model,
     select_layers,
 )
 from regard.integrations.overridden_layers import SWITCHED, install, switch, switch_back, uninstall, uninstall_changes
@@ -83,6 +84,8 @@ def use(
     _check_arguments(model, pattern, bias, scale)
     override = Override(pattern, bias, scale, replace_mask)
     found = find_attention_layers(model)
+    if not found:
+        raise refuse_model(model)
     chosen = select_layers(found, layers)
     if not chosen:
         raise refuse_choice(found, layers)
