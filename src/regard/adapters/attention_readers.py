@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import find_override
+from regard.attention import weights
 from regard.errors import InputError
 from regard.layers.modes import eval_mode
 
@@ -46,7 +48,7 @@ def find_reader(module: nn.Module) -> Reader | None:
 
 
 def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: dict) -> AttentionRows:
-    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
     first = layer.batch_first
     query, key = (
         given[side] if given[side].ndim == 3 else given[side].unsqueeze(1 - first) for side in ("query", "key")
@@ -63,6 +65,10 @@ def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: di
 
     @torch.no_grad()
     def rows(queries: Sequence[int]) -> Tensor:
+        if find_override(layer) is not None:  # its pattern counts all queries
+            with eval_mode(layer):
+                square = layer(*args, **kwargs | {"need_weights": True, "average_attn_weights": False})[1]
+            return (square if square.ndim == 4 else square[None])[:, :, list(queries)]
         chosen = torch.tensor(list(queries), device=query.device)
         with eval_mode(layer):
             return layer(
@@ -81,12 +87,12 @@ def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: di
 def _is_timm_attention(module: Any) -> bool:
     """Attention as timm's vision transformers have it: one matrix for queries, keys and values, perhaps norms."""
     return all(hasattr(module, name) for name in ("qkv", "q_norm", "k_norm", "num_heads", "scale", "proj")) and set(
-        inspect.signature(module.forward).parameters
-    ) <= {"x", "attn_mask", "is_causal"}
+        inspect.signature(type(module).forward).parameters
+    ) <= {"self", "x", "attn_mask", "is_causal"}
 
 
 def _read_timm(name: str, layer: Any, args: tuple, kwargs: dict) -> AttentionRows:
-    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
     x, mask = given["x"], given.get("attn_mask")
     if mask is not None or given.get("is_causal"):
         raise InputError(
@@ -96,6 +102,16 @@ def _read_timm(name: str, layer: Any, args: tuple, kwargs: dict) -> AttentionRow
             instead="an input without padding",
         )
     query, key, _ = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    override = find_override(layer)
+    if override is not None:
+        square = weights(
+            layer.q_norm(query),
+            layer.k_norm(key),
+            pattern=override.pattern,
+            bias=override.bias,
+            scale=layer.scale if override.scale is None else override.scale,
+        )
+        return AttentionRows(name, x, x.shape[1], x.shape[1], lambda queries: square[:, :, list(queries)])
     query, key = layer.q_norm(query) * layer.scale, layer.k_norm(key)
 
     def rows(queries: Sequence[int]) -> Tensor:

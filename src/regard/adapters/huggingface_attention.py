@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention_readers import AttentionRows
+from regard.adapters.override import find_override
 from regard.errors import InputError
 from regard.layers.modes import eval_mode
 
@@ -27,8 +28,11 @@ def record_attention(model: Any, args: tuple, kwargs: dict) -> list[AttentionRow
     """Every attention of the model in one call.
 
     The model runs twice: as it is, and with a recording attention in place of its own, which keeps queries and keys and
-    computes a few rows at a time. Where the two outputs differ, the weights come from `output_attentions`.
+    computes a few rows at a time. Where the two outputs differ, the weights come from `output_attentions`, and so they
+    do after `regard.use`, whose patterns only our own attention knows.
     """
+    if any(find_override(module) is not None for module in model.modules()):
+        return _output_attentions(model, args, kwargs, model.config._attn_implementation)
     with eval_mode(model), torch.no_grad():
         expected = _first_output(model(*args, **kwargs))
         with _make_recorder(model) as found:
@@ -112,11 +116,12 @@ class _RecordedAttention:
         return scores.softmax(-1)
 
 
-def _output_attentions(model: Any, args: tuple, kwargs: dict) -> list[AttentionRows]:
+def _output_attentions(model: Any, args: tuple, kwargs: dict, implementation: str = "eager") -> list[AttentionRows]:
     """The whole weight matrix of every layer, as the model itself returns it with `output_attentions=True`."""
     before = model.config._attn_implementation
     try:
-        model.set_attn_implementation("eager")
+        if implementation != before:
+            model.set_attn_implementation(implementation)
         with eval_mode(model), torch.no_grad():
             output = model(*args, **{**kwargs, "output_attentions": True})
     except (TypeError, ValueError, NotImplementedError) as failure:
