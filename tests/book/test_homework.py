@@ -106,6 +106,45 @@ def test_notebooks_are_read_and_not_run(tmp_path):
     assert read_answers(tmp_path / "a.ipynb") == {"udl-12.1": "3*D", "udl-12.9": "7"}
 
 
+def test_strange_submissions_are_named_and_stop_nobody_else(tmp_path):
+    folder = tmp_path / "h"
+    make_homework(["udl-12.1/biases", "udl-12.9/ratio"], 7, folder, ["ada", "bela", "cyd", "dora", "emil"], pdf=False)
+    (folder / "ada" / "sheet.md").write_text("answer udl-12.1/biases: 3D\nanswer udl-12.1/biases: 3 * D\n")  # twice
+    (folder / "ada" / "again.json").write_text(json.dumps({"udl-12.9/ratio": "C/N"}))
+    (folder / "ada.md").write_text("answer udl-12.9/ratio: N/C\n")  # another answer, in another file
+    (folder / "bela" / "sheet.ipynb").write_text('{"cells": [')
+    (folder / "bela" / "sheet.md").write_text("answer udl-12.9/ratio: C/N\nanswer udl-12.77: 4\n")
+    for file in (folder / "cyd").iterdir():
+        file.unlink()
+    (folder / "dora" / "sheet.md").write_bytes(b"\xff\xfe\x00\x81")
+    (folder / "emil" / "sheet.md").write_text("")
+    (folder / "fritz.txt").write_text("answer udl-12.1/biases: 3*D\n")
+
+    grades = grade_folder(folder)
+    found = {name: [verdict.grade for verdict in row.values()] for name, row in grades.verdicts.items()}
+    assert found["ada"] == ["unread", "unread"]
+    assert "twice" in grades.verdicts["ada"]["udl-12.1/biases"].because
+    assert found["bela"] == ["unread", "right"]
+    assert found["fritz"] == ["right", "unread"]
+    remarks = {name: " | ".join(grades.list_remarks(name)) for name in grades.verdicts}
+    assert "sheet.ipynb cannot be read: it is no JSON" in remarks["bela"]
+    assert "'udl-12.77' was not asked" in remarks["bela"]
+    assert remarks["cyd"] == "nothing was handed in"
+    assert "it is no text" in remarks["dora"]
+    assert remarks["emil"] == ""
+    assert "not a student" in remarks["fritz"]
+    lines = grades.to_csv().splitlines()
+    assert lines[3] == "cyd,no answer,no answer,0,nothing was handed in"
+    assert len(lines) == 7
+
+
+def test_the_same_answer_in_two_files_is_one_answer(tmp_path):
+    make_homework(["udl-12.9/ratio"], 7, tmp_path / "h", ["ada"], pdf=False)
+    for name in ("a.md", "b.txt"):
+        (tmp_path / "h" / "ada" / name).write_text("answer udl-12.9/ratio: C/N\n")
+    assert grade_folder(tmp_path / "h").count_points("ada") == 1
+
+
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed: make browser")
 @pytest.mark.slow
 def test_the_sheet_is_printed_as_pdf(tmp_path):

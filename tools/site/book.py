@@ -72,8 +72,8 @@ def make_errata() -> str:
     entries = list_errata()
     parts = [
         "# Mistakes of the sources",
-        f"{len(entries)} places in the problem sets, and in solutions of them that circulate, which are wrong, incomplete or garbled. Each claim "
-        "was run on cases of rising size until it failed; each correction held in every one of them. "
+        f"{len(entries)} places in the problem sets, and in solutions of them that circulate, are wrong, incomplete or "
+        "garbled. Each claim was run on cases of rising size until it failed; each correction held in all of them. "
         "`regard errata --run` does the same on your machine.",
     ]
     for entry in entries:

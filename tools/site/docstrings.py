@@ -52,8 +52,7 @@ def to_restructured_text(lines: list[str]) -> list[str]:
             made += [f"**{title}**", ""] if title else []
             made += to_restructured_text(textwrap.dedent("\n".join(lines[index + 1 : end])).split("\n"))
             index = end
-        elif ITEM.match(line):
-            end = find_end(lines, index, lambda text: not text.strip() or not (ITEM.match(text) or text[:1] == " "))
+        elif ITEM.match(line) and (end := find_end_of_items(lines, index)):
             made += make_items(lines[index:end])
             index = end
         elif line[:1] == " ":
@@ -72,6 +71,12 @@ def to_restructured_text(lines: list[str]) -> list[str]:
 def find_end(lines: list[str], start: int, is_end: Callable[[str], bool]) -> int:
     """The index of the first line after `start` that does not belong to the block any more."""
     return next((index for index in range(start, len(lines)) if is_end(lines[index])), len(lines))
+
+
+def find_end_of_items(lines: list[str], start: int) -> int:
+    """The index after a list of `name: text` with indented continuations; 0 if a line makes it a paragraph."""
+    end = find_end(lines, start, lambda text: not text.strip())
+    return end if all(ITEM.match(line) or line[:1] == " " for line in lines[start:end]) else 0
 
 
 def is_doctest(line: str) -> bool:

@@ -154,10 +154,9 @@ def grade_class(args: argparse.Namespace) -> int:
     grades = grade_folder(args.folder, run_code=args.run_code)
     table = grades.to_table()
     print_fitted(table.to_rich)
-    for student, verdicts in grades.verdicts.items():
-        for name, verdict in verdicts.items():
-            if verdict.grade != "right" and verdict.because not in ("", "no answer"):
-                print(f"{student}, {name}: {verdict.because}")
+    for student in grades.verdicts:
+        for remark in grades.list_remarks(student):
+            print(f"{student}: {remark}")
     if args.csv is not None:
         print(write_file(args.csv, grades.to_csv()), file=sys.stderr)
     return 0
