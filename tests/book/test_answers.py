@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy
 import pytest
@@ -84,7 +85,8 @@ def test_hostile_answers_are_refused_within_a_second(name):
 
 HOSTILE_NUMBERS = [
     "__import__('os')", "9**9**9**9", "[" * 500_000, "7," * 500_000, "[" + "7," * 400_000 + "7", "9" * 1_000_000, "\0",
-    "[NaN]", "[1e999]", '{"a": 1}', "[[1], [2, 3]]", "/dev/zero", "/dev/zero.csv", "../" * 1_500 + "a.csv", "a.py:f;import os",
+    "[NaN]", "[1e999]", '{"a": 1}', "[[1], [2, 3]]", "/dev/zero", "/dev/zero.csv", "../" * 1_500 + "a.csv",
+    "a.py:f;import os",
 ]  # fmt: skip
 
 
@@ -185,3 +187,18 @@ def test_a_function_that_never_ends_is_stopped(tmp_path, monkeypatch):
     (tmp_path / "answer.py").write_text("def f(x):\n    while True: pass")
     with pytest.raises(AnswerError, match=r"seconds|code"):
         run_function(f"{tmp_path}/answer.py:f", [{"x": numpy.ones(2)}])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look into")
+def test_what_a_function_has_started_ends_with_it(tmp_path):
+    source = "import subprocess, sys\ndef f(x):\n    code = 'import time; time.sleep(60)'\n"
+    source += "    return [subprocess.Popen([sys.executable, '-c', code]).pid]\n"
+    (tmp_path / "answer.py").write_text(source)
+    ((child,),) = run_function(f"{tmp_path}/answer.py:f", [{"x": numpy.ones(2)}])
+    state = Path(f"/proc/{int(child)}/stat")
+    deadline = time.monotonic() + 30  # the signal takes a moment to arrive
+    while runs := state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    assert not runs

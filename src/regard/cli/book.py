@@ -123,11 +123,18 @@ def show_problem(args: argparse.Namespace) -> int:
 
 
 def grade_answer(args: argparse.Namespace) -> int:
+    from regard.book.functions import SECONDS, is_function
     from regard.book.grading import grade
     from regard.book.questions import get_question
 
     question = get_question(args.question)
     text = sys.stdin.read(ANSWER_LIMIT) if args.answer.strip() == "-" else args.answer
+    if is_function(text):
+        file = text.strip().rpartition(":")[0]
+        print(
+            f"regard: running {file}, in a process of its own, with your rights, for {SECONDS} seconds at most",
+            file=sys.stderr,
+        )
     verdict = grade(question, text.strip(), args.seed)
     print(verdict)
     return 1 if verdict.grade == "wrong" else 0

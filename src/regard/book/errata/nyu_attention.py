@@ -101,7 +101,8 @@ def _what_grows() -> Iterator[Trial]:
     claim=("$H = V$ for $\\beta \\to 1$, and the rows and the columns of $A$ sum to 1."),
     correction=(
         "At $\\beta = 1$ nothing is copied. For $\\beta \\to \\infty$ each column of $A$ selects the best key (ties "
-        "average), and only columns sum to 1: two queries may select the same value, so $H = V$ only for the identity selection."
+        "average), and only columns sum to 1: two queries may select the same value, so $H = V$ only for the "
+        "identity selection."
     ),
 )
 def _limit() -> Iterator[Trial]:
