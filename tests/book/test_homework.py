@@ -7,11 +7,12 @@ import re
 
 import pytest
 
-from regard.book.homework import grade_folder, make_homework
+from regard.book.homework import grade_folder, make_homework, pdf
 from regard.book.homework.assignment import make_assignment, read_assignment
-from regard.book.homework.pdf import find_browser
+from regard.book.homework.latex import to_latex
+from regard.book.homework.sheet import make_sheet
 from regard.book.homework.submissions import read_answers
-from regard.book.questions import get_question
+from regard.book.questions import get_question, list_questions
 from regard.errors import InputError
 
 PROBLEMS = ["udl-12.1/biases", "udl-12.9", "nyu-1.1b/values", "nyu-1.1a"]
@@ -145,10 +146,35 @@ def test_the_same_answer_in_two_files_is_one_answer(tmp_path):
     assert grade_folder(tmp_path / "h").count_points("ada") == 1
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed: make browser")
+PRINTERS = {"Chromium": "ENGINES", "LaTeX": "BROWSERS"}  # a printer, and where the names of the other are
+
+
+@pytest.mark.parametrize("printer", PRINTERS)
 @pytest.mark.slow
-def test_the_sheet_is_printed_as_pdf(tmp_path):
-    written, missing = make_homework(["udl-12.1"], 7, tmp_path)
+def test_the_sheet_is_printed_as_pdf(tmp_path, monkeypatch, printer):
+    monkeypatch.setattr(pdf, PRINTERS[printer], ())
+    if pdf.find_program(pdf.BROWSERS + pdf.ENGINES) is None:
+        pytest.skip(f"no {printer} is installed")
+    written, missing = make_homework(["udl-12.1", "nyu-1.1b"], 7, tmp_path)
     assert missing == ""
     assert (tmp_path / "sheet.pdf").read_bytes().startswith(b"%PDF")
     assert tmp_path / "sheet.pdf" in written
+
+
+def test_without_a_printer_there_is_no_pdf_and_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(pdf, "BROWSERS", ())
+    monkeypatch.setattr(pdf, "ENGINES", ())
+    written, missing = make_homework(["udl-12.1"], 7, tmp_path)
+    assert "neither" in missing
+    assert not any(path.suffix == ".pdf" for path in written)
+
+
+def test_every_question_can_be_written_as_latex():
+    made = to_latex(make_sheet(list(list_questions().values()), 7, "Ada & Bela_50%"))
+    assert made.isascii()  # what every engine can print
+    assert r"\section*{Homework of Ada \& Bela\_50\%}" in made
+    assert r"\texttt{answer udl-12.1:} \hrulefill" in made
+    assert made.count("{") == made.count("}")
+    body = made.partition(r"\begin{document}")[2]
+    assert "`" not in body
+    assert not re.search(r"(?<!\\)[#&%_]", body)
