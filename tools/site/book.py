@@ -41,7 +41,8 @@ def make_page(name: str, run: bool = True) -> str:
     page = load_page(name)
     if not run:
         return f"# {page.title}\n\n*{page.source}*\n\nThis page was not run.\n"
-    text = to_markdown(run_page(page), None, inline_figure)
+    text = f"# {page.title}\n\n*{page.id} · {page.source}*\n\n"
+    text += to_markdown(run_page(page), None, inline_figure, title=False)
     lines = []
     for question in find_questions(name):
         lines.append(f'- {_escape(question.prompt)}\n  `regard answer {question.id} "..."`')

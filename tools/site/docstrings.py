@@ -14,9 +14,10 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Example|Examples|
 TITLES = {"Args": "Arguments", "Example": "", "Examples": ""}
 FENCE = re.compile(r"^\s*```")
 ITEM = re.compile(r"^(?P<names>\*{0,2}[A-Za-z_]\w*(?:, \*{0,2}[A-Za-z_]\w*)*):\s+(?P<text>\S.*)$")
-# Code between backticks, or a sign that reStructuredText would take for markup.
+# Code between backticks, emphasis, or a sign that reStructuredText would take for markup.
 INLINE = re.compile(
-    r"(?P<ticks>`+)(?P<code>.+?)(?P=ticks)(?=(?P<after>\w?))|(?P<sign>[*|\\])|(?P<name>\b\w*_)(?!\w)", re.DOTALL
+    r"(?P<ticks>`+)(?P<code>.+?)(?P=ticks)(?=(?P<after>\w?))|(?P<kept>(?<![\w*])\*\w[^*\n]*\w\*(?![\w*]))|(?P<sign>[*|\\])|(?P<name>\b\w*_)(?!\w)",
+    re.DOTALL,
 )
 
 
@@ -26,11 +27,12 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def process(app: Any, kind: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = to_restructured_text(lines)
+    summary = next((index for index, line in enumerate(lines) if not line.strip()), len(lines))
+    lines[:] = [*escape("\n".join(lines[:summary])).split("\n"), "", *to_restructured_text(lines[summary:])]
 
 
 def to_restructured_text(lines: list[str]) -> list[str]:
-    """The lines of a docstring as reStructuredText: block by block, each with an empty line after it."""
+    """The lines of a docstring below its first sentence, block by block, each with an empty line after it."""
     made: list[str] = []
     index = 0
     while index < len(lines):
@@ -114,6 +116,8 @@ def escape(text: str) -> str:
             code = " ".join(match["code"].split())
             before = "\\ " if match.start() and text[match.start() - 1].isalnum() else ""
             return f"{before}``{code}``" + ("\\ " if match["after"] else "")
+        if match["kept"]:
+            return match["kept"]
         return f"\\{match['sign']}" if match["sign"] else f"{match['name'][:-1]}\\_"
 
     return INLINE.sub(replace, text)

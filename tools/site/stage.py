@@ -13,7 +13,17 @@ import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # In the order of the sidebar: the file and the part it belongs to.
-GUIDES = ("overview", "patterns", "biases", "models", "pretrained", "training", "training_data", "convolution", "show")
+GUIDES = (
+    "Overview <overview>",
+    "patterns",
+    "biases",
+    "models",
+    "pretrained",
+    "training",
+    "training_data",
+    "convolution",
+    "show",
+)
 GUIDES += ("cost", "scaling", "distributed", "integrations")
 TRUTH = ("laws", "findings")
 PROJECT = ("design", "contributing", "changes")
@@ -46,7 +56,7 @@ def write_sources(folder: Path, pages: Iterable[str] | None = None, jobs: int = 
     """Write all sources into an empty folder; `pages` restricts which pages of the book are run, for a quick look."""
     shutil.copytree(ROOT / "docs" / "pictures", folder / "pictures")
     known = {file.stem for file in (ROOT / "docs").glob("*.md")}
-    listed = {*GUIDES, *TRUTH, *PROJECT, "index", "book"}
+    listed = {"overview", *GUIDES[1:], *TRUTH, *PROJECT, "index", "book"}
     for name in sorted(known | listed):
         text = (ROOT / OUTSIDE[name] if name in OUTSIDE else ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         (folder / f"{name}.md").write_text(adapt_links(text), encoding="utf-8")

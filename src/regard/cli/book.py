@@ -102,7 +102,10 @@ def show_problem(args: argparse.Namespace) -> int:
         return 0
     from regard.book.execution import run_page
 
-    executed = run_page(load_page(args.problem))
+    page = load_page(args.problem)
+    if page.slow:
+        print(f"regard: running {page.id}, which trains models: up to a minute", file=sys.stderr)
+    executed = run_page(page)
     if args.open or args.out is not None:
         from regard.book.html import to_html
         from regard.render.files import check_suffix, write_file
