@@ -117,11 +117,14 @@ def show_problem(args: argparse.Namespace) -> int:
 
             webbrowser.open(path.resolve().as_uri())
         return 0
+    from regard.book.errata import list_errata
     from regard.book.terminal import print_page
 
     print_page(executed)
     if questions:
         print(f"\ngraded: {', '.join(question.id for question in questions)}; regard answer {questions[0].id} ANSWER")
+    if any(entry.problem == page.id for entry in list_errata()):
+        print(f"mistakes of the source, run: regard errata {page.id}")
     return 0
 
 
