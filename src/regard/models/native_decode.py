@@ -11,6 +11,7 @@ import dataclasses
 import math
 import operator
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.biases import Alibi
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.library import missing
-from regard.kernels.model_step import ModelPart, ModelProgram, StepEmbedding, StepInputs, StepNorm
+from regard.kernels.model_step import MOST_FORMATS, ModelPart, ModelProgram, StepEmbedding, StepInputs, StepNorm
 from regard.kernels.quantized import QuantizedTensor
 from regard.kernels.weights import PackedMatrix
 from regard.layers.block import BlockList, TransformerBlock
@@ -154,7 +155,7 @@ class NativeDecoder:
         parts, final = self._lower_blocks(model, stack)
         output = None
         if model._modules.get(stack.output) is not None:
-            output, bias = self._find_linear(model, stack.output)
+            (output,), bias = self._find_linear(model, stack.output)
             if bias is not None:
                 raise NotNativeError("the output matrix has a bias")
         self.embedding = self._find_embedding(model, stack)
@@ -173,12 +174,11 @@ class NativeDecoder:
         if positions is not None and (type(positions) is not LearnedPositions or _is_hooked(positions)):
             return None
         try:
-            table = self.watch.parameter(tokens, "weight")
+            (table,) = self._find_rows(tokens, "the embedding", most=1)
             added = None if positions is None else self.watch.parameter(positions, "weight")
         except NotNativeError:
             return None
         self.watch.modules += [module for module in (tokens, positions) if module is not None]
-        assert table is not None
         return StepEmbedding(table, added, stack.scale)
 
     def _lower_blocks(
@@ -217,25 +217,28 @@ class NativeDecoder:
         kind = "layer" if type(norm) is nn.LayerNorm else "rms"
         return StepNorm(kind, self.watch.parameter(norm, "weight"), self.watch.parameter(norm, "bias"), eps)
 
-    def _find_matrix(self, module: nn.Module, where: str) -> PackedMatrix:
-        """The weights of a linear layer, in the format they are stored in."""
-        if type(module) not in (Linear, nn.Linear, Projections) or _is_hooked(module):
-            raise NotNativeError(f"{where} is {type(module).__name__}, or has hooks")
+    def _find_rows(self, module: nn.Module, where: str, most: int) -> list[PackedMatrix]:
+        """The matrix of a module in the format it is stored in, as runs of rows with one format each."""
         weight = module._parameters["weight"]
         if isinstance(weight, QuantizedTensor):
-            if (matrix := weight.packed()) is None:
+            if len(weight.parts) > most:
                 raise NotNativeError(f"the rows of {where} have several formats: {', '.join(weight.formats)}")
             self.watch.tensors.append(weight)
-            return matrix
+            return weight.packed()
         weight = self.watch.parameter(module, "weight")
         assert weight is not None
-        return PackedMatrix.from_tensor(weight)
+        return [PackedMatrix.from_tensor(weight)]
 
-    def _find_linear(self, parent: nn.Module, name: str) -> tuple[PackedMatrix, Tensor | None]:
+    def _find_linear(
+        self, parent: nn.Module, name: str, most: int = 1
+    ) -> tuple[tuple[PackedMatrix, ...], Tensor | None]:
+        """The weights of a linear layer, and its bias."""
         module = parent._modules[name]
         assert module is not None
         self.watch.add(module, name)
-        return self._find_matrix(module, name), self.watch.parameter(module, "bias")
+        if type(module) not in (Linear, nn.Linear):
+            raise NotNativeError(f"{name} is {type(module).__name__}")
+        return tuple(self._find_rows(module, name, most)), self.watch.parameter(module, "bias")
 
     def _lower_feed_forward(self, block: nn.Module, norm: StepNorm, post: bool) -> ModelPart:
         layer = self.watch.child(block, "feed_forward", (FeedForward,))
@@ -244,8 +247,8 @@ class NativeDecoder:
         name = GATE_ACTIVATIONS[layer.activation] if layer.gated else str(layer.activation)
         if layer.activation_fn is not (GATED if layer.gated else PLAIN).get(layer.activation):
             raise NotNativeError("the activation of a feed-forward layer was replaced")
-        first, first_bias = self._find_linear(layer, "inner")
-        second, second_bias = self._find_linear(layer, "outer")
+        first, first_bias = self._find_linear(layer, "inner", MOST_FORMATS)
+        (second,), second_bias = self._find_linear(layer, "outer")
         return ModelPart(
             "feed_forward",
             norm,
@@ -278,21 +281,22 @@ class NativeDecoder:
         window = -1 if is_cross else _find_window(layer)
         if projections.letters not in ("", "qkv"):
             raise NotNativeError(f"of the projections, only {projections.letters!r} have biases")
-        first, bias = self._find_matrix(projections, "projections"), self.watch.parameter(projections, "bias")
+        first = self._find_rows(projections, "projections", MOST_FORMATS)
+        bias = self.watch.parameter(projections, "bias")
         if is_cross:
             width = projections.widths[0]
-            first, bias = dataclasses.replace(first, rows=width), None if bias is None else bias[:width]
+            first, bias = _take_rows(first, width), None if bias is None else bias[:width]
         elif layer.rotary is not None:
             if self.rotary not in (None, layer.rotary):
                 raise NotNativeError("layers have different rotary positions")
             self.rotary = layer.rotary
-        second, second_bias = self._find_linear(layer, "output")
+        (second,), second_bias = self._find_linear(layer, "output")
         self.attentions.append(layer)
         return ModelPart(
             "cross_attention" if is_cross else "self_attention",
             norm,
             post,
-            first,
+            tuple(first),
             bias,
             second,
             second_bias,
@@ -345,6 +349,16 @@ class NativeDecoder:
             return (cosine.data_ptr() + offset, sine.data_ptr() + offset, 0), None
         kept = cosine[places], sine[places]
         return (kept[0].data_ptr(), kept[1].data_ptr(), cosine.shape[1]), kept
+
+
+def _take_rows(stack: Sequence[PackedMatrix], count: int) -> list[PackedMatrix]:
+    """The first rows of matrices that stand one below the other."""
+    taken: list[PackedMatrix] = []
+    for matrix in stack:
+        rows = min(matrix.rows, count)
+        taken += [dataclasses.replace(matrix, rows=rows)] if rows else []
+        count -= rows
+    return taken
 
 
 def _find_window(layer: MultiHeadAttention) -> int:
