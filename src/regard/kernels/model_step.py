@@ -57,8 +57,8 @@ class ModelPart:
         kind: a key of `PART_KINDS`.
         norm: before the part.
         from_normed: whether the residual connection begins after the norm, as in post-norm models.
-        first, first_bias: `(q | k | v)`, `q`, or the hidden channels, the gate above; up to `MOST_FORMATS` matrices, one
-            below the other.
+        first, first_bias: `(q | k | v)`, `q`, or the hidden channels, the gate above, as up to `MOST_FORMATS` matrices,
+            one below the other.
         second, second_bias: the output of the part.
         heads, kv_heads, dim, value_dim, scale: of an attention.
         slopes: ALiBi's, `(head,)`.
@@ -115,7 +115,7 @@ class ModelPart:
 
 @dataclass(frozen=True, eq=False)
 class StepEmbedding:
-    """`x = scale table[token] + positions[position]`: a table of any format; float32 `positions`, which may be absent."""
+    """`x = scale table[token] + positions[position]`: a table of any format, float32 `positions` or none."""
 
     table: PackedMatrix
     positions: Tensor | None = None
