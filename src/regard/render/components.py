@@ -1,7 +1,8 @@
 """The browser components: ES modules and style sheets, served one by one or joined into one script without imports.
 
-Every page of Regard (the lab, the demo's report, saved pictures, the book, notebooks) shows attention by the same custom
-elements. They are plain modules beside this file, in `components/`; nothing compiles them and they load nothing else.
+Every page of Regard (the lab, the demo's report, saved pictures, the book, notebooks) shows attention by the same
+custom elements. They are plain modules beside this file, in `components/`; nothing compiles them, and they load
+nothing else.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def read_component(name: str) -> tuple[bytes, str]:
 def bundle(*names: str) -> str:
     """The named modules and all they import as one script, in the order of their imports, without `import` or `export`.
 
-    A page opened from a file cannot import modules, and a notebook takes one. Each module becomes a function of its own, so
-    that private names never meet.
+    A page opened from a file cannot import modules, and a notebook takes one. Each module becomes a function of its
+    own, so that private names never meet.
     """
     parts = [_wrap(name) for name in _order(names)]
     return "(function () {\n" + "".join(parts) + "})();\n"

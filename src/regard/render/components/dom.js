@@ -1,5 +1,6 @@
 // Elements, always built from text and attributes: data never becomes markup.
-const SVG = "http://www.w3.org/2000/svg";
+// The name of SVG's elements, as the browser itself knows it.
+const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {

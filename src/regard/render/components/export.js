@@ -1,5 +1,5 @@
 // Figures as files: an SVG of its own without style sheets, and a PNG of it.
-import { html, button } from "./dom.js";
+import { button, html, svg } from "./dom.js";
 
 const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
   "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline", "letter-spacing"];
@@ -26,14 +26,8 @@ export function standaloneSVG(drawing) {
 
 // Nodes as a whole file, on the paper of the page.
 export function wrapSVG(nodes, [left, top, width, height]) {
-  const root = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  root.setAttribute("viewBox", `${left} ${top} ${width} ${height}`);
-  root.setAttribute("width", String(width));
-  root.setAttribute("height", String(height));
-  root.setAttribute("font-family", "system-ui, 'DejaVu Sans', sans-serif");
-  const paper = document.createElementNS(root.namespaceURI, "rect");
-  for (const [name, value] of [["x", left], ["y", top], ["width", width], ["height", height]]) paper.setAttribute(name, String(value));
-  paper.setAttribute("fill", getComputedStyle(document.documentElement).getPropertyValue("--card").trim() || "#fff");
+  const root = svg("svg", { viewBox: `${left} ${top} ${width} ${height}`, width, height, "font-family": "system-ui, 'DejaVu Sans', sans-serif" });
+  const paper = svg("rect", { x: left, y: top, width, height, fill: getComputedStyle(document.documentElement).getPropertyValue("--card").trim() || "#fff" });
   root.append(paper, ...nodes);
   return new XMLSerializer().serializeToString(root);
 }

@@ -11,9 +11,9 @@ class AttendedImage extends HTMLElement {
     this.canvas = html("canvas", { class: "rg-pixels rg-over" });
     this.mark = html("i", { class: "rg-mark", hidden: true });
     this.board = html("div", { class: "rg-image", tabindex: 0, role: "application", "aria-label": "The image. Arrow keys move the pinned patch." }, this.picture, this.canvas, this.mark);
-    this.prefix = html("div", { class: "rg-row", role: "group", "aria-label": "tokens outside the image" });
+    this.outside = html("div", { class: "rg-row", role: "group", "aria-label": "tokens outside the image" });
     this.status = html("p", { class: "rg-status", "aria-live": "polite" });
-    this.append(this.board, this.prefix, this.status);
+    this.append(this.board, this.outside, this.status);
     const point = (event) => {
       const token = this.tokenAt(event);
       if (token !== null && token !== this.pinned) this.choose(token);
@@ -59,7 +59,7 @@ class AttendedImage extends HTMLElement {
     if (!this.source) return;
     const { source, row, pinned } = this, [rows, columns] = source.grid, { start } = source;
     this.board.style.aspectRatio = `${columns} / ${rows}`;
-    this.prefix.replaceChildren(...source.queries.slice(0, start).map((token, place) => html("button", { type: "button", "aria-pressed": String(place === pinned), on: { click: () => this.choose(place) } }, token)));
+    this.outside.replaceChildren(...source.queries.slice(0, start).map((token, place) => html("button", { type: "button", "aria-pressed": String(place === pinned), on: { click: () => this.choose(place) } }, token)));
     this.canvas.width = columns;
     this.canvas.height = rows;
     let most = 0;

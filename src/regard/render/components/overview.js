@@ -1,9 +1,8 @@
 // <regard-overview>: every head of every layer as a small picture; sorted by what a number says of it.
 import { define, html, select, svg } from "./dom.js";
-import { onPalette, paint } from "./colors.js";
+import { onPalette, paint, variable } from "./colors.js";
 import { largest } from "./numbers.js";
 import { wrapSVG } from "./export.js";
-import { variable } from "./colors.js";
 
 export const HEAD_NUMBERS = {
   entropy: ["entropy", "in nats: low is focused, high is spread"],
@@ -125,7 +124,7 @@ class Overview extends HTMLElement {
     rows.forEach((heads, row) => heads.forEach((head, column) => {
       const x = gap + column * (size + gap), y = gap + row * (size + gap + line), { shape, values } = head.thumbnail;
       paint(canvas, values, shape[0], shape[1], largest(values));
-      nodes.push(svg("image", { href: canvas.toDataURL(), x, y, width: size, height: size, preserveAspectRatio: "none", "image-rendering": "pixelated", style: { "image-rendering": "pixelated" } }),
+      nodes.push(svg("image", { href: canvas.toDataURL(), x, y, width: size, height: size, preserveAspectRatio: "none", "image-rendering": "pixelated" }),
         svg("rect", { x, y, width: size, height: size, fill: "none", stroke: variable("line") }),
         svg("text", { ...ink, x, y: y + size + 12 }, key ? `${head.layer}·${head.head}  ${number(head.numbers[key])}` : `${head.layer}·${head.head}`));
     }));

@@ -22,7 +22,7 @@ class Tokens extends HTMLElement {
     this.tabIndex = 0;
     this.setAttribute("role", "listbox");
     if (!this.hasAttribute("aria-label")) this.setAttribute("aria-label", "tokens");
-    this.prefix = newId("token");
+    this.ids = newId("token");
     this.append(this.stage);
     this.addEventListener("scroll", () => this.drawLines());
     this.addEventListener("keydown", (event) => this.onKey(event));
@@ -91,13 +91,13 @@ class Tokens extends HTMLElement {
       this.drawn.set(line, node);
       this.stage.append(node);
     }
-    if (this.pinned !== null) this.setAttribute("aria-activedescendant", `${this.prefix}-${this.pinned}`);
+    if (this.pinned !== null) this.setAttribute("aria-activedescendant", `${this.ids}-${this.pinned}`);
     else this.removeAttribute("aria-activedescendant");
   }
 
   draw(place) {
     const { left, size, text } = this.places[place];
-    const node = html("span", { id: `${this.prefix}-${place}`, class: "rg-token", role: "option", "data-token": place, "aria-selected": String(place === this.pinned),
+    const node = html("span", { id: `${this.ids}-${place}`, class: "rg-token", role: "option", "data-token": place, "aria-selected": String(place === this.pinned),
       "aria-setsize": this.tokens.length, "aria-posinset": place + 1, style: { left: `${left}px`, width: `${size}px` } }, text);
     if (this.weights && this.weights[place] !== undefined) {
       const share = this.most ? this.weights[place] / this.most : 0;
