@@ -65,10 +65,13 @@ class Overview extends HTMLElement {
     if (key && HEAD_NUMBERS[key]) this.bar.append(html("span", { class: "rg-faint" }, HEAD_NUMBERS[key][1]));
     const heads = this.sorted();
     if (this.order) {
-      this.grid.replaceChildren(html("div", { class: "rg-layer" }, heads.map((head) => this.cell(head, key))));
+      this.grid.replaceChildren(html("div", { class: "rg-sorted" }, heads.map((head) => this.cell(head, key))));
     } else {
-      this.grid.replaceChildren(...this.layers.map((row, layer) => html("div", { class: "rg-layer", role: "group", "aria-label": `layer ${layer}` },
-        html("span", { class: "rg-layer-name" }, String(layer)), row.map((head) => this.cell({ ...head, layer }, "")))));
+      const count = Math.max(...this.layers.map((row) => row.length));
+      this.grid.style.setProperty("--heads", count);
+      this.grid.replaceChildren(html("div", { class: "rg-layer rg-top", "aria-hidden": "true" }, html("span"), Array.from({ length: count }, (_, head) => html("span", {}, String(head)))),
+        ...this.layers.map((row, layer) => html("div", { class: "rg-layer", role: "group", "aria-label": `layer ${layer}` },
+          html("span", { class: "rg-layer-name" }, String(layer)), row.map((head) => this.cell({ ...head, layer }, "")))));
     }
     this.mark();
     this.toggleAttribute("data-ready", true);
@@ -81,7 +84,7 @@ class Overview extends HTMLElement {
     return html("button", { type: "button", class: "rg-head", "data-place": `${head.layer}.${head.head}`, title: `layer ${head.layer}, head ${head.head}\n${told.replaceAll(", ", "\n")}`,
       "aria-label": `layer ${head.layer}, head ${head.head}${key ? `, ${name(key)} ${number(head.numbers[key])}` : ""}`,
       on: { click: () => this.dispatchEvent(new CustomEvent("head", { detail: { layer: head.layer, head: head.head }, bubbles: true })) } },
-    canvas, this.order ? html("span", {}, `${head.layer}·${head.head}`, html("b", {}, number(head.numbers[key]))) : html("span", {}, String(head.head)));
+    canvas, this.order ? html("span", {}, `${head.layer}·${head.head}`, html("b", {}, number(head.numbers[key]))) : null);
   }
 
   mark() {
