@@ -93,7 +93,7 @@ class Attention extends HTMLElement {
     this.views[state.view].show(this.source, { pinned: state.token, row, image: data.image });
     if (!data.grid) this.tokens.show(data.queries, { weights: data.queries.length === data.keys.length ? row : null, pinned: state.token });
     this.overview.show(this.overview.layers, { chosen: state, order: this.overview.order });
-    this.told.textContent = row ? `${tokenText(data.queries[state.token])} attends to ${topPlaces(row, 5).map((place) => `${tokenText(data.keys[place])} ${percent(row[place])}`).join(", ")}` : "";
+    this.told.textContent = row ? `“${tokenText(data.queries[state.token])}” attends to ${topPlaces(row, 5).map((place) => `“${tokenText(data.keys[place])}” ${percent(row[place])}`).join(", ")}` : "";
     this.toggleAttribute("data-ready", true);
   }
 }

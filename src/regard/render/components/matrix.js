@@ -133,7 +133,7 @@ class Matrix extends HTMLElement {
     if (this.pinned !== null) {
       pen.strokeStyle = variable("query");
       pen.lineWidth = 1.5;
-      pen.strokeRect(left - 2, top + (this.pinned - y) * cell, this.width - left + 4, tall);
+      pen.strokeRect(left, top + (this.pinned - y) * cell, Math.min((this.source.keys.length - x) * cell, this.width - left), tall);
     }
     if (this.cursor) {
       pen.strokeStyle = variable("ink");
