@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from regard.errors import RegardError
-from regard.lab import look
+from regard.lab import check, look, play, predictions, price, runs
 from regard.lab.answers import Refused, describe_error, encode_json, error_response, json_response
 from regard.lab.fields import Fields
 from regard.lab.files import read_static
@@ -49,6 +49,14 @@ ENDPOINTS: dict[str, Endpoint] = {
     "tile": Endpoint(look.make_tile),
     "row": Endpoint(look.make_row),
     "rollout": Endpoint(look.make_rollout),
+    "predict": Endpoint(predictions.predict),
+    "generate": Endpoint(predictions.generate, streams=True),
+    "pattern": Endpoint(play.describe_pattern, ""),
+    "time": Endpoint(play.measure_time, "", streams=True),
+    "quadratic": Endpoint(play.slide_heads, ""),
+    "check": Endpoint(check.check_model, "model", streams=True),
+    "cost": Endpoint(price.price, "model"),
+    "run": Endpoint(runs.read_run, ""),
 }
 
 
@@ -58,6 +66,9 @@ def make_app(lab: Lab) -> Starlette:
     async def list_models(request: Request) -> Response:
         return json_response({"models": lab.list_models()})
 
+    async def list_runs(request: Request) -> Response:
+        return json_response({"runs": runs.list_runs(lab)})
+
     async def send_file(request: Request) -> Response:
         folder = request.path_params.get("folder", "static")
         content, media_type = read_static(folder, request.path_params.get("name", "index.html"))
@@ -66,6 +77,7 @@ def make_app(lab: Lab) -> Starlette:
     routes = [
         Route("/", send_file),
         Route("/api/models", list_models),
+        Route("/api/runs", list_runs),
         *(
             Route(f"/api/{name}", _Answer(lab, name, endpoint), methods=["POST"])
             for name, endpoint in ENDPOINTS.items()
@@ -147,7 +159,7 @@ class _Answer:
         return work
 
     def _find_lane(self, fields: Fields) -> str:
-        if self.endpoint.lane == "model":
+        if self.endpoint.lane == "model" and (fields.has("model") or not fields.has("expression")):
             id = fields.text("model")
             self.lab.find_source(id)
             return f"model {id}"

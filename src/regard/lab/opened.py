@@ -41,7 +41,7 @@ class OpenedModel:
 
     def __init__(self, id: str, source: Source, loaded: LoadedModel, check: Check = lambda: None) -> None:
         self.id, self.source, self.loaded = id, source, loaded
-        self.module = loaded.module.eval().requires_grad_(False)
+        self.module = loaded.module.eval()
         self.kind: kinds.Kind = kinds.find_kind(self.module)
         self.head = kinds.find_head(self.module, self.kind)
         self.words = self._make_words()

@@ -39,6 +39,8 @@ class Lab:
         self.inputs = InputStore(memory)
         self.workers = workers or Workers()
         self.opened: dict[str, OpenedModel] = {}
+        self.costs: dict[str, Any] = {}
+        self.frames: dict[str, dict[int, Any]] = {}
 
     def list_models(self) -> list[dict[str, Any]]:
         return [
