@@ -33,11 +33,12 @@ export class InputForm {
 
   show(model, values, info) {
     const options = this.models.map((one) => [one.id, one.real_weights === false ? `${one.name} (random weights)` : one.name]);
-    this.models_place.replaceChildren(select("model", options, model.id, (id) => this.choose(id)), html("span", { class: "kind" }, model.kind));
+    this.models_place.replaceChildren(select("model", options, model.id, (id) => this.choose(id)), html("span", { class: "kind" }, model.kind || "not loaded yet"));
     this.kind = model.kind;
     this.image_size = info && info.image_size;
     this.info.textContent = info && info.max_tokens ? `up to ${info.max_tokens.toLocaleString("en-US")} tokens` : "";
-    if (model.kind === "image") this.showImage(values.image);
+    if (!model.kind) this.fields.replaceChildren(html("p", { class: "rg-faint" }, "The model is loaded when you look; then its input can be typed here."));
+    else if (model.kind === "image") this.showImage(values.image);
     else if (model.kind === "translation") this.fields.replaceChildren(this.area("source", values.source, "source"), this.area("target", values.target, "target, or its beginning"));
     else this.fields.replaceChildren(this.area("text", values.text, "text"));
   }
