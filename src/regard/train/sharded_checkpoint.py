@@ -147,8 +147,9 @@ def load_state(place: Path, state: dict[str, Tensor]) -> None:
                 f"{place.name} does not fit the recipe.",
                 asked=str(place),
                 found=f"other tensors: {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
-                because="it was written by a run with another model or optimizer",
-                instead="the unmodified folder of the run, or a new one",
+                because="it was written by a run with another model or optimizer, or a part is missing",
+                instead=f"the unmodified folder of the run, or remove {place} to resume from an earlier one or to "
+                "start again",
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*single process")  # that is meant
