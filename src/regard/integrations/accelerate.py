@@ -21,7 +21,7 @@ from regard.errors import InputError
 from regard.integrations.attention_layers import find_attention_layers, reads_table
 from regard.integrations.generation import WeightVersions, convert_decoder, generate_like_huggingface
 from regard.integrations.overridden_layers import install, uninstall
-from regard.integrations.probe import make_probe, run_probe
+from regard.integrations.probe import make_probe, make_token_probe, run_probe
 from regard.integrations.use import list_implementations
 from regard.kernels.library import missing
 from regard.kernels.quantized import QuantizedTensor
@@ -112,16 +112,19 @@ def accelerate(
     report = Accelerated(model, weights, BOUNDS[weights])
     _active.setdefault(model, []).append(report)
     try:
+        decoder, reason = (None, "") if training else convert_decoder(model, weights)
+        if decoder is not None:  # `generate` does not run the model, so it is compared by itself
+            ids = make_token_probe(model)
+            with eval_mode(model):
+                report.difference = _measure_difference(run_probe(decoder, ids), run_probe(model, ids))
         _replace_attention(report)
         if not training:
-            decoder, reason = convert_decoder(model, weights)
             _replace_linear(report)
             _replace_generation(report, decoder, reason)
         if weights != "float32":
             _freeze(report)
         with eval_mode(model):
-            after = run_probe(model, probe)
-        report.difference = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+            report.difference = max(report.difference, _measure_difference(run_probe(model, probe), before))
     except BaseException:
         report.restore()
         raise
@@ -136,6 +139,10 @@ def accelerate(
             instead='weights="float32"' if weights != "float32" else "regard.use or attn_implementation alone",
         )
     return report
+
+
+def _measure_difference(after: Tensor, before: Tensor) -> float:
+    return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
 def _check(model: nn.Module, weights: str, training: bool) -> None:

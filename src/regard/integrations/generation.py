@@ -40,6 +40,8 @@ def convert_decoder(model: Any, weights: str) -> tuple[GPT | None, str]:
     name = type(model).__name__
     if name not in CLASSES:
         return None, ""
+    if any(find_override(module) is not None for module in model.modules()):
+        return None, "regard.use changed its layers"
     try:
         decoder = GPT.from_checkpoint(model.config.to_dict(), model.state_dict(), dtype=torch.float32).eval()
     except RegardError as reason:

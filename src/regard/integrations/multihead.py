@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.adapters.override import Override
 from regard.attention import weights
 from regard.errors import InputError
-from regard.integrations.scaled_dot_product import attend_like_sdpa, describe_call
+from regard.integrations.scaled_dot_product import attend_like_sdpa, describe_call, refuse_subclasses
 
 MULTIHEAD = nn.functional.multi_head_attention_forward
 
@@ -35,13 +35,7 @@ def run_multihead(
             because="it appends keys that belong to no token, and a pattern counts the tokens",
             instead="layers= without this layer",
         )
-    if not all(type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu for tensor in (query, key, value)):
-        raise InputError(
-            "nn.MultiheadAttention with another pattern takes plain tensors on the CPU.",
-            asked=f"a call with {type(query).__name__} on {query.device}",
-            because="nested tensors and other subclasses have no positions that a pattern could count",
-            instead="padded tensors and key_padding_mask",
-        )
+    refuse_subclasses(query, key, value)
     swap = module.batch_first and query.dim() == 3
     if swap:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))

@@ -23,7 +23,7 @@ def make_probe(model: Any, example: dict[str, Any] | Tensor | None = None) -> di
         names = set(inspect.signature(model.forward).parameters)
         if model.main_input_name == "input_ids":
             words = config.get_text_config().vocab_size
-            inputs = {"input_ids": torch.randint(0, words, (ROWS, TOKENS), generator=random)}
+            inputs = {"input_ids": make_token_probe(model)}
             if config.is_encoder_decoder and "decoder_input_ids" in names:
                 inputs["decoder_input_ids"] = torch.randint(0, words, (ROWS, TOKENS // 2), generator=random)
             return inputs
@@ -43,6 +43,12 @@ def make_probe(model: Any, example: dict[str, Any] | Tensor | None = None) -> di
         because="it is neither a model of Hugging Face with tokens or images nor one of timm",
         instead='example={"input_ids": ...}, or one tensor',
     )
+
+
+def make_token_probe(model: Any) -> Tensor:
+    """Random tokens for a model of Hugging Face."""
+    words = model.config.get_text_config().vocab_size
+    return torch.randint(0, words, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

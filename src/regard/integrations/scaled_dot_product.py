@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from regard.adapters.override import Override
 from regard.attention import attend
@@ -124,6 +125,19 @@ def find_reason_for_torch(
     ):
         return "torch refuses this mask"
     return None
+
+
+def refuse_subclasses(*arguments: Any) -> None:
+    """Refuse what has no positions that a pattern, a bias or a scale of `regard.use` could speak of."""
+    for tensor in (argument for argument in arguments if isinstance(argument, Tensor)):
+        if type(tensor) not in (Tensor, nn.Parameter, FakeTensor) or tensor.is_nested:
+            raise InputError(
+                "This call of torch's attention cannot be changed.",
+                asked="regard.use on a layer that makes it",
+                found=f"an argument of type {type(tensor).__module__}.{type(tensor).__name__}",
+                because="its positions or its meaning are not those of a plain tensor",
+                instead="padded tensors and a mask of booleans, or layers= without this layer",
+            )
 
 
 def _cast_like_autocast(tensor: Tensor) -> Tensor:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from regard.adapters.override import Override
-from regard.errors import InputError
 from regard.integrations.multihead import MULTIHEAD, attend_multihead, takes_multihead
-from regard.integrations.scaled_dot_product import attend_like_sdpa, find_reason_for_torch
+from regard.integrations.scaled_dot_product import (
+    attend_like_sdpa,
+    find_reason_for_torch,
+    refuse_subclasses,
+)
 
 SDPA = nn.functional.scaled_dot_product_attention
 
@@ -67,18 +69,6 @@ class sdpa(TorchFunctionMode):
             if not complete or find_reason_for_torch(*args, **kwargs) is not None:
                 return SDPA(*args, **kwargs)
         else:
-            _refuse_subclasses(*args, *kwargs.values())
+            refuse_subclasses(*args, *kwargs.values())
         self.calls += 1
         return attend_like_sdpa(*args, **kwargs, override=self._override)
-
-
-def _refuse_subclasses(*arguments: Any) -> None:
-    for tensor in (argument for argument in arguments if isinstance(argument, Tensor)):
-        if type(tensor) not in (Tensor, nn.Parameter, FakeTensor) or tensor.is_nested:
-            raise InputError(
-                "This call of scaled_dot_product_attention cannot be changed.",
-                asked="regard.use on a layer that makes it",
-                found=f"an argument of type {type(tensor).__module__}.{type(tensor).__name__}",
-                because="its positions or its meaning are not those of a plain tensor",
-                instead="padded tensors and a mask of booleans, or layers= without this layer",
-            )
