@@ -29,7 +29,7 @@ CHANNEL_ATTENTION = struct.Struct("=6qd2q")
 GRID_CONVOLUTION = struct.Struct("=6qd7q")
 PACKED_MATRIX = struct.Struct("=8q")
 WEIGHT_PRODUCTS = struct.Struct("=15q")
-MODEL_PART = struct.Struct("=q3qdq9q9q4qd7q")
+MODEL_PART = struct.Struct("=q3qdq25q9q4qd7q")
 STEP_CACHE = struct.Struct("=11q")
 MODEL_STEP = struct.Struct("=10q8qd3q3qd3qd8q2q")
 LARGE = 1 << 25  # bytes from which the C library's allocator maps every block anew, and unmaps it

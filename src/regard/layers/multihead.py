@@ -148,6 +148,22 @@ class MultiHeadAttention(nn.Module):
             described = restrict_to_queries(described, places + first, query, key, first)
         return attention_weights(query, key, described)
 
+    def project_heads(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        pattern: Pattern | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Attention]:
+        """Queries, keys and values of the heads as the attention takes them, positions included, and its description.
+
+        Keys and values have a head for each group of query heads: `(*batch, kv_head, token, dim)`.
+        """
+        query, key, value = self.projections(x, context, values)
+        return (*self._rotate(query, key, x, context, rotation, None, None), value, self._join_pattern(pattern))
+
     def head_contributions(
         self,
         x: Tensor,
