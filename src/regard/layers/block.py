@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
+from regard.layers.fused_training import feed_forward_with_residual, is_unhooked, norm_with_residual
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.rotary import Rotation
@@ -101,12 +102,15 @@ class TransformerBlock(nn.Module):
         cross_cache: CrossCache | None = None,
     ) -> Tensor:
         before = self.order == "pre"
-        made = self.attention(
-            self.attention_norm(x) if before else x, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation
-        )
+        drops = self.training and (self.dropout.p > 0 or not is_unhooked(self.dropout, nn.Dropout))
+        read, x = norm_with_residual(self.attention_norm, x) if before else (x, x)
         residual = x if self.shortcut is None else self.shortcut(x)
-        x = residual + (self.dropout(made) if self.training else made)
-        x = x if before else self.attention_norm(x)
+        words = {"pattern": pattern, "cache": cache, "lengths": lengths, "rotation": rotation}
+        if drops:
+            x = residual + self.dropout(self.attention(read, **words))
+        else:
+            x = self.attention.add_to(residual, read, **words)
+        x = x if before else norm_with_residual(self.attention_norm, x)[0]
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
                 raise InputError(
@@ -115,12 +119,20 @@ class TransformerBlock(nn.Module):
                     because="without one it would attend to its own tokens, future ones included",
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
-            made = self.cross(self.cross_norm(x) if before else x, context, pattern=context_pattern, cache=cross_cache)
-            x = x + (self.dropout(made) if self.training else made)
-            x = x if before else self.cross_norm(x)
-        made = self.feed_forward(self.feed_forward_norm(x) if before else x)
-        x = x + (self.dropout(made) if self.training else made)
-        return x if before else self.feed_forward_norm(x)
+            read, x = norm_with_residual(self.cross_norm, x) if before else (x, x)
+            words = {"pattern": context_pattern, "cache": cross_cache}
+            if drops:
+                x = x + self.dropout(self.cross(read, context, **words))
+            else:
+                x = self.cross.add_to(x, read, context, **words)
+            x = x if before else norm_with_residual(self.cross_norm, x)[0]
+        norm = self.feed_forward_norm
+        made = None if drops else feed_forward_with_residual(self.feed_forward, x, norm if before else None)
+        if made is None:
+            read, x = norm_with_residual(norm, x) if before else (x, x)
+            made = self.feed_forward(read)
+            made = x + (self.dropout(made) if drops else made)
+        return made if before else norm_with_residual(norm, made)[0]
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
                 instead='activation="gelu"',
             )
         self.activation, self.gated = activation, activation in GATED
-        self.activation_fn = GATED[activation] if self.gated else PLAIN[activation]
+        self.activation_fn = self.find_activation(activation)
         self.inner = Linear(dim, hidden_dim * 2 if self.gated else hidden_dim, bias=bias)
         self.outer = Linear(hidden_dim, dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
@@ -73,6 +73,11 @@ class FeedForward(nn.Module):
         if is_plain_eager(x) and self.activation_fn is ACTIVATIONS.get(self.activation) and is_plain_linear(self.inner):
             return linear(x, self.inner.weight, self.inner.bias, self.activation)
         return self.activation_fn(self.inner(x))
+
+    @staticmethod
+    def find_activation(name: str) -> Callable[[Tensor], Tensor]:
+        """The function of an activation's name."""
+        return GATED[name] if name in GATED else PLAIN[name]
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.modules import module as modules
 
+from regard.kernels import training
 from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.library import missing
@@ -70,6 +71,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         if x.numel() > GEMV_ROWS * weight.shape[1]:
             return run_gemm(x, weight, bias, activation)
         made = run_gemv(x, weight, bias)
+    elif training.can_train(x, weight, bias):
+        made = training.linear(x, weight, bias)
     else:
         made = F.linear(x, weight, bias)
     return made if activation is None else ACTIVATIONS[activation](made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
+from regard.layers.fused_training import add_projection, is_unhooked
 from regard.layers.linear import Linear
 from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
@@ -108,6 +110,14 @@ class MultiHeadAttention(nn.Module):
         """
         head_outputs = self._attend(x, context, values, pattern, cache, lengths, rotation)
         return self.output(head_outputs.transpose(-2, -3).flatten(-2))
+
+    def add_to(self, residual: Tensor, x: Tensor, context: Tensor | None = None, **arguments: Any) -> Tensor:
+        """`residual + self(x, context, ...)`, where training makes the addition part of the last product."""
+        if not is_unhooked(self, MultiHeadAttention):
+            return residual + self(x, context, **arguments)
+        words = {"values": None, "pattern": None, "cache": None, "lengths": None, "rotation": None} | arguments
+        head_outputs = self._attend(x, context, *words.values())
+        return add_projection(residual, head_outputs.transpose(-2, -3).flatten(-2), self.output)
 
     def weights(
         self,
