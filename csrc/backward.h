@@ -94,9 +94,9 @@ struct Backward {
         convert<T>(head.query.base + query * head.query.stride, task.dtype, task.dim, mine);
         for (int64_t d = task.dim; d < dim; ++d) mine[d] = T(0);
         T* grad_row = grad_rows + lane * value_dim;
-        std::memcpy(grad_row, grad_output + query * task.value_dim, task.value_dim * sizeof(T));
+        std::memcpy(grad_row, grad_output + query * task.grad_output.token, task.value_dim * sizeof(T));
         for (int64_t d = task.value_dim; d < value_dim; ++d) grad_row[d] = T(0);
-        const T* out = head.output + query * task.value_dim;
+        const T* out = head.output + query * head.output_row;
         Vec<T> some = Vec<T>{};
         int64_t d = 0;
         for (; d + L <= task.value_dim; d += L) some += load<T>(out + d) * load<T>(grad_row + d);
@@ -239,7 +239,7 @@ struct Backward {
     }
     finite &= sum_of<T>(check) == T(0);
     T* to[W];
-    for (int q = 0; q < W && q < tile.queries; ++q) to[q] = query_grad + tile.query[q] * task.dim;
+    for (int q = 0; q < W && q < tile.queries; ++q) to[q] = query_grad + tile.query[q] * task.query_grad.token;
     if (resumes)
       unpack<T, true>(output, tile.queries, W, task.dim, factor, to);
     else
@@ -250,18 +250,18 @@ struct Backward {
 // Hands the rows of a segment over: to[token][d] = or += from[token][d] * factor. The first one also clears the rows that
 // it has not touched. Returns whether all numbers are finite.
 template <class T>
-bool hand_over(const T* from, int64_t padded, int32_t low, int32_t high, T factor, T* to, int64_t dim, int64_t tokens,
-               bool first) {
+bool hand_over(const T* from, int64_t padded, int32_t low, int32_t high, T factor, T* to, int64_t row, int64_t dim,
+               int64_t tokens, bool first) {
   if (first) {
-    std::memset(to, 0, low * dim * sizeof(T));
-    std::memset(to + high * dim, 0, (tokens - high) * dim * sizeof(T));
+    for (int64_t token = 0; token < tokens; ++token)
+      if (token < low || token >= high) std::memset(to + token * row, 0, dim * sizeof(T));
   }
   constexpr int L = kLanes<T>;
   Vec<T> check = Vec<T>{};
   T rest = T(0);
   for (int64_t token = low; token < high; ++token) {
     const T* source = from + (token - low) * padded;
-    T* target = to + token * dim;
+    T* target = to + token * row;
     int64_t d = 0;
     for (; d + L <= dim; d += L) {
       const Vec<T> x = load<T>(source + d) * splat<T>(factor);
@@ -351,7 +351,7 @@ class Way {
     T* tables = arena.take<T>(group_ * task_.table_size);
     if (task_.table_grad) std::memset(tables, 0, group_ * task_.table_size * sizeof(T));
     for (int64_t g = 0; g < group_; ++g) {
-      const int64_t h = k * group_ + g, at = b * task_.heads + h;
+      const int64_t h = k * group_ + g;
       const Head<T> head(task_, b, h);
       if (task_.table_grad) shares.table = tables + g * task_.table_size;
       T* bias_grad =
@@ -359,8 +359,8 @@ class Way {
       for (int32_t n = here.first; n < here.last; ++n) {
         const Tile tile = program_.tile(list, n);
         Backward<T> backward{task_, head, tile, program_.resumes(), shares,
-                             static_cast<const T*>(task_.grad_output) + at * task_.queries * task_.value_dim,
-                             static_cast<T*>(task_.query_grad) + at * task_.queries * task_.dim, bias_grad, keys, packed,
+                             row_at<const T>(task_.grad_output, b, h),
+                             row_at<T>(task_.query_grad, b, h), bias_grad, keys, packed,
                              packed_grad, rows, grad_rows, weights, score_grads, output, key_totals, value_totals};
         with_vectors<T>(tile.queries, backward);
         if (!backward.finite) raise(flags_[kNotFinite - 1]);
@@ -369,10 +369,10 @@ class Way {
     turns.wait(place, number);
     const bool first = part == 0 && number == 0;
     bool fine = hand_over<T>(shares.key, dim_, here.low, here.high, static_cast<T>(task_.scale),
-                             static_cast<T*>(task_.key_grad) + place * task_.keys * task_.dim, task_.dim, task_.keys, first);
+                             row_at<T>(task_.key_grad, b, k), task_.key_grad.token, task_.dim, task_.keys, first);
     fine &= hand_over<T>(shares.value, value_dim_, here.low, here.high, T(1),
-                         static_cast<T*>(task_.value_grad) + place * task_.keys * task_.value_dim, task_.value_dim,
-                         task_.keys, first);
+                         row_at<T>(task_.value_grad, b, k), task_.value_grad.token, task_.value_dim, task_.keys,
+                         first);
     if (!fine) raise(flags_[kNotFinite - 1]);
     if (task_.table_grad) {
       T* total = static_cast<T*>(task_.table_grad) + place * group_ * task_.table_size;
@@ -403,7 +403,10 @@ int32_t run_backward(const Attention& task) {
   const Program program(task.program);
   if (program.tallest() > kTallest<T>) return kTooTall;
   if (program.resumes())
-    std::memset(task.query_grad, 0, task.batch * task.heads * task.queries * task.dim * sizeof(T));
+    for (int64_t b = 0; b < task.batch; ++b)
+      for (int64_t h = 0; h < task.heads; ++h)
+        for (int64_t n = 0; n < task.queries; ++n)
+          std::memset(row_at<T>(task.query_grad, b, h, n), 0, task.dim * sizeof(T));
   return Way<T>(task, program).run();
 }
 

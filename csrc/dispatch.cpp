@@ -108,6 +108,15 @@ REGARD_EXPORT int32_t regard_weight_products(const void* words) {
 REGARD_EXPORT int32_t regard_model_step(const void* words) {
   return regard::now().model_step(*static_cast<const regard::ModelStep*>(words));
 }
+REGARD_EXPORT int32_t regard_matmul(const void* words) {
+  return regard::now().matmul(*static_cast<const regard::Matmul*>(words));
+}
+REGARD_EXPORT int32_t regard_norm(const void* words) {
+  return regard::now().norm(*static_cast<const regard::Norm*>(words));
+}
+REGARD_EXPORT int32_t regard_norm_backward(const void* words) {
+  return regard::now().norm_backward(*static_cast<const regard::Norm*>(words));
+}
 REGARD_EXPORT int32_t regard_greedy(const float* logits, int64_t rows, int64_t count, int64_t* tokens, float* scores) {
   return regard::now().greedy(logits, rows, count, tokens, scores);
 }
@@ -141,6 +150,8 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
     case 8: return sizeof(regard::ModelStep) / 8;
     case 9: return sizeof(regard::PackWeight) / 8;
     case 10: return sizeof(regard::ChannelAttention) / 8;
-    default: return sizeof(regard::GridConvolution) / 8;
+    case 11: return sizeof(regard::GridConvolution) / 8;
+    case 12: return sizeof(regard::Matmul) / 8;
+    default: return sizeof(regard::Norm) / 8;
   }
 }

@@ -73,7 +73,7 @@ struct Forward {
     const T* rows[W];
     for (int lane = 0; lane < W; ++lane) {
       const int32_t query = tile.query[lane < tile.queries ? lane : tile.queries - 1];
-      rows[lane] = head.output + query * task.value_dim;
+      rows[lane] = head.output + query * head.output_row;
       const T before = head.lse[query];
       top[lane / L][lane % L] = before * kLog2E<T>;
       sum[lane / L][lane % L] = before == -std::numeric_limits<T>::infinity() ? T(0) : T(1);
@@ -189,7 +189,7 @@ struct Forward {
     finite &= sum_of<T>(check) == T(0);
     T* rows[W];
     for (int q = 0; q < W && q < tile.queries; ++q) {
-      rows[q] = head.output + tile.query[q] * task.value_dim;
+      rows[q] = head.output + tile.query[q] * head.output_row;
       head.lse[tile.query[q]] = total[q];
     }
     unpack<T, false>(output, tile.queries, W, task.value_dim, factor, rows);
@@ -202,7 +202,7 @@ REGARD_INLINE void fetch(const Tile& tile, const Head<T>& head, const Attention&
   for (int32_t q = 0; q < tile.queries; ++q) {
     const char* row = head.query.base + tile.query[q] * head.query.stride;
     for (int64_t byte = 0; byte < task.dim * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
-    const T* to = head.output + tile.query[q] * task.value_dim;
+    const T* to = head.output + tile.query[q] * head.output_row;
     for (int64_t d = 0; d < task.value_dim; d += 64 / sizeof(T)) __builtin_prefetch(to + d, 1);
   }
 }
@@ -216,8 +216,11 @@ int32_t run_forward(const Attention& task) {
   if (program.resumes()) {
     // No key has been processed yet.
     const int64_t rows = task.batch * task.heads * task.queries;
-    std::memset(task.output, 0, rows * task.value_dim * sizeof(T));
-    for (int64_t n = 0; n < rows; ++n) static_cast<T*>(task.lse)[n] = -std::numeric_limits<T>::infinity();
+    for (int64_t n = 0; n < rows; ++n) {
+      T* row = row_at<T>(task.output, n / task.queries / task.heads, n / task.queries % task.heads, n % task.queries);
+      std::memset(row, 0, task.value_dim * sizeof(T));
+      static_cast<T*>(task.lse)[n] = -std::numeric_limits<T>::infinity();
+    }
   }
   for (int32_t part = 0; part < program.parts(); ++part) {
     // Tiles are independent: any division among threads gives the same bits. A piece is worth the trouble of fetching.

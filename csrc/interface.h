@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "grid_tasks.h"
+#include "matmul_task.h"
 #include "model_program.h"
 #include "weights.h"
 
@@ -27,6 +28,18 @@ struct Tensor4 {
   int64_t batch, head, token;
 };
 
+// The same of a tensor that is written.
+struct Output4 {
+  void* data;
+  int64_t batch, head, token;
+};
+
+// The row of a token of one head.
+template <class T, class Tensor>
+inline T* row_at(const Tensor& tensor, int64_t batch, int64_t head, int64_t token = 0) {
+  return static_cast<T*>(tensor.data) + batch * tensor.batch + head * tensor.head + token * tensor.token;
+}
+
 // Softmax attention over a program; see plan.h for its words. T is the number computed with: float for the half types.
 struct Attention {
   DType dtype;  // of query, key and value; everything else is T
@@ -41,8 +54,8 @@ struct Attention {
   const int32_t* query_number;
   const int32_t* key_number;
   Tensor4 query, key, value;
-  void* output;                   // (batch, head, query, value_dim), contiguous
-  void* lse;                      // log-sum-exp (batch, head, query)
+  Output4 output;  // (batch, head, query, value_dim)
+  void* lse;       // log-sum-exp (batch, head, query)
   const int32_t* program;
   const uint64_t* masks;
   // A bias that depends on a difference of codes: table[head][query_code[i] - key_code[j]], outside of it zero.
@@ -54,10 +67,10 @@ struct Attention {
   const void* bias;
   int64_t bias_batch, bias_head, bias_query, bias_key;
   // Only for backward.
-  const void* grad_output;                    // gradient of the output, contiguous
-  void *query_grad, *key_grad, *value_grad;  // contiguous
-  void* table_grad;                           // (batch, head, entry), zero before; its first row becomes the sum
-  void* bias_grad;                            // with the strides of the bias
+  Tensor4 grad_output;  // gradient of the output
+  Output4 query_grad, key_grad, value_grad;
+  void* table_grad;  // (batch, head, entry), zero before; its first row becomes the sum
+  void* bias_grad;   // with the strides of the bias
 };
 
 // One or few queries against long rows of keys. Query n of a row sees keys start[n] <= j < stop[n].
@@ -142,6 +155,9 @@ struct Kernels {
   int32_t (*grid_convolution)(const GridConvolution&);
   int32_t (*weight_products)(const WeightProducts&);
   int32_t (*model_step)(const ModelStep&);
+  int32_t (*matmul)(const Matmul&);
+  int32_t (*norm)(const Norm&);
+  int32_t (*norm_backward)(const Norm&);
   int32_t (*greedy)(const float* logits, int64_t rows, int64_t count, int64_t* tokens, float* scores);
   void (*exp2)(DType dtype, const void* from, void* to, int64_t count);
   double (*peak)(int64_t threads, double seconds);  // operations a second of nothing but multiply-adds

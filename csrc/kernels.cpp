@@ -5,6 +5,8 @@
 #include "gemv.h"
 #include "forward.h"
 #include "linear_attention.h"
+#include "matmul.h"
+#include "norm.h"
 #include "gemm.h"
 #include "greedy.h"
 #include "grid_convolution.h"
@@ -35,6 +37,12 @@ int32_t linear_attention_backward(const LinearAttention& task) {
 }
 
 int32_t gemv_any(const LinearLayer& task) { return is_double(task.dtype) ? run_gemv<double>(task) : run_gemv<float>(task); }
+
+int32_t matmul_any(const Matmul& task) { return is_double(task.dtype) ? run_matmul<double>(task) : run_matmul<float>(task); }
+int32_t norm_any(const Norm& task) { return is_double(task.dtype) ? run_norm<double>(task) : run_norm<float>(task); }
+int32_t norm_backward_any(const Norm& task) {
+  return is_double(task.dtype) ? run_norm_backward<double>(task) : run_norm_backward<float>(task);
+}
 
 int32_t gemm_any(const Gemm& task) { return is_double(task.dtype) ? run_gemm<double>(task) : run_gemm<float>(task); }
 
@@ -73,7 +81,9 @@ void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
 extern const Kernels kernels;
 const Kernels kernels = {
     REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear_attention, linear_attention_backward,
-    gemv_any,                gemm_any,      pack_any, channel_attention_any, grid_convolution_any, run_weight_products, run_model_step, run_greedy, exp2_any, measure_peak,
+    gemv_any,                gemm_any,      pack_any, channel_attention_any,
+    grid_convolution_any, run_weight_products, run_model_step, matmul_any, norm_any, norm_backward_any,
+    run_greedy, exp2_any, measure_peak,
 };
 
 }  // namespace REGARD_ISA

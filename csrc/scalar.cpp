@@ -13,6 +13,7 @@
 #include "scalar_grid.h"
 #include "scalar_linear_layer.h"
 #include "scalar_linear_attention.h"
+#include "scalar_matmul.h"
 #include "scalar_model_step.h"
 #include "scalar_weights.h"
 #include "tile.h"
@@ -102,7 +103,8 @@ int32_t forward(const Attention& task) {
     static_cast<T*>(task.lse)[at] = static_cast<T>(sum[at] == 0 ? -kInfinity : top[at] + std::log(sum[at]));
     for (int64_t d = 0; d < task.value_dim; ++d) {
       const double x = sum[at] == 0 ? 0 : output[at * task.value_dim + d] / sum[at];
-      static_cast<T*>(task.output)[at * task.value_dim + d] = static_cast<T>(x);
+      row_at<T>(task.output, at / task.queries / task.heads, at / task.queries % task.heads, at % task.queries)[d] =
+          static_cast<T>(x);
       finite &= std::isfinite(x);
     }
   }
@@ -110,10 +112,11 @@ int32_t forward(const Attention& task) {
 }
 
 template <class T>
-bool put(const std::vector<double>& from, void* to) {
+bool put(const std::vector<double>& from, const Output4& to, int64_t heads, int64_t tokens, int64_t dim) {
   bool finite = true;
   for (size_t n = 0; n < from.size(); ++n) {
-    static_cast<T*>(to)[n] = static_cast<T>(from[n]);
+    const int64_t row = static_cast<int64_t>(n) / dim, head = row / tokens;
+    row_at<T>(to, head / heads, head % heads, row % tokens)[static_cast<int64_t>(n) % dim] = static_cast<T>(from[n]);
     finite &= std::isfinite(from[n]);
   }
   return finite;
@@ -133,8 +136,8 @@ int32_t backward(const Attention& task) {
     const double factor = dropout_factor(task, b, h, query, key);
     double score_grad = 0;
     for (int64_t d = 0; d < task.value_dim; ++d) {
-      const double grad = static_cast<const T*>(task.grad_output)[at * task.value_dim + d];
-      score_grad += grad * (factor * value[d] - static_cast<const T*>(task.output)[at * task.value_dim + d]);
+      const double grad = row_at<const T>(task.grad_output, b, h, query)[d];
+      score_grad += grad * (factor * value[d] - row_at<const T>(task.output, b, h, query)[d]);
       dv[other * task.value_dim + d] += weight * factor * grad;
     }
     score_grad *= weight;
@@ -154,7 +157,9 @@ int32_t backward(const Attention& task) {
       static_cast<T*>(task.bias_grad)[b * task.bias_batch + h * task.bias_head + query * task.bias_query +
                                        key * task.bias_key] += static_cast<T>(score_grad);
   });
-  const bool finite = put<T>(dq, task.query_grad) & put<T>(dk, task.key_grad) & put<T>(dv, task.value_grad);
+  const bool finite = put<T>(dq, task.query_grad, task.heads, task.queries, task.dim) &
+                      put<T>(dk, task.key_grad, task.kv_heads, task.keys, task.dim) &
+                      put<T>(dv, task.value_grad, task.kv_heads, task.keys, task.value_dim);
   return finite ? kOk : kNotFinite;
 }
 
@@ -196,7 +201,7 @@ double no_peak(int64_t, double) { return 0; }
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, pack_weight, channel_attention, grid_convolution, weight_products, model_step, greedy, exp2_any, no_peak,
+    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, pack_weight, channel_attention, grid_convolution, weight_products, model_step, matmul, norm, norm_backward, greedy, exp2_any, no_peak,
 };
 
 }  // namespace scalar

@@ -17,6 +17,7 @@ template <class T>
 struct Head {
   Rows<T> query, key, value;
   T* output;
+  int64_t output_row;  // stride of its tokens
   T* lse;
   const T* table;
   const T* bias;
@@ -26,7 +27,8 @@ struct Head {
       : query(task.query, task.dtype, b, h, task.dim),
         key(task.key, task.dtype, b, h / (task.heads / task.kv_heads), task.dim),
         value(task.value, task.dtype, b, h / (task.heads / task.kv_heads), task.value_dim),
-        output(static_cast<T*>(task.output) + (b * task.heads + h) * task.queries * task.value_dim),
+        output(row_at<T>(task.output, b, h)),
+        output_row(task.output.token),
         lse(static_cast<T*>(task.lse) + (b * task.heads + h) * task.queries),
         table(task.table ? static_cast<const T*>(task.table) + h * task.table_head : nullptr),
         bias(task.bias ? static_cast<const T*>(task.bias) + b * task.bias_batch + h * task.bias_head : nullptr),

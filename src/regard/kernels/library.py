@@ -19,7 +19,7 @@ from torch import Tensor
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 OK, NOT_FINITE, TOO_TALL, NO_MEMORY, NO_FORMAT = range(5)
 # The fields of the structs of csrc/interface.h: `q` for integers and addresses, `d` for floating-point numbers.
-ATTENTION = struct.Struct("=9qd2qd2q12q4q5q5q6q")
+ATTENTION = struct.Struct("=9qd2qd2q12q4q3q5q5q4q12q2q")
 DECODE = struct.Struct("=9qd12q4q2q")
 LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
 GEMV = struct.Struct("=11q")
@@ -32,6 +32,8 @@ WEIGHT_PRODUCTS = struct.Struct("=15q")
 MODEL_PART = struct.Struct("=q3qdq25q9q4qd7q")
 STEP_CACHE = struct.Struct("=11q")
 MODEL_STEP = struct.Struct("=10q8qd3q3qd3qd8q2q")
+MATMUL = struct.Struct("=20q")
+NORM = struct.Struct("=5qd11q")
 LARGE = 1 << 25  # bytes from which the C library's allocator maps every block anew, and unmaps it
 _FILES = {"win32": "regard_native.dll", "darwin": "libregard_native.dylib"}
 _OVERRIDE = "REGARD_NATIVE_LIBRARY"  # another build of the library, such as one with sanitizers
@@ -70,7 +72,7 @@ def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
 def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
     structs = (ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM, WEIGHT_PRODUCTS, MODEL_PART, STEP_CACHE, MODEL_STEP)
-    structs += (PACK_WEIGHT, CHANNEL_ATTENTION, GRID_CONVOLUTION)
+    structs += (PACK_WEIGHT, CHANNEL_ATTENTION, GRID_CONVOLUTION, MATMUL, NORM)
     for number, fields in enumerate(structs):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
@@ -87,6 +89,9 @@ def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
         "pack_weight",
         "channel_attention",
         "grid_convolution",
+        "matmul",
+        "norm",
+        "norm_backward",
     ):
         function = getattr(found, f"regard_{name}")
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32

@@ -32,6 +32,7 @@ from regard.nonfinite import find_nonfinite_rows, zero_nan_bias, zero_nonfinite
 
 _NOTHING = (0, 0, 0, 0, 0)
 _NO_DROPOUT = (0, 0, 1.0, 0, 0)
+_NO_GRADS = (0,) * 18
 
 
 class Score(NamedTuple):
@@ -95,7 +96,7 @@ def _describe_inputs(
         *address_and_strides(query),
         *address_and_strides(key),
         *address_and_strides(value),
-        output.data_ptr(),
+        *address_and_strides(output),
         lse.data_ptr(),
         score.words.data_ptr(),
         score.masks.data_ptr(),
@@ -125,6 +126,43 @@ def _prepare_bias(score: Score, dtype: torch.dtype) -> Score:
     return score._replace(table=table, bias=bias)
 
 
+def _is_token_major(tensor: Tensor) -> bool:
+    """Whether the heads of a token lie side by side, as a projection writes them."""
+    return tensor.shape[1] > 1 and tensor.stride(1) < tensor.stride(2)
+
+
+def _empty_output(query: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Memory for the output, in the order of the query: the layer after it reads what the layer before it wrote."""
+    batch, heads, queries, _ = query.shape
+    if _is_token_major(query):
+        return empty_output(batch, queries, heads, dim, dtype=dtype).transpose(1, 2)
+    return empty_output(batch, heads, queries, dim, dtype=dtype)
+
+
+def _shape_grads(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[int, ...]]:
+    """The memory of the gradients: one matrix if they are token-major, as a joint projection made them."""
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    if not _is_token_major(query) or query.shape[2] != key.shape[2]:
+        return shapes
+    return [(query.shape[0], query.shape[2], sum(shape[1] * shape[3] for shape in shapes))]
+
+
+def _split_grads(memory: list[Tensor], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    if len(memory) > 1:
+        return memory
+    widths = [tensor.shape[1] * tensor.shape[3] for tensor in (query, key, value)]
+    parts = memory[0].split(widths, dim=-1)
+    return [
+        part.unflatten(-1, (tensor.shape[1], tensor.shape[3])).transpose(1, 2)
+        for part, tensor in zip(parts, (query, key, value), strict=True)
+    ]
+
+
+def _empty_grads(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    memory = [empty_output(*shape, dtype=dtype) for shape in _shape_grads(query, key, value)]
+    return _split_grads(memory, query, key, value)
+
+
 # Forward
 
 
@@ -133,10 +171,9 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor, bool]:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
-    batch, heads, queries, _ = query.shape
-    output = empty_output(batch, heads, queries, value.shape[3], dtype=dtype)
-    lse = empty_output(batch, heads, queries, dtype=dtype)
-    fields = ATTENTION.pack(*_describe_inputs(query, key, value, output, lse, score, numbers), 0, 0, 0, 0, 0, 0)
+    output = _empty_output(query, value.shape[3], dtype)
+    lse = empty_output(*query.shape[:3], dtype=dtype)
+    fields = ATTENTION.pack(*_describe_inputs(query, key, value, output, lse, score, numbers), *_NO_GRADS)
     return output, lse, _is_finite(native.regard_attention(fields))
 
 
@@ -197,7 +234,7 @@ def _run_backward(
 ) -> tuple:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
-    grads = [empty_output(*tensor.shape, dtype=dtype) for tensor in (query, key, value)]
+    grads = _empty_grads(query, key, value, dtype)
     table_grad, bias_grad = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
     if learn_table:
         assert score.table is not None
@@ -207,7 +244,7 @@ def _run_backward(
         bias = score.bias.contiguous()  # its gradient has the strides of a dense tensor
         score, bias_grad = score._replace(bias=bias), torch.zeros_like(bias)
     common = _describe_inputs(query, key, value, output, lse, score, numbers)
-    addresses = [grad_output.data_ptr(), *(grad.data_ptr() for grad in grads)]
+    addresses = [field for tensor in (grad_output, *grads) for field in address_and_strides(tensor)]
     addresses += [table_grad.data_ptr() if learn_table else 0, bias_grad.data_ptr() if learn_bias else 0]
     finite = _is_finite(native.regard_attention_backward(ATTENTION.pack(*common, *addresses)))
     if learn_table and score.table is not None:
@@ -258,7 +295,7 @@ def run_backward(
     query, key, value = last_axis_dense(query), last_axis_dense(key), last_axis_dense(value)
     scale = score.scale
     score = _prepare_bias(score, _accumulation_dtype(query.dtype))
-    grad_output, output, lse = grad_output.contiguous(), output.contiguous(), lse.contiguous()
+    grad_output, output, lse = last_axis_dense(grad_output), last_axis_dense(output), lse.contiguous()
     grads, finite = _run_backward(grad_output, query, key, value, score, output, lse, *wanted, numbers)
     if finite:
         return grads
@@ -316,14 +353,20 @@ _ARGUMENTS = (
 
 def _make_fake(query, key, value, *_):
     dtype = _accumulation_dtype(query.dtype)
-    shape = query.shape[:3]
-    return query.new_empty((*shape, value.shape[3]), dtype=dtype), query.new_empty(shape, dtype=dtype)
+    batch, heads, queries, _ = query.shape
+    dim = value.shape[3]
+    if _is_token_major(query):
+        output = query.new_empty((batch, queries, heads, dim), dtype=dtype).transpose(1, 2)
+    else:
+        output = query.new_empty((batch, heads, queries, dim), dtype=dtype)
+    return output, query.new_empty(query.shape[:3], dtype=dtype)
 
 
 def _make_fake_grads(grad_output, query, key, value, table, query_code, key_code, bias, *rest):
     *_, learn_table, learn_bias = rest
     dtype = _accumulation_dtype(query.dtype)
-    like = [query.new_empty(tensor.shape, dtype=dtype) for tensor in (query, key, value)]
+    like = [query.new_empty(shape, dtype=dtype) for shape in _shape_grads(query, key, value)]
+    like = _split_grads(like, query, key, value)
     for wanted, tensor in ((learn_table, table), (learn_bias, bias)):
         like.append(query.new_empty(tensor.shape if wanted else (0,), dtype=dtype))
     return tuple(like)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
-from regard.layers.linear import Linear
+from regard.layers.fused_training import feed_forward_with_residual, norm_with_residual
+from regard.layers.linear import Linear, is_plain_module
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.rotary import Rotation
 from regard.patterns import Pattern
@@ -101,10 +102,11 @@ class TransformerBlock(nn.Module):
         cross_cache: CrossCache | None = None,
     ) -> Tensor:
         before = self.order == "pre"
+        read, x = norm_with_residual(self.attention_norm, x) if before else (x, x)
         residual = x if self.shortcut is None else self.shortcut(x)
         options = {"pattern": pattern, "cache": cache, "lengths": lengths, "rotation": rotation}
-        x = self._add(residual, self.attention, self.attention_norm(x) if before else x, **options)
-        x = x if before else self.attention_norm(x)
+        x = self._add(residual, self.attention, read, **options)
+        x = x if before else norm_with_residual(self.attention_norm, x)[0]
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
                 raise InputError(
@@ -113,19 +115,27 @@ class TransformerBlock(nn.Module):
                     because="without one it would attend to its own tokens, future ones included",
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
-            normed = self.cross_norm(x) if before else x
-            x = self._add(x, self.cross, normed, context, pattern=context_pattern, cache=cross_cache)
-            x = x if before else self.cross_norm(x)
-        x = self._add(x, self.feed_forward, self.feed_forward_norm(x) if before else x)
-        return x if before else self.feed_forward_norm(x)
+            read, x = norm_with_residual(self.cross_norm, x) if before else (x, x)
+            x = self._add(x, self.cross, read, context, pattern=context_pattern, cache=cross_cache)
+            x = x if before else norm_with_residual(self.cross_norm, x)[0]
+        norm = self.feed_forward_norm
+        fused = None if self._drops() else feed_forward_with_residual(self.feed_forward, x, norm if before else None)
+        if fused is None:
+            read, x = norm_with_residual(norm, x) if before else (x, x)
+            fused = self._add(x, self.feed_forward, read)
+        return fused if before else norm_with_residual(norm, fused)[0]
 
     def _add(self, residual: Tensor, part: nn.Module, x: Tensor, *inputs: Tensor | None, **options: Any) -> Tensor:
         """`residual + part(x, ...)`; parts of ours do it in one pass where nothing is dropped."""
-        if self.training:
+        if self._drops():
             return residual + self.dropout(part(x, *inputs, **options))
         if isinstance(part, MultiHeadAttention | FeedForward):
             return part.add_to(residual, x, *inputs, **options)
         return residual + part(x, *inputs, **options)
+
+    def _drops(self) -> bool:
+        """Whether something happens between a part and its residual connection."""
+        return (self.training and self.dropout.p > 0) or not is_plain_module(self.dropout, nn.Dropout)
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
                 instead='activation="gelu"',
             )
         self.activation, self.gated = activation, activation in GATED
-        self.activation_fn = GATED[activation] if self.gated else PLAIN[activation]
+        self.activation_fn = self.find_activation(activation)
         self.inner = Linear(dim, hidden_dim * 2 if self.gated else hidden_dim, bias=bias)
         self.outer = Linear(hidden_dim, dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
@@ -69,8 +69,8 @@ class FeedForward(nn.Module):
             return self.outer(self.dropout(self._expand(x)))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual + self(x)`, which the second product fuses where no gradient is needed."""
-        drops = self.training or not is_plain_module(self.dropout, nn.Dropout)
+        """`residual + self(x)`, in one pass over the result where that is possible."""
+        drops = (self.training and self.dropout.p > 0) or not is_plain_module(self.dropout, nn.Dropout)
         if drops or not is_plain_module(self, FeedForward) or not is_plain_linear(self.outer):
             return residual + self(x)
         if self.gated:
@@ -85,6 +85,11 @@ class FeedForward(nn.Module):
         if is_plain_eager(x) and self.activation_fn is ACTIVATIONS.get(self.activation) and is_plain_linear(self.inner):
             return linear(x, self.inner.weight, self.inner.bias, self.activation)
         return self.activation_fn(self.inner(x))
+
+    @staticmethod
+    def find_activation(name: str) -> Callable[[Tensor], Tensor]:
+        """The function of an activation's name."""
+        return GATED[name] if name in GATED else PLAIN[name]
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"

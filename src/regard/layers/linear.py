@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 from torch.nn.modules import module as modules
 
+from regard.kernels import training
 from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
 from regard.kernels.eager import is_plain_inference
 from regard.kernels.library import missing
@@ -80,6 +81,11 @@ def linear(
             made = run_gemm(x, weight, bias, activation, fused)
             return made if residual is None or fused is not None else residual + made
         made = run_gemv(x, weight, bias)
+    elif training.can_train(x, weight, bias):
+        fits = residual is not None and activation is None and residual.shape == (*x.shape[:-1], weight.shape[0])
+        fused = residual if fits and training.can_train(x, weight, bias, residual) else None
+        made = training.linear(x, weight, bias, fused)
+        residual = None if fused is not None else residual
     else:
         made = F.linear(x, weight, bias)
     made = made if activation is None else ACTIVATIONS[activation](made)

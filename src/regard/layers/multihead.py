@@ -120,7 +120,7 @@ class MultiHeadAttention(nn.Module):
         lengths: Sequence[int] | Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """`residual + self(x, ...)`, which the last product fuses where no gradient is needed."""
+        """`residual + self(x, ...)`, in one pass over the result where that is possible."""
         if not is_plain_module(self, MultiHeadAttention) or not is_plain_linear(self.output):
             return residual + self(x, context, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
         head_outputs = self._attend(x, context, None, pattern, cache, lengths, rotation).transpose(-2, -3).flatten(-2)

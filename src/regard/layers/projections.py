@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
+from regard.kernels import training
 from regard.layers.linear import linear
 
 LETTERS = "qkvo"
@@ -155,7 +156,12 @@ class Projections(nn.Module):
         """Query, key and value `(*batch, head, token, dim)`, views where that can be."""
         if context is None and values is None and self.joint:
             _check_width(x, self.inputs[0], "the tokens")
-            made = linear(x, self.weight, self._join_biases())
+            bias = self._join_biases()
+            if training.can_train(x, self.weight, bias):
+                heads = (self.sizes.heads, self.sizes.kv_heads, self.sizes.kv_heads)
+                query, key, value = training.project_heads(x, self.weight, bias, self.widths, heads)
+                return query, key, value
+            made = linear(x, self.weight, bias)
             query, key, value = made.split(self.widths, dim=-1)
             return self._split_heads(query, 0), self._split_heads(key, 1), self._split_heads(value, 2)
         context = x if context is None else context
