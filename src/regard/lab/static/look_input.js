@@ -9,10 +9,11 @@ export const EXAMPLES = {
   reactions: "CC(=O)O.OCC>>CC(=O)OCC.O",
 };
 
-export function exampleFor(model) {
+// Small images are digits more often than photographs.
+export function exampleFor(model, size = null) {
   if (model.example) return Array.isArray(model.example) ? { source: model.example[0], target: model.example[1] } : { text: model.example };
   if (model.kind === "translation") return { source: EXAMPLES.translation[0], target: EXAMPLES.translation[1] };
-  if (model.kind === "image") return { image: "shapes" };
+  if (model.kind === "image") return { image: size && Math.max(...[size].flat()) <= 32 ? "digit" : "shapes" };
   if (/rxn/i.test(`${model.id} ${model.name}`)) return { text: EXAMPLES.reactions };
   return { text: EXAMPLES[model.kind] || EXAMPLES.encoder };
 }
@@ -33,11 +34,12 @@ export class InputForm {
 
   show(model, values, info) {
     const options = this.models.map((one) => [one.id, one.real_weights === false ? `${one.name} (random weights)` : one.name]);
-    this.models_place.replaceChildren(select("model", options, model.id, (id) => this.choose(id)), html("span", { class: "kind" }, model.kind));
+    this.models_place.replaceChildren(select("model", options, model.id, (id) => this.choose(id)), html("span", { class: "kind" }, model.kind || "not loaded yet"));
     this.kind = model.kind;
     this.image_size = info && info.image_size;
     this.info.textContent = info && info.max_tokens ? `up to ${info.max_tokens.toLocaleString("en-US")} tokens` : "";
-    if (model.kind === "image") this.showImage(values.image);
+    if (!model.kind) this.fields.replaceChildren(html("p", { class: "rg-faint" }, "The model is loaded when you look; then its input can be typed here."));
+    else if (model.kind === "image") this.showImage(values.image);
     else if (model.kind === "translation") this.fields.replaceChildren(this.area("source", values.source, "source"), this.area("target", values.target, "target, or its beginning"));
     else this.fields.replaceChildren(this.area("text", values.text, "text"));
   }

@@ -11,7 +11,7 @@ import { card, progressBar, showError } from "./parts.js";
 import "/components/image.js";
 import "/components/lines.js";
 import "/components/matrix.js";
-import "/components/overview.js";
+import { formatNumber, nameNumber } from "/components/overview.js";
 import "/components/tokens.js";
 
 const WEIGHTINGS = [["weights", "weights"], ["value", "weighted by values"], ["output", "weighted by outputs"], ["rollout", "rollout over layers"]];
@@ -19,12 +19,14 @@ const INPUTS = ["text", "source", "target", "image"];
 const NAMES = { self: "self-attention", encoder: "encoder", decoder: "decoder", cross: "decoder to encoder" };
 const whole = (text, otherwise) => (text === undefined || text === null || text === "" || !Number.isInteger(Number(text)) ? otherwise : Number(text));
 
+const readHeads = (heads) => heads.map((one) => ({ ...one, thumbnail: decode(one.thumbnail) }));
+
 export class LookPanel {
   constructor(models, remember, name) {
     this.models = models;
     this.remember = remember;
     this.state = {};
-    this.form = new InputForm(models, { choose: (id) => this.choose(id), look: (values) => this.run({ ...values, token: null, off: null }) });
+    this.form = new InputForm(models, { choose: (id) => this.choose(id), look: (values) => { this.exampled = false; return this.run({ ...values, token: null, off: null }); } });
     this.error = html("div");
     this.progress = progressBar();
     this.overview = html("regard-overview");
@@ -35,14 +37,15 @@ export class LookPanel {
     this.tokens = html("regard-tokens", { "aria-label": "tokens of the input; the pinned one is the query" });
     this.keys = html("regard-tokens", { "aria-label": "keys" });
     this.strips = html("div", { class: "strips" });
-    this.headCard = card("Head", html("div", {}, this.headControls, this.viewPlace), { figureOf: () => this.views[this.view()], name: "attention", python: () => headLines(this) });
+    this.numbers = html("p", { class: "rg-status head-numbers" });
+    this.headCard = card("Head", html("div", {}, this.numbers, this.headControls, this.viewPlace), { figureOf: () => this.views[this.view()], name: "attention", python: () => headLines(this) });
     this.tokenCard = card("Tokens", this.strips, { saves: false });
     this.prediction = new Prediction(this);
     this.results = html("div", { class: "results", hidden: true }, html("div", { class: "column" }, this.overviewCard), html("div", { class: "column" }, this.headCard, this.tokenCard, this.prediction.element));
     this.element = html("div", { class: "side", "aria-label": `${name} side`, role: "group" }, this.form.element, this.error, this.progress, this.results);
     this.openModel = latest((signal, id) => stream("/api/open", { model: id }, { each: (line) => this.progress.tell(line.progress), signal }));
     this.sendInput = latest((signal, values) => this.postInput(values, signal));
-    this.loadOverview = latest((signal, body) => stream("/api/overview", body, { each: (line) => this.progress.tell(line.progress), signal }));
+    this.loadOverview = latest((signal, body) => stream("/api/overview", body, { each: (line) => this.takeLayer(line), signal }));
     this.loadRow = latest((signal, source, token) => source.row(token, "query", signal));
     this.listen();
   }
@@ -69,7 +72,8 @@ export class LookPanel {
       return;
     }
     const given = INPUTS.some((name) => params[name]);
-    this.state = { ...params, model: known.id, ...(given ? {} : exampleFor(known)) };
+    this.exampled = !given;
+    this.state = { ...params, model: known.id, ...(given || !known.kind ? {} : exampleFor(known)) };
     if (params.model && params.model !== known.id) showError(this.error, { parts: { title: "The address names a model that this lab does not have.", asked: params.model, instead: known.name } });
     this.form.show(known, this.state, null);
     // Without a word in the address nothing is loaded: the reader chooses first.
@@ -84,7 +88,8 @@ export class LookPanel {
     const model = this.models.find((one) => one.id === id);
     const kept = model.kind === this.model().kind ? Object.fromEntries(INPUTS.filter((name) => this.state[name]).map((name) => [name, this.state[name]])) : {};
     this.stop();
-    this.state = { model: id, ...(Object.keys(kept).length ? { ...kept, ...(/rxn/i.test(id) ? exampleFor(model) : {}) } : exampleFor(model)), ...(this.state.view ? { view: this.state.view } : {}) };
+    this.exampled = !Object.keys(kept).length;
+    this.state = { model: id, ...(!model.kind ? {} : Object.keys(kept).length ? { ...kept, ...(/rxn/i.test(id) ? exampleFor(model) : {}) } : exampleFor(model)), ...(this.state.view ? { view: this.state.view } : {}) };
     this.form.show(model, this.state, null);
     await this.run({});
   }
@@ -105,7 +110,11 @@ export class LookPanel {
         const info = await this.openModel(this.state.model);
         if (!info) return;
         this.info = info;
-        this.form.show(this.model(), this.state, info);
+        const model = this.model();
+        model.kind = info.kind;
+        if (this.exampled || !INPUTS.some((name) => this.state[name])) Object.assign(this.state, exampleFor(model, info.image_size));
+        this.exampled = false;
+        this.form.show(model, this.state, info);
       }
       this.progress.tell({ label: "running the model", done: 0, total: 0 });
       const input = await this.sendInput(this.state);
@@ -122,7 +131,8 @@ export class LookPanel {
 
   postInput(state, signal) {
     const { model, text, source, target, image } = state;
-    if (this.model().kind !== "image") return post("/api/input", this.model().kind === "translation" ? { model, source, target } : { model, text }, signal);
+    const { kind } = this.info;
+    if (kind !== "image") return post("/api/input", kind === "translation" ? { model, source, target } : { model, text }, signal);
     const body = new FormData(), address = imageOf(image);
     body.append("model", model);
     if (address) body.append("image", dataToBlob(address), "image");
@@ -161,10 +171,11 @@ export class LookPanel {
     const input = this.input.input, attention = this.attention();
     const head = this.showHead({ layer: whole(this.state.layer, 0), head: whole(this.state.head, 0) });
     try {
+      this.arriving = [];
       const answer = await this.loadOverview({ input, attention });
-      this.progress.tell(null);
       if (!answer) return;
-      this.layers = answer.layers.map((heads) => heads.map((one) => ({ ...one, thumbnail: decode(one.thumbnail) })));
+      this.progress.tell(null);
+      this.layers = answer.layers.map(readHeads);
       this.markOverview();
       await head;
     } catch (failure) {
@@ -173,11 +184,30 @@ export class LookPanel {
     }
   }
 
+  // Layers appear as soon as they are computed, but no more often than the eye follows.
+  takeLayer(line) {
+    this.progress.tell(line.progress);
+    if (line.heads === undefined) return;
+    this.arriving[line.layer] = readHeads(line.heads);
+    if (this.arriving.length > 1 && performance.now() - this.drawnAt < 150) return;
+    this.drawnAt = performance.now();
+    this.layers = this.arriving.slice();
+    this.markOverview();
+  }
+
   markOverview() {
     if (!this.layers) return;
     const attention = this.attention();
     const off = new Set(this.offList().filter(([name]) => name === attention).map(([, layer, head]) => `${layer}.${head}`));
+    const own = this.layers[whole(this.state.layer, 0)]?.[whole(this.state.head, 0)];
+    this.numbers.textContent = own && this.state.weighting !== "rollout" ? Object.entries(own.numbers).map(([name, value]) => `${nameNumber(name)} ${formatNumber(value)}`).join(" · ") : "";
     this.overview.show(this.layers, { chosen: { layer: whole(this.state.layer, 0), head: whole(this.state.head, 0) }, order: this.state.order || "", off });
+  }
+
+  // What can be shown of a head: not every model says how its values and outputs are made.
+  weightings() {
+    const { abilities } = this.info, needs = { value: "weighted", output: "output_weighted" };
+    return WEIGHTINGS.filter(([name]) => (name === "rollout" ? this.attention() !== "cross" : !needs[name] || abilities.includes(needs[name])));
   }
 
   view() {
@@ -192,8 +222,8 @@ export class LookPanel {
     layer = Math.min(Math.max(layer, 0), counts.length - 1);
     head = Math.min(Math.max(head, 0), counts[layer] - 1);
     this.note({ layer, head });
-    const able = this.info.abilities.includes("weighted"), weighting = this.state.weighting || "weights";
-    this.source = new HeadSource(this.input.input, attention, this.text(), { layer, head, weighting: able || weighting === "rollout" ? weighting : "weights" });
+    const able = this.weightings(), weighting = this.state.weighting || "weights";
+    this.source = new HeadSource(this.input.input, attention, this.text(), { layer, head, weighting: able.some(([name]) => name === weighting) ? weighting : "weights" });
     this.showControls(counts, able);
     this.markOverview();
     const queries = this.source.queries.length;
@@ -213,8 +243,8 @@ export class LookPanel {
       names.length > 1 ? select("attention", names.map((name) => [name, NAMES[name] || name]), attention, (next) => { this.note({ attention: next, token: null }); this.layers = null; this.showAttention(); }) : null,
       select("layer", counts.map((_, place) => [place, place]), state.layer, (next) => again({ layer: Number(next) })),
       select("head", Array.from({ length: counts[state.layer] }, (_, place) => [place, place]), state.head, (next) => again({ head: Number(next) })),
-      select("show", WEIGHTINGS.filter(([name]) => able || name === "weights" || name === "rollout").filter(([name]) => name !== "rollout" || attention !== "cross"), state.weighting || "weights", (next) => again({ weighting: next === "weights" ? null : next })),
-      this.prediction.able() ? button(isOff ? "Switch on" : "Switch off", () => this.toggleHead(attention, state.layer, state.head), { "aria-pressed": String(isOff), "data-role": "switch", title: "See what the model predicts without this head" }) : null,
+      select("show", able, state.weighting || "weights", (next) => again({ weighting: next === "weights" ? null : next })),
+      this.info.abilities.includes("switch_off") && this.prediction.able() ? button(isOff ? "Switch on" : "Switch off", () => this.toggleHead(attention, state.layer, state.head), { "aria-pressed": String(isOff), "data-role": "switch", title: "See what the model predicts without this head" }) : null,
     ].filter(Boolean));
     if (focused) {
       const next = this.headControls.querySelector(`[data-value="${focused}"], [data-role="${focused}"]`);
@@ -259,7 +289,7 @@ export class LookPanel {
     const crossed = this.attention() === "cross";
     this.tokens.show(source.queries, { weights: crossed ? null : row, pinned: token });
     if (crossed) this.keys.show(source.keys, { weights: row, pinned: null });
-    this.top.textContent = row ? `${tokenText(source.queries[token])} attends to ${topPlaces(row, 5).map((place) => `${tokenText(source.keys[place])} ${percent(row[place])}`).join(", ")}` : "Choose a token to pin it; arrow keys move it.";
+    this.top.textContent = row ? `“${tokenText(source.queries[token])}” attends to ${topPlaces(row, 5).map((place) => `“${tokenText(source.keys[place])}” ${percent(row[place])}`).join(", ")}` : "Choose a token to pin it; arrow keys move it.";
     this.element.toggleAttribute("data-pinned", token !== null);
   }
 
@@ -271,7 +301,7 @@ export class LookPanel {
   setOff(list) {
     this.note({ off: list.map((one) => one.join(".")).join(",") });
     this.markOverview();
-    this.showControls(this.info.attentions.find((one) => one.name === this.attention()).heads, this.info.abilities.includes("weighted"));
+    this.showControls(this.info.attentions.find((one) => one.name === this.attention()).heads, this.weightings());
     return this.prediction.show();
   }
 

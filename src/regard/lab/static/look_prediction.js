@@ -2,6 +2,7 @@
 import { button, html, slider } from "/components/dom.js";
 import { tokenText } from "/components/numbers.js";
 import { latest, post, stream } from "./api.js";
+import { inputLines } from "./look_python.js";
 import { card, showError } from "./parts.js";
 import "/components/bars.js";
 
@@ -88,7 +89,9 @@ export class Prediction {
   }
 
   python() {
-    return `${this.panel.input.python}\n# probabilities of the next token\nprint(model(*inputs).logits[0, -1].softmax(-1).topk(10))\n`;
+    const lines = inputLines(this.panel), shown = lines[lines.length - 1].match(/^show\(model, (\w+)/);
+    if (shown) lines.splice(-1, 1, `output = model(${shown[1]})`, "logits = getattr(output, \"logits\", output)", "print(logits[0].softmax(-1).topk(5))");
+    return `${lines.join("\n")}\n`;
   }
 
   stop() {

@@ -22,6 +22,9 @@ export function powerTicks(low, high) {
   return ticks.length > 1 ? ticks : niceTicks(low, high, 4);
 }
 
+// Without zeros at the end: 10.0 k is 10 k.
+const trim = (text) => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
+
 class Chart extends HTMLElement {
   connectedCallback() {
     if (this.board) return;
@@ -83,7 +86,7 @@ class Chart extends HTMLElement {
     const range = (place, log, zero) => {
       let low = Math.min(...points.map((point) => point[place])), high = Math.max(...points.map((point) => point[place]));
       if (!log && zero && low > 0 && low < high * 0.5) low = 0;
-      if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
+      if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
       return [low, high];
     };
     const [x0, x1] = axes.rangeX || range(0, axes.logX), [y0, y1] = axes.rangeY || range(1, axes.logY, axes.zero !== false);
@@ -92,8 +95,8 @@ class Chart extends HTMLElement {
     this.toX = toX;
     const xTicks = axes.logX ? powerTicks(x0, x1) : niceTicks(x0, x1, Math.max(2, Math.min(6, width / 90))), yTicks = axes.logY ? powerTicks(y0, y1) : niceTicks(y0, y1, 4);
     const format = axes.format || short;
-    for (const tick of yTicks) drawing.append(svg("path", { class: "rg-grid", d: `M${left} ${toY(tick)}H${width - right}` }), svg("text", { class: "rg-axis", x: left - 8, y: toY(tick) + 4, "text-anchor": "end" }, format(tick)));
-    for (const tick of xTicks) drawing.append(svg("text", { class: "rg-axis", x: toX(tick), y: height - bottom + 18, "text-anchor": "middle" }, short(tick)));
+    for (const tick of yTicks) drawing.append(svg("path", { class: "rg-grid", d: `M${left} ${toY(tick)}H${width - right}` }), svg("text", { class: "rg-axis", x: left - 8, y: toY(tick) + 4, "text-anchor": "end" }, trim(format(tick))));
+    for (const tick of xTicks) drawing.append(svg("text", { class: "rg-axis", x: toX(tick), y: height - bottom + 18, "text-anchor": "middle" }, trim(short(tick))));
     if (axes.x) drawing.append(svg("text", { class: "rg-axis", x: (left + width - right) / 2, y: height - 5, "text-anchor": "middle" }, axes.x));
     if (axes.mark !== undefined && axes.mark >= x0 && axes.mark <= x1) drawing.append(svg("path", { class: "rg-markline", d: `M${toX(axes.mark)} ${top}V${height - bottom}` }));
     for (const one of shown) {

@@ -78,7 +78,7 @@ class Lines extends HTMLElement {
         if (weight < Math.max(this.least, 0.001)) return;
         drawn += 1;
         lines.append(svg("path", { d: `M${margin} ${at(from)}C${width / 2} ${at(from)} ${width / 2} ${at(to)} ${width - margin} ${at(to)}`,
-          "stroke-opacity": Math.min(0.08 + weight, 1).toFixed(3), "stroke-width": (0.75 + 3.5 * weight).toFixed(2) },
+          "stroke-opacity": Math.min((this.pinned === null ? 0.06 : 0.3) + weight, 1).toFixed(3), "stroke-width": (0.75 + 3.5 * weight).toFixed(2) },
         svg("title", {}, `${tokenText(queries[query])} → ${tokenText(keys[key])}: ${percent(weight)}`)));
       });
     });

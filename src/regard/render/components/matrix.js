@@ -52,7 +52,7 @@ class Matrix extends HTMLElement {
     if (!width || !this.source) return;
     const { queries, keys } = this.source;
     this.width = width;
-    const cell = Math.min((width - 96) / keys.length, (Math.max(window.innerHeight * 0.7, 320) - 84) / queries.length, MOST_CELLS);
+    const cell = Math.min((width - 96 - 34) / keys.length, (Math.max(window.innerHeight * 0.7, 320) - 84) / queries.length, MOST_CELLS);
     [this.left, this.top] = cell >= READABLE ? [96, 84] : [0, 0];
     this.fitted = cell >= READABLE ? cell : Math.min(width / keys.length, Math.max(window.innerHeight * 0.7, 320) / queries.length);
     this.cell = this.fitted;
@@ -133,7 +133,7 @@ class Matrix extends HTMLElement {
     if (this.pinned !== null) {
       pen.strokeStyle = variable("query");
       pen.lineWidth = 1.5;
-      pen.strokeRect(left - 2, top + (this.pinned - y) * cell, this.width - left + 4, tall);
+      pen.strokeRect(left, top + (this.pinned - y) * cell, Math.min((this.source.keys.length - x) * cell, this.width - left), tall);
     }
     if (this.cursor) {
       pen.strokeStyle = variable("ink");

@@ -10,7 +10,7 @@ export function decode(array) {
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";
   const number = 100 * share;
-  return `${number >= 10 ? number.toFixed(0) : number >= 0.1 || number === 0 ? number.toFixed(1) : number.toPrecision(1)} %`;
+  return `${number >= 10 ? number.toFixed(0) : number >= 0.1 || number === 0 ? number.toFixed(1) : number >= 0.01 ? number.toFixed(2) : "< 0.01"} %`;
 }
 
 const UNITS = ["", " k", " M", " G", " T", " P"];
@@ -28,10 +28,11 @@ export function grouped(number) {
   return Number.isFinite(number) ? Math.round(number).toLocaleString("en-US") : String(number);
 }
 
-// What a token looks like on paper: spaces and line ends are visible.
-export function tokenText(token) {
-  const text = token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ /, "␣");
-  return text.trim() === "" ? "␣".repeat(Math.max(text.length, 1)) : text;
+// What a token looks like on paper: line ends and lone spaces are visible, the space before a word only where `exact`.
+export function tokenText(token, exact = false) {
+  const text = token.replace(/\n/g, "↵").replace(/\t/g, "⇥");
+  if (text.trim() === "") return "␣".repeat(Math.max(text.length, 1));
+  return text.replace(/^ /, exact ? "␣" : "");
 }
 
 export function largest(values) {

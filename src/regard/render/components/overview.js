@@ -4,7 +4,7 @@ import { onPalette, paint, variable } from "./colors.js";
 import { largest } from "./numbers.js";
 import { wrapSVG } from "./export.js";
 
-export const HEAD_NUMBERS = {
+const HEAD_NUMBERS = {
   entropy: ["entropy", "in nats: low is focused, high is spread"],
   distance: ["distance", "mean distance between query and key"],
   previous: ["previous token", "weight on the token before"],
@@ -12,11 +12,11 @@ export const HEAD_NUMBERS = {
   same_word: ["same word", "weight on other occurrences of the same word"],
   first: ["first token", "weight on the first token"],
   delimiter: ["delimiter", "weight on separators and punctuation"],
-  itself: ["itself", "weight on the token itself"],
+  self: ["itself", "weight on the token itself"],
 };
 
-const name = (key) => (HEAD_NUMBERS[key] || [key.replaceAll("_", " ")])[0];
-const number = (value) => (Number.isFinite(value) ? (Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2)) : "–");
+export const nameNumber = (key) => (HEAD_NUMBERS[key] || [key.replaceAll("_", " ")])[0];
+export const formatNumber = (value) => (Number.isFinite(value) ? (Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2)) : "–");
 
 class Overview extends HTMLElement {
   connectedCallback() {
@@ -55,7 +55,7 @@ class Overview extends HTMLElement {
 
   draw() {
     if (!this.layers) return;
-    const options = [["", "layer and head"], ...this.keys().flatMap((key) => [[`${key}:down`, `${name(key)}, most first`], [`${key}:up`, `${name(key)}, least first`]])];
+    const options = [["", "layer and head"], ...this.keys().flatMap((key) => [[`${key}:down`, `${nameNumber(key)}, most first`], [`${key}:up`, `${nameNumber(key)}, least first`]])];
     this.bar.replaceChildren(select("sort by", options, this.order, (order) => {
       this.order = order;
       this.draw();
@@ -65,10 +65,13 @@ class Overview extends HTMLElement {
     if (key && HEAD_NUMBERS[key]) this.bar.append(html("span", { class: "rg-faint" }, HEAD_NUMBERS[key][1]));
     const heads = this.sorted();
     if (this.order) {
-      this.grid.replaceChildren(html("div", { class: "rg-layer" }, heads.map((head) => this.cell(head, key))));
+      this.grid.replaceChildren(html("div", { class: "rg-sorted" }, heads.map((head) => this.cell(head, key))));
     } else {
-      this.grid.replaceChildren(...this.layers.map((row, layer) => html("div", { class: "rg-layer", role: "group", "aria-label": `layer ${layer}` },
-        html("span", { class: "rg-layer-name" }, String(layer)), row.map((head) => this.cell({ ...head, layer }, "")))));
+      const count = Math.max(...this.layers.map((row) => row.length));
+      this.grid.style.setProperty("--heads", count);
+      this.grid.replaceChildren(html("div", { class: "rg-layer rg-top", "aria-hidden": "true" }, html("span"), Array.from({ length: count }, (_, head) => html("span", {}, String(head)))),
+        ...this.layers.map((row, layer) => html("div", { class: "rg-layer", role: "group", "aria-label": `layer ${layer}` },
+          html("span", { class: "rg-layer-name" }, String(layer)), row.map((head) => this.cell({ ...head, layer }, "")))));
     }
     this.mark();
     this.toggleAttribute("data-ready", true);
@@ -77,11 +80,11 @@ class Overview extends HTMLElement {
   cell(head, key) {
     const canvas = html("canvas", { class: "rg-thumbnail" }), { shape, values } = head.thumbnail;
     paint(canvas, values, shape[0], shape[1], largest(values));
-    const told = this.keys().map((one) => `${name(one)} ${number(head.numbers[one])}`).join(", ");
+    const told = this.keys().map((one) => `${nameNumber(one)} ${formatNumber(head.numbers[one])}`).join(", ");
     return html("button", { type: "button", class: "rg-head", "data-place": `${head.layer}.${head.head}`, title: `layer ${head.layer}, head ${head.head}\n${told.replaceAll(", ", "\n")}`,
-      "aria-label": `layer ${head.layer}, head ${head.head}${key ? `, ${name(key)} ${number(head.numbers[key])}` : ""}`,
+      "aria-label": `layer ${head.layer}, head ${head.head}${key ? `, ${nameNumber(key)} ${formatNumber(head.numbers[key])}` : ""}`,
       on: { click: () => this.dispatchEvent(new CustomEvent("head", { detail: { layer: head.layer, head: head.head }, bubbles: true })) } },
-    canvas, this.order ? html("span", {}, `${head.layer}·${head.head}`, html("b", {}, number(head.numbers[key]))) : html("span", {}, String(head.head)));
+    canvas, this.order ? html("span", {}, `${head.layer}·${head.head}`, html("b", {}, formatNumber(head.numbers[key]))) : null);
   }
 
   mark() {
@@ -126,7 +129,7 @@ class Overview extends HTMLElement {
       paint(canvas, values, shape[0], shape[1], largest(values));
       nodes.push(svg("image", { href: canvas.toDataURL(), x, y, width: size, height: size, preserveAspectRatio: "none", "image-rendering": "pixelated" }),
         svg("rect", { x, y, width: size, height: size, fill: "none", stroke: variable("line") }),
-        svg("text", { ...ink, x, y: y + size + 12 }, key ? `${head.layer}·${head.head}  ${number(head.numbers[key])}` : `${head.layer}·${head.head}`));
+        svg("text", { ...ink, x, y: y + size + 12 }, key ? `${head.layer}·${head.head}  ${formatNumber(head.numbers[key])}` : `${head.layer}·${head.head}`));
     }));
     return wrapSVG(nodes, [0, 0, gap + Math.max(...rows.map((row) => row.length)) * (size + gap), gap + rows.length * (size + gap + line)]);
   }
