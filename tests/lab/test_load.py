@@ -179,8 +179,8 @@ def fuzz_request(draw: random.Random, known: list[Any]) -> tuple[str, str, bytes
     """A request with fields of the right names and any values; sometimes broken in its form, too."""
     name = draw.choice(NAMES)
     names = ("model", "text", "source", "target", "input", "attention", "layer", "head", "weighting", "token", "side",
-             "rows", "columns", "size", "position", "off", "top", "steps", "temperature", "seed", "expression", "tokens",
-             "grid", "heads", "query", "laws", "sizes", "devices", "strategy", "run", "since")  # fmt: skip
+             "rows", "columns", "size", "position", "off", "top", "steps", "temperature", "seed", "expression",
+             "tokens", "grid", "heads", "query", "laws", "sizes", "devices", "strategy", "run", "since")  # fmt: skip
     fields = {each: fuzz_value(draw, known) for each in draw.sample(names, draw.randrange(2, 12))}
     plausible = {"model": "gpt", "text": "1 2 3", "input": known[0], "attention": "self", "layer": 0, "head": 0}
     fields = {**{each: plausible[each] for each in plausible if draw.random() < 0.6}, **fields}

@@ -25,7 +25,8 @@ def folders(tmp_path_factory):
     (place / "book.txt").write_text("\n".join(lines))
     recipe = GPTRecipe(
         data=str(place / "book.txt"), tokenizer="characters", steps=9, batch_size=4, context_length=32, dim=12,
-        layers=2, heads=3, eval_every=3, eval_batches=1, warmup_steps=1, sample_tokens=8, log_every=1, keep_checkpoints=5,
+        layers=2, heads=3, eval_every=3, eval_batches=1, warmup_steps=1, sample_tokens=8, log_every=1,
+        keep_checkpoints=5,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
