@@ -110,9 +110,8 @@ class _Totals:
             self._add_same_words(place, strip)
 
     def means(self) -> list[dict[str, float]]:
-        found = {name: self.sums[name] / max(int(self.counts[name]), 1) for name in self.sums}
-        if self.on_grid:  # weights on class tokens are at no distance
-            found["distance"] = self.sums["distance"] / torch.as_tensor(self.counts["distance"]).clamp(min=1e-30)
+        # Of distances on a grid the count is the weight that falls on patches: weights on class tokens have none.
+        found = {name: total / torch.as_tensor(self.counts[name]).clamp(min=1e-30) for name, total in self.sums.items()}
         return [{name: float(values[head]) for name, values in found.items()} for head in range(self.layer.heads)]
 
     def _add(self, name: str, total: Tensor, count: Tensor | int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -162,12 +161,12 @@ def generate(lab: Lab, fields: Fields, job: Job) -> dict[str, Any]:
     ids = given.arguments[-1][0].tolist()
     generator = torch.Generator().manual_seed(seed)
     written = opened.words.decode(ids)
-    logits = _step_logits(opened, given)
+    logits = _step_logits(opened, given, steps)
     for step in range(steps):
         if len(ids) >= opened.most_tokens:
             break
         job.check()
-        shares = next(logits) if step == 0 else logits.send(ids[-1])  # type: ignore[attr-defined]
+        shares = next(logits) if step == 0 else logits.send(ids[-1])
         number = _draw(shares, temperature, generator)
         ids.append(number)
         top = shares.softmax(-1)
@@ -192,19 +191,19 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
     return int(torch.multinomial(shares, 1, generator=generator))
 
 
-def _step_logits(opened: OpenedModel, given: LabInput) -> Iterator[Tensor]:
+def _step_logits(opened: OpenedModel, given: LabInput, steps: int) -> Any:
     """The logits after the text, and after each token that is sent; with the model's own cache where it has one."""
     module, arguments = opened.module, given.arguments
     if opened.kind == "decoder" and hasattr(module, "prefill") and hasattr(module, "decode_step"):
-        return _cached_logits(module, arguments[0])
+        return _cached_logits(module, arguments[0], steps)
     if opened.kind == "decoder" and is_huggingface(module):
         return _hugging_face_logits(module, arguments[0])
     return _plain_logits(opened, arguments)
 
 
-def _cached_logits(module: Any, tokens: Tensor) -> Any:
+def _cached_logits(module: Any, tokens: Tensor, steps: int) -> Any:
     with torch.no_grad(), eval_mode(module):
-        logits, cache = module.prefill(tokens)
+        logits, cache = module.prefill(tokens, None, steps)
         while True:
             number = yield logits[0].float()
             logits = module.decode_step(torch.tensor([[number]]), cache)

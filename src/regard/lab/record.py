@@ -81,13 +81,13 @@ def _check_memory(found: list[LayerHeads], most_bytes: int | None) -> None:
 def _run_hooked(
     model: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any], most_bytes: int | None
 ) -> list[LayerHeads]:
-    found: list[LayerHeads] = []
+    found: list[LayerHeads | AttentionRows] = []
     hooks: list[tuple[str, Any]] = []
 
-    def make_hook(name: str, read: Callable[..., LayerHeads]) -> Callable[..., None]:
+    def make_hook(name: str, read: Callable[..., LayerHeads | AttentionRows]) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple, words: dict) -> None:
             found.append(read(name, module, inputs, words))
-            _check_memory(found, most_bytes)
+            _check_memory([layer for layer in found if isinstance(layer, LayerHeads)], most_bytes)
 
         return hook
 
@@ -103,18 +103,18 @@ def _run_hooked(
     finally:
         for _, hook in hooks:
             hook.remove()
-    return found
+    # Afterwards: the rows of torch's layers come from the layers themselves, which would meet the hooks again.
+    return [layer if isinstance(layer, LayerHeads) else _from_rows(layer) for layer in found]
 
 
-def _find_reader(module: nn.Module) -> Callable[..., LayerHeads] | None:
+def _find_reader(module: nn.Module) -> Callable[..., LayerHeads | AttentionRows] | None:
     if isinstance(module, MultiHeadAttention):
         return _read_multihead
     if isinstance(module, WindowAttention):
         return _read_windows
     if isinstance(module, SpatialHeads):
         return _read_spatial
-    reader = attention_readers.find_reader(module)
-    return None if reader is None else lambda *call: _from_rows(reader(*call))
+    return attention_readers.find_reader(module)
 
 
 def _read_multihead(name: str, layer: MultiHeadAttention, inputs: tuple, keywords: dict) -> LayerHeads:

@@ -62,7 +62,9 @@ def test_softmax_in_its_limits(compute):
         assert_close(compute("entropy", ROWS["ties"], beta), calculus.entropy(scores, beta))
     hidden = [-math.inf, 1.0, 2.0]
     for beta in BETAS:
-        assert_close(compute("softmax", hidden, beta), calculus.softmax(torch.tensor(hidden).double(), beta))
+        assert_close(
+            compute("softmax", hidden, beta), calculus.softmax(torch.tensor(hidden, dtype=torch.float64), beta)
+        )
     assert compute("softmax", [-math.inf, -math.inf], 1) == [0, 0]
     assert compute("softmax", [], 1) == []
 
@@ -70,7 +72,8 @@ def test_softmax_in_its_limits(compute):
 def test_a_comparison_can_fail(compute):
     with pytest.raises(AssertionError):
         assert_close(
-            compute("softmax", ROWS["usual"], 1.0), calculus.softmax(torch.tensor(ROWS["usual"]).double(), 1.01)
+            compute("softmax", ROWS["usual"], 1.0),
+            calculus.softmax(torch.tensor(ROWS["usual"], dtype=torch.float64), 1.01),
         )
 
 
@@ -83,7 +86,10 @@ def test_a_changed_key_follows_the_law_and_the_run(compute, change):
     key, value = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     for index in range(5):
         weights = calculus.softmax(query @ key.mT, 1 / math.sqrt(3))
-        given = {name: torch.tensor(one).double() if isinstance(one, list) else one for name, one in change.items()}
+        given = {
+            name: torch.tensor(one, dtype=torch.float64) if isinstance(one, list) else one
+            for name, one in change.items()
+        }
         score = calculus.score_change(query, key[index], **given)
         assert_close(compute("scoreChange", query[0].tolist(), key[index].tolist(), change), score[0])
         law = calculus.perturb_key(weights[:, index], weights @ value, value[index], score)
@@ -137,16 +143,16 @@ def test_quadratic_heads_are_those_of_the_bias_and_become_a_convolution(compute,
     found = compute("quadraticHeads", image.tolist(), [rows, columns], heads, kernel)
     bias = Quadratic(9, grid=(rows, columns), centre=offsets, alpha=alpha, dtype=torch.float64)
     weights = calculus.softmax(bias.scores(keys[:, None], keys[None]).detach())
+    expected = torch.einsum("h,hqk,k->q", torch.tensor(kernel, dtype=torch.float64), weights, image)
     # The page leaves rows out whose weight is below 1e-12.
-    torch.testing.assert_close(
-        torch.tensor(found).double(), torch.einsum("h,hqk,k->q", torch.tensor(kernel).double(), weights, image),
-        rtol=1e-9, atol=1e-9,
-    )  # fmt: skip
+    assert_close(found, expected, 1e-9)
     if alpha > 40:
         padded = torch.nn.functional.pad(image.view(1, 1, rows, columns), (1, 1, 1, 1), mode="replicate")
-        expected = torch.nn.functional.conv2d(padded, torch.tensor(kernel).double().view(1, 1, 3, 3)).flatten()
+        expected = torch.nn.functional.conv2d(
+            padded, torch.tensor(kernel, dtype=torch.float64).view(1, 1, 3, 3)
+        ).flatten()
         assert_close(compute("convolve", image.tolist(), [rows, columns], offsets, kernel), expected, 1e-12)
-        torch.testing.assert_close(torch.tensor(found).double(), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_every_function_is_compared_here(compute):

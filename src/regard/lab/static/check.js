@@ -5,7 +5,7 @@ import { writeAddress } from "./address.js";
 import { CostPanel } from "./price.js";
 import { card, progressBar, showError, table } from "./parts.js";
 
-const WORDS = { holds: "holds", broken: "broken", flaky: "flaky", silent: "not checked" };
+const WORDS = { holds: "holds", broken: "broken", flaky: "flaky", silent: "not checked", undecided: "undecided", "not applicable": "does not apply" };
 
 export class CheckView {
   constructor(place, { models }) {
@@ -21,7 +21,7 @@ export class CheckView {
     this.cost = new CostPanel(models, (changes) => this.remember(changes));
     place.append(html("div", { class: "view-top" }, html("h1", {}, "Is it right, and what does it cost?")),
       html("div", { class: "two" },
-        html("div", { class: "column" }, card("Laws", html("div", {}, html("div", { class: "rg-row" }, this.picker, this.run, this.cancel), this.progress, this.error, this.verdicts, this.broken), { saves: false })),
+        html("div", { class: "column" }, card("Laws", html("div", {}, html("p", { class: "lead" }, "Causality, padding, KV cache, gradients and more: each law is searched for the smallest case in which the model breaks it."), html("div", { class: "rg-row" }, this.picker, this.run, this.cancel), this.progress, this.error, this.verdicts, this.broken), { saves: false })),
         html("div", { class: "column" }, this.cost.element)));
     this.ask = latest((signal, body) => stream("/api/check", body, { each: (line) => this.advance(line), signal }));
   }
@@ -89,7 +89,7 @@ export class CheckView {
 
   showVerdicts(verdicts) {
     const counts = Object.entries(WORDS).map(([kind, word]) => [verdicts.filter((one) => one.verdict === kind).length, word]).filter(([count]) => count);
-    const rows = verdicts.map((one) => [`${one.law} ${one.title}`, html("span", { class: one.verdict }, WORDS[one.verdict] || one.verdict), String(one.cases ?? ""), one.message || ""]);
+    const rows = verdicts.map((one) => [`${one.law} ${one.title}`, html("span", { class: one.verdict.replaceAll(" ", "-") }, WORDS[one.verdict] || one.verdict), String(one.cases ?? ""), one.message || ""]);
     this.verdicts.replaceChildren(html("p", { class: "rg-status" }, counts.map(([count, word]) => `${count} ${word}`).join(", ")), table([["law"], ["verdict"], ["cases", "number"], ["what was found"]], rows));
   }
 

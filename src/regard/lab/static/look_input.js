@@ -9,10 +9,11 @@ export const EXAMPLES = {
   reactions: "CC(=O)O.OCC>>CC(=O)OCC.O",
 };
 
-export function exampleFor(model) {
+// Small images are digits more often than photographs.
+export function exampleFor(model, size = null) {
   if (model.example) return Array.isArray(model.example) ? { source: model.example[0], target: model.example[1] } : { text: model.example };
   if (model.kind === "translation") return { source: EXAMPLES.translation[0], target: EXAMPLES.translation[1] };
-  if (model.kind === "image") return { image: "shapes" };
+  if (model.kind === "image") return { image: size && Math.max(...[size].flat()) <= 32 ? "digit" : "shapes" };
   if (/rxn/i.test(`${model.id} ${model.name}`)) return { text: EXAMPLES.reactions };
   return { text: EXAMPLES[model.kind] || EXAMPLES.encoder };
 }

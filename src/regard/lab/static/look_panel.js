@@ -26,7 +26,7 @@ export class LookPanel {
     this.models = models;
     this.remember = remember;
     this.state = {};
-    this.form = new InputForm(models, { choose: (id) => this.choose(id), look: (values) => this.run({ ...values, token: null, off: null }) });
+    this.form = new InputForm(models, { choose: (id) => this.choose(id), look: (values) => { this.exampled = false; return this.run({ ...values, token: null, off: null }); } });
     this.error = html("div");
     this.progress = progressBar();
     this.overview = html("regard-overview");
@@ -72,6 +72,7 @@ export class LookPanel {
       return;
     }
     const given = INPUTS.some((name) => params[name]);
+    this.exampled = !given;
     this.state = { ...params, model: known.id, ...(given || !known.kind ? {} : exampleFor(known)) };
     if (params.model && params.model !== known.id) showError(this.error, { parts: { title: "The address names a model that this lab does not have.", asked: params.model, instead: known.name } });
     this.form.show(known, this.state, null);
@@ -87,6 +88,7 @@ export class LookPanel {
     const model = this.models.find((one) => one.id === id);
     const kept = model.kind === this.model().kind ? Object.fromEntries(INPUTS.filter((name) => this.state[name]).map((name) => [name, this.state[name]])) : {};
     this.stop();
+    this.exampled = !Object.keys(kept).length;
     this.state = { model: id, ...(!model.kind ? {} : Object.keys(kept).length ? { ...kept, ...(/rxn/i.test(id) ? exampleFor(model) : {}) } : exampleFor(model)), ...(this.state.view ? { view: this.state.view } : {}) };
     this.form.show(model, this.state, null);
     await this.run({});
@@ -110,7 +112,8 @@ export class LookPanel {
         this.info = info;
         const model = this.model();
         model.kind = info.kind;
-        if (!INPUTS.some((name) => this.state[name])) Object.assign(this.state, exampleFor(model));
+        if (this.exampled || !INPUTS.some((name) => this.state[name])) Object.assign(this.state, exampleFor(model, info.image_size));
+        this.exampled = false;
         this.form.show(model, this.state, info);
       }
       this.progress.tell({ label: "running the model", done: 0, total: 0 });

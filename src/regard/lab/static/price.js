@@ -10,6 +10,12 @@ const SIZES = { tokens: [1, 131072], batch: [1, 512], dim: [1, 16384], heads: [1
 const NAMES = { tokens: "length", batch: "batch", dim: "width", heads: "heads", layers: "layers" };
 const CURVES = [["macs", "multiply-adds"], ["bytes", "bytes"], ["activations", "saved activations"]];
 
+// Sizes as people choose them: with three leading bits.
+function roundSize(value) {
+  const unit = Math.max(1, 2 ** (Math.floor(Math.log2(value)) - 3));
+  return Math.max(1, Math.round(value / unit) * unit);
+}
+
 export class CostPanel {
   constructor(models, remember) {
     this.models = models;
@@ -82,8 +88,8 @@ export class CostPanel {
     const log = (value) => Math.log2(value);
     const knobs = Object.entries(sizes).filter(([name]) => SIZES[name]).map(([name, given]) => {
       const spec = typeof given === "object" ? given : { value: given }, least = spec.least ?? SIZES[name][0], most = spec.most ?? SIZES[name][1];
-      const value = Math.min(Math.max(state.sizes[name] ?? spec.value, least), most), whole = (place) => Math.round(2 ** place);
-      return slider(NAMES[name], { least: log(least), most: log(most), step: name === "layers" || name === "heads" ? 0.01 : 0.125, value: log(value), show: (place) => grouped(whole(place)) }, (place) => { state.sizes[name] = Math.min(Math.max(whole(place), least), most); this.changed(); });
+      const value = Math.min(Math.max(state.sizes[name] ?? spec.value, least), most), round = (place, own) => (Math.abs(2 ** place - own) < 0.5 ? own : roundSize(2 ** place));
+      return slider(NAMES[name], { least: log(least), most: log(most), step: "any", value: log(value), show: (place) => grouped(round(place, spec.value)) }, (place) => { state.sizes[name] = Math.min(Math.max(round(place, spec.value), least), most); this.changed(); });
     });
     knobs.push(slider("devices", { least: 0, most: 8, step: 1, value: log(state.devices), show: (place) => String(2 ** place) }, (place) => { state.devices = 2 ** place; this.changed(); }));
     if (state.devices > 1) knobs.push(select("strategy", [["ddp", "whole copies"], ["fsdp", "sharded"], ["tensor", "tensor parallel"], ["context", "context parallel"]], state.strategy, (next) => { state.strategy = next; this.changed(); }));

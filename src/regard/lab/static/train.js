@@ -9,7 +9,10 @@ import "/components/player.js";
 import "/components/timeline.js";
 
 const EVERY = 2000; // milliseconds between two questions
-const HIDDEN = new Set(["step", "epoch", "time", "seconds", "cursor"]);
+const HIDDEN = new Set(["step", "epoch", "time", "seconds", "cursor", "number", "units"]);
+const FIRST = ["loss", "accuracy", "perplexity", "bits per byte", "bleu"];
+
+const plain = (name) => name.replaceAll("_", " ");
 
 export class TrainView {
   constructor(place) {
@@ -102,13 +105,15 @@ export class TrainView {
   // One chart for each number, of the steps and of the evaluations together where both have it.
   showCurves() {
     const { steps, evaluations } = this.record, names = [...new Set([...steps, ...evaluations].flatMap((one) => Object.keys(one)).filter((name) => !HIDDEN.has(name)))];
+    const rank = (name) => (FIRST.includes(plain(name)) ? FIRST.indexOf(plain(name)) : FIRST.length);
+    names.sort((a, b) => rank(a) - rank(b));
     for (const name of names) {
       const series = [["training", steps], ["held out", evaluations]].map(([label, rows], color) => ({ name: label, color, points: thin(rows.filter((row) => Number.isFinite(row[name])).map((row) => [row.step, row[name]])) })).filter((one) => one.points.length);
       if (!series.length) continue;
       if (!this.charts.has(name)) {
         const chart = html("regard-chart");
         this.charts.set(name, chart);
-        this.curves.append(card(name.replaceAll("_", " "), chart, { name }));
+        this.curves.append(card(plain(name), chart, { name }));
       }
       this.charts.get(name).show(series, { x: "step", y: name, height: 210, zero: false });
     }

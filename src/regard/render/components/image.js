@@ -7,7 +7,7 @@ import { wrapSVG } from "./export.js";
 class AttendedImage extends HTMLElement {
   connectedCallback() {
     if (this.board) return;
-    this.picture = html("img", { class: "rg-pixels", alt: "" });
+    this.picture = html("img", { class: "rg-pixels", alt: "", on: { load: () => this.picture.classList.toggle("rg-coarse", this.picture.naturalWidth <= 64) } });
     this.canvas = html("canvas", { class: "rg-pixels rg-over" });
     this.mark = html("i", { class: "rg-mark", hidden: true });
     this.board = html("div", { class: "rg-image", tabindex: 0, role: "application", "aria-label": "The image. Arrow keys move the pinned patch." }, this.picture, this.canvas, this.mark);

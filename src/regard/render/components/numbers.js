@@ -10,7 +10,7 @@ export function decode(array) {
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";
   const number = 100 * share;
-  return `${number >= 10 ? number.toFixed(0) : number >= 0.1 || number === 0 ? number.toFixed(1) : number.toPrecision(1)} %`;
+  return `${number >= 10 ? number.toFixed(0) : number >= 0.1 || number === 0 ? number.toFixed(1) : number >= 0.01 ? number.toFixed(2) : "< 0.01"} %`;
 }
 
 const UNITS = ["", " k", " M", " G", " T", " P"];

@@ -35,9 +35,14 @@ class Timeline extends HTMLElement {
   go(frame) {
     this.state.frame = frame;
     this.slider.value = String(frame);
-    this.told.textContent = `step ${this.data.labels[frame]}`;
+    this.told.textContent = this.label(frame);
     this.slider.setAttribute("aria-valuetext", this.told.textContent);
     this.draw();
+  }
+
+  label(frame) {
+    const label = String(this.data.labels[frame]);
+    return /[a-z]/i.test(label) ? label : `step ${label}`;
   }
 
   start() {
@@ -60,8 +65,8 @@ class Timeline extends HTMLElement {
     const { frame, layer, head } = this.state, { maps: { shape, values }, tokens } = this.data, [, layers, heads, rows, columns] = shape;
     const start = ((frame * layers + layer) * heads + head) * rows * columns;
     const table = Array.from({ length: rows }, (_, row) => Array.from(values.subarray(start + row * columns, start + (row + 1) * columns), (value) => value / 255));
-    const named = tokens && tokens.length === rows && rows <= 16;
-    this.stage.replaceChildren(heat(table, `attention of layer ${layer}, head ${head} at step ${this.data.labels[frame]}`, { width: 420, numbers: false, names: named ? tokens.map((token) => tokenText(token).slice(0, 4)) : null }));
+    const named = tokens && tokens.length === rows && rows <= 24 && tokens.every((token) => token.length <= 6);
+    this.stage.replaceChildren(heat(table, `attention of layer ${layer}, head ${head} at ${this.label(frame)}`, { width: 420, numbers: false, names: named ? tokens.map((token) => tokenText(token).slice(0, 4)) : null }));
     this.toggleAttribute("data-ready", true);
   }
 
