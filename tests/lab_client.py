@@ -52,7 +52,7 @@ class Client:
             data = answer.read()
             kind = answer.headers.get("content-type", "")
             found: Any = data
-            if kind.startswith("application/json"):
+            if kind.startswith("application/json") and data:  # the answer to HEAD has none
                 found = json.loads(data)
             elif kind.startswith("application/x-ndjson"):
                 found = [json.loads(line) for line in data.splitlines()]

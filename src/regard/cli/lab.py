@@ -107,7 +107,7 @@ def make_source(target: str, seed: int = 0) -> Source:
     from regard.lab.sources import Source
 
     try:
-        exists = Path(target).expanduser().exists()
+        exists = bool(target.strip()) and Path(target).expanduser().exists()
     except (OSError, ValueError):
         exists = False
     if not exists and ":" not in target:
@@ -150,13 +150,11 @@ def _load_run(target: str) -> LoadedModel:
     from regard.cli.generate import find_model_folder
     from regard.cli.targets import load_target
     from regard.lab.sources import LoadedModel
-    from regard.train.checkpoint import read_claimed_recipe
     from regard.train.data.text import read_tokenizer
 
     place = find_model_folder(target)
-    recipe = read_claimed_recipe(Path(target).expanduser())[0]
     python = ["from regard.cli.targets import load_target", f"model = load_target({str(place)!r})"]
-    if hasattr(recipe, "position") or not (place / "tokenizer.json").is_file():
+    if not (place / "tokenizer.json").is_file():  # of images, which are normalised as in training
         from regard.train import read_run
 
         found = read_run(target)

@@ -85,7 +85,9 @@ def make_app(lab: Lab) -> Starlette:
         Route("/{folder}/{name}", send_file),
     ]
     handlers: dict[Any, Any] = {HTTPException: _answer_http_error, RegardError: _answer_error, Exception: _answer_error}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # no answer sends the browser to an address that a request has named
+    return app
 
 
 async def _answer_error(request: Request, failure: Exception) -> Response:

@@ -21,6 +21,7 @@ from regard.models.io.atomic import read_json
 from regard.train.checkpoint import STEP, find_checkpoints, read_claimed_recipe, read_position
 from regard.train.data.text import read_tokenizer
 from regard.train.history import HISTORY, SAMPLES, STEPS, heads_file, read_heads, read_lines
+from regard.train.loop import MODEL
 from regard.visualize.player import player_data
 
 FIXED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
@@ -43,7 +44,8 @@ def read_run(lab: Lab, fields: Fields, job: Job) -> dict[str, Any]:
     cursor = {name: min(len(found), since.get(name, 0) + MOST_LINES) for name, found in lines.items()}
     new = {name: found[since.get(name, 0) : cursor[name]] for name, found in lines.items()}
     checkpoints = find_checkpoints(folder)
-    finished = bool(checkpoints) and _is_finished(checkpoints[-1])
+    # The final model is the last that a run writes; one that ends early says so in its checkpoint.
+    finished = (folder / MODEL / "config.json").is_file() or (bool(checkpoints) and _is_finished(checkpoints[-1]))
     newest = int(_find_step(checkpoints[-1])) if checkpoints else -1
     job.check()
     answer: dict[str, Any] = {

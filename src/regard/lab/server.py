@@ -16,6 +16,7 @@ from regard.lab.security import Guard
 from regard.lab.state import Lab
 
 ADDRESS = "127.0.0.1"
+BACKLOG = 2048  # connections that wait to be accepted
 
 
 class LabServer:
@@ -44,7 +45,7 @@ class LabServer:
             server_header=False,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=2,
-            backlog=2048,
+            backlog=BACKLOG,
             http="h11",
             ws="none",
             h11_max_incomplete_event_size=64 << 10,
@@ -77,6 +78,7 @@ def _bind(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((ADDRESS, port))
+        bound.listen(BACKLOG)  # so that a browser that is quicker than the server waits for it
     except (OSError, OverflowError) as failure:
         bound.close()
         raise InputError(
