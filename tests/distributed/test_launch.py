@@ -261,12 +261,19 @@ def start_differently(rank: int, size: int, what: str) -> str:
     parallelism = Parallelism("fsdp" if what == "parallelism" and rank else "ddp")
     data = [f"{TEXT[0]} {rank}"] * 3 if what == "data" else TEXT
     with pytest.raises(ConfigError) as failure:
-        train(recipe, data=data, progress=False, parallelism=parallelism)
+        train(
+            recipe,
+            data=data,
+            progress=False,
+            parallelism=parallelism,
+            minutes=9 if what == "minutes" and rank else None,
+        )
     return str(failure.value)
 
 
 @pytest.mark.parametrize(
-    ("what", "words"), [("recipe", "dim=32"), ("parallelism", "strategy='fsdp'"), ("data", "data='")]
+    ("what", "words"),
+    [("recipe", "dim=32"), ("parallelism", "strategy='fsdp'"), ("data", "data='"), ("minutes", "minutes=9")],
 )
 def test_processes_that_were_started_differently_are_refused(two: Processes, what: str, words: str) -> None:
     """As with another command on a second machine: without a word, both would wait for the other."""
