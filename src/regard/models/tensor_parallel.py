@@ -11,6 +11,7 @@ Norms, embeddings and the output are the same on all. Source: Shoeybi et al., Me
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def split_model(model: nn.Module, group: Any) -> dict[str, Split]:
     """Leave this process its part of every block, in place; how each parameter was split, by name."""
     size = dist.get_world_size(group)
     splits: dict[str, Split] = {}
+    cut: set[int] = set()
     names = {id(module): name for name, module in model.named_modules()}
     for unit in list_units(model):
         for module in list(unit.modules()):
@@ -97,6 +99,10 @@ def split_model(model: nn.Module, group: Any) -> dict[str, Split]:
             if isinstance(module, MultiHeadAttention):
                 _check_heads(module, size)
                 found = _split_attention(module, group)
+                bias = module.attention.bias
+                if isinstance(bias, Bias) and id(bias) not in cut:  # layers may share it
+                    cut.add(id(bias))
+                    found |= _split_bias(bias, module.sizes.heads, group)
             elif isinstance(module, FeedForward):
                 found = _split_feed_forward(module, group)
             else:
@@ -144,11 +150,6 @@ def _split_attention(layer: MultiHeadAttention, group: Any) -> dict[str, Split]:
         splits["projections.bias"] = Split(0, tuple(width for letter, width in widths if letter in projections.letters))
     splits["output.weight"] = Split(1, (layer.output.in_features,))
     _take_parts(layer, splits, group)
-    bias = layer.attention.bias
-    if isinstance(bias, Bias) and bias.heads == whole.heads:  # not cut already by a layer that shares it
-        part = whole.heads // size
-        for name in bias.keep_heads(dist.get_rank(group) * part, (dist.get_rank(group) + 1) * part):
-            splits[f"score_bias.{name}"] = Split(0, (whole.heads,))
     layer.sizes = projections.sizes = AttentionSizes(
         whole.input, whole.heads // size, whole.kv_heads // size, whole.key, whole.value, whole.context, whole.values,
         whole.output,
@@ -157,6 +158,22 @@ def _split_attention(layer: MultiHeadAttention, group: Any) -> dict[str, Split]:
     _sum_output(layer.output, group)
     layer.register_forward_pre_hook(_make_copy(group))
     return splits
+
+
+def _split_bias(bias: Bias, part: int, group: Any) -> dict[str, Split]:
+    """Leave a process the scores of its heads, so many; the gradients of a bias that all heads share are summed."""
+    rank, whole = dist.get_rank(group), bias.heads
+    if whole == 1:
+        for parameter in bias.parameters():
+            parameter.register_hook(partial(_sum_gradient, group))
+        return {}
+    return {f"score_bias.{name}": Split(0, (whole,)) for name in bias.keep_heads(rank * part, (rank + 1) * part)}
+
+
+def _sum_gradient(group: Any, gradient: Tensor) -> Tensor:
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def _split_feed_forward(layer: FeedForward, group: Any) -> dict[str, Split]:

@@ -98,6 +98,7 @@ def train(
     place = None if folder is None else Path(folder).expanduser()
     with torch.random.fork_rng(devices=[]):
         workers = Workers(parallelism or Parallelism())
+        workers.check_same({"minutes": minutes, "folder": place is not None, "start": start is not None})
         training = Training(task, place, start, workers)  # before there is a folder: a model may be refused
         if place is None:
             return training.run(**settings)
