@@ -69,7 +69,8 @@ def write(model):
     return model
 
 with tempfile.TemporaryDirectory() as folder:  # what libraries need once is there before the file is loaded
-    write(GPT(GPT.Config.llama(vocab_size=99, context_length=64, dim=64, layers=2, heads=2)).quantize("int4")).save_pretrained(folder)
+    small = GPT(GPT.Config.llama(vocab_size=99, context_length=64, dim=64, layers=2, heads=2)).quantize("int4")
+    write(small).save_pretrained(folder)
     write(GPT.from_pretrained(folder))
 before = used()
 model = write(GPT.from_pretrained(sys.argv[1], quantized=True))
