@@ -239,7 +239,12 @@ def random_blocks(rows, cols, format, seed):
 
 def make_mixed():
     """Matrices as llama.cpp's mixtures have them: values in another format than queries and keys, gate and up too."""
-    model = make(GPTConfig.llama(vocab_size=67, context_length=48, dim=256, layers=2, heads=4, hidden_dim=512))
+    sizes = {"vocab_size": 67, "context_length": 48, "dim": 256, "layers": 2, "heads": 4}
+    model = make(GPTConfig.llama(**sizes | {"hidden_dim": 515, "bias": True}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
     model.quantize("int8")
 
     def put(module, *formats):
@@ -256,7 +261,7 @@ def make_mixed():
     put(model.blocks[0].attention.projections, "q4_k", "q4_1", "q6_k")
     put(model.blocks[1].attention.projections, "q4_0", "bf16")
     put(model.blocks[0].feed_forward.inner, "q6_k", "q4_k")
-    put(model.blocks[0].feed_forward.outer, "q6_k")
+    put(model.blocks[0].feed_forward.outer, "q4_1")
     return model
 
 
