@@ -2,14 +2,19 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from twins import transformers
 
 from regard import downloads
 from regard.errors import BackendError, CheckpointError, ConfigError
+from regard.kernels import library
 from regard.kernels.blocks import BLOCK_FORMATS
 from regard.kernels.quantized import BlockRows, QuantizedTensor
 from regard.models import (
@@ -23,6 +28,7 @@ from regard.models import (
     ViTConfig,
     explain_decoding,
 )
+from regard.models.io.gguf import read_gguf, read_tokenizer
 from regard.models.native_decode import find_decoder, run_native_step
 from regard.models.quantization import from_stored
 
@@ -233,7 +239,12 @@ def random_blocks(rows, cols, format, seed):
 
 def make_mixed():
     """Matrices as llama.cpp's mixtures have them: values in another format than queries and keys, gate and up too."""
-    model = make(GPTConfig.llama(vocab_size=67, context_length=48, dim=256, layers=2, heads=4, hidden_dim=512))
+    sizes = {"vocab_size": 67, "context_length": 48, "dim": 256, "layers": 2, "heads": 4}
+    model = make(GPTConfig.llama(**sizes | {"hidden_dim": 515, "bias": True}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
     model.quantize("int8")
 
     def put(module, *formats):
@@ -250,7 +261,7 @@ def make_mixed():
     put(model.blocks[0].attention.projections, "q4_k", "q4_1", "q6_k")
     put(model.blocks[1].attention.projections, "q4_0", "bf16")
     put(model.blocks[0].feed_forward.inner, "q6_k", "q4_k")
-    put(model.blocks[0].feed_forward.outer, "q6_k")
+    put(model.blocks[0].feed_forward.outer, "q4_1")
     return model
 
 
@@ -304,3 +315,108 @@ def test_the_native_decode_step_reads_blocks(config, word, tokens):
             native = model.decode_step(tokens[:, place : place + 1], cache)
             plain = model(tokens[:, place : place + 1], cache=other, last_only=True)[:, 0]
             assert_near(native, plain)
+
+
+# A real model on real text
+
+needs_smollm2 = pytest.mark.skipif(
+    downloads.find("smollm2") is None, reason="SmolLM2 is not downloaded: python -m regard.downloads smollm2"
+)
+TEXT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
+    "wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this "
+    "truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of "
+    "some one or other of their daughters. The river had risen in the night, and by morning the lower field was under "
+    "water. Two boys in a flat boat pushed along the hedge with poles, calling to one another, while their father "
+    "counted the sheep on the hill and found that none was missing."
+)
+
+
+def find_losses(model, ids):
+    """Cross-entropy of each next token, and the logits."""
+    with torch.no_grad():
+        logits = model(ids)
+    return F.cross_entropy(logits[0, :-1], ids[0, 1:]), logits
+
+
+@needs_smollm2
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "most"), [("bf16", 0.01), ("int8", 0.02), ("int4", 0.03), ("stored", 0.02)])
+def test_a_real_model_loses_little_on_real_text(word, most):
+    """Cross-entropy may rise by `most` nats a token, which is the relative rise of the perplexity."""
+    path = downloads.find("smollm2")
+    ids = torch.tensor([read_tokenizer(path).encode(TEXT).ids])
+    exact, logits = find_losses(GPT.from_pretrained(path), ids)
+    model = GPT.from_pretrained(path, quantized=True) if word == "stored" else GPT.from_pretrained(path).quantize(word)
+    loss, others = find_losses(model, ids)
+    assert abs(loss - exact) < most
+    assert (others - logits).square().mean().sqrt() < 0.02 * logits.abs().max()
+    assert (others.argmax(-1) == logits.argmax(-1)).float().mean() > 0.9
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_a_real_model_writes_the_text_of_transformers_and_quantised_a_likely_one():
+    path, hugging = downloads.find("smollm2"), transformers()
+    config, state = read_gguf(path)
+    with torch.device("meta"):
+        twin = hugging.LlamaForCausalLM(hugging.LlamaConfig(**config))
+    twin.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]}, assign=True)
+    twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)  # its buffer has no values on meta
+    tokenizer, count = read_tokenizer(path), 32
+    prompt = torch.tensor([tokenizer.encode("The capital of France is").ids])
+    length = prompt.shape[1]
+    exact = GPT.from_pretrained(path)
+    ours = exact.generate(prompt, max_new_tokens=count).tokens
+    with torch.no_grad():  # the best token at every place is the next one: so this is what it would have written
+        best = twin.eval()(torch.cat([prompt, torch.tensor(ours)], 1)).logits[:, length - 1 : -1].argmax(-1)
+    assert ours == best.tolist()
+
+    def judge(tokens):
+        whole = torch.cat([prompt, torch.tensor(tokens)], 1)
+        with torch.no_grad():
+            return float(F.cross_entropy(exact(whole)[0, length - 1 : -1], whole[0, length:]))
+
+    greedy = judge(ours)
+    for model in (GPT.from_pretrained(path, quantized=True), GPT.from_pretrained(path).quantize("int8")):
+        made = model.generate(prompt, max_new_tokens=count).tokens
+        assert tokenizer.decode(made[0]).startswith(" Paris")
+        assert judge(made) < greedy + 0.3  # nats a token
+    shuffled = torch.tensor(ours)[:, torch.randperm(count, generator=torch.Generator().manual_seed(0))].tolist()
+    assert judge(shuffled) > greedy + 1
+
+
+MEMORY = """
+import gc, sys, tempfile
+from regard.models import GPT, GPTConfig
+
+def used():
+    gc.collect()
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+def write(model):
+    model.generate([[1, 2, 3, 4]], max_new_tokens=16)
+    return model
+
+with tempfile.TemporaryDirectory() as folder:  # what libraries need once
+    small = GPT(GPTConfig.llama(vocab_size=99, context_length=64, dim=64, layers=2, heads=2)).quantize("int4")
+    write(small).save_pretrained(folder)
+    write(GPT.from_pretrained(folder))
+before = used()
+model = write(GPT.from_pretrained(sys.argv[1], quantized=True))
+print(used() - before)
+"""
+
+
+@needs_smollm2
+@pytest.mark.slow
+@pytest.mark.skipif(
+    library.missing() is not None or not sys.platform.startswith("linux"), reason="reads /proc; needs the kernels"
+)
+def test_a_process_grows_by_little_more_than_the_file_it_loads():
+    path = downloads.find("smollm2")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", MEMORY, str(path)]
+    ran = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert float(ran.stdout) <= 1.3 * path.stat().st_size
