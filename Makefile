@@ -63,6 +63,7 @@ bench: $(READY) ## ours and peers side by side
 	$(RUN) -m benchmarks.positional
 	$(RUN) -m benchmarks.training
 	$(RUN) -m benchmarks.distributed
+	$(RUN) -m benchmarks.integrations
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build

@@ -24,7 +24,7 @@ from regard.adapters.huggingface_tiny import MORE, SIZES, _randomize, quiet
 
 ROWS, TOKENS, PADDED = 2, 11, 4
 BOUND, LOW_BOUND = 1e-10, 1e-6  # of float64, and of models whose eager attention computes a part in float32
-MOST_PARAMETERS = 30_000_000
+MOST_PARAMETERS, MOST_BY_DEFAULT = 30_000_000, 8_000_000  # with tiny sizes, and with default sizes but for the depth
 EXTRA = {"num_channels": 3, "attention_chunk_size": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
 EXTRA |= {"topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
 EXTRA |= {"v_head_dim": 8, "moe_intermediate_size": 24, "vocab_size_per_layer_input": 89, "audio_vocab_size": 64}
@@ -160,7 +160,7 @@ def make_model(class_name: str, variant: dict[str, Any] | None = None) -> Any:
     config = make_config(kind.config_class, class_name, variant or {})
     with torch.device("meta"):
         parameters = sum(p.numel() for p in kind._from_config(copy.deepcopy(config)).parameters())
-    if parameters > MOST_PARAMETERS:
+    if parameters > (MOST_BY_DEFAULT if "only" in (variant or {}) else MOST_PARAMETERS):
         raise ValueError(f"its tiny configuration has {parameters:,} parameters")
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation="eager")

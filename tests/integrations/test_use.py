@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 import regard
 from regard import Causal, First, Neighborhood, Window
@@ -287,7 +288,7 @@ def test_a_mask_that_is_no_plain_tensor_is_refused_where_a_pattern_was_asked_for
             self.proj = nn.Linear(3, 3)
 
         def forward(self, x):
-            mask = torch.nn.attention.bias.causal_lower_right(4, 4)
+            mask = causal_lower_right(4, 4)
             return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     model = nn.Sequential(CausalAttention())
