@@ -20,6 +20,7 @@ from regard.layers.linear import (
     MIN_PRODUCTS,
     MIN_WEIGHTS,
     Linear,
+    max_gemv_rows,
     use_huge_pages,
 )
 
@@ -96,7 +97,17 @@ def test_parameters_names_and_first_numbers_are_torchs(bias):
 @torch.no_grad()
 def test_results_are_torchs_up_to_rounding(dtype, bias):
     ours, torchs = twins(bias, dtype)
-    for shape in [(1,), (0, 1), (2, 3), (1, GEMV_ROWS), (GEMV_ROWS + 1,), (MANY_ROWS,), (3, MANY_ROWS), ()]:
+    for shape in [
+        (1,),
+        (0, 1),
+        (2, 3),
+        (1, GEMV_ROWS),
+        (GEMV_ROWS + 1,),
+        (max_gemv_rows(dtype) + 1,),
+        (MANY_ROWS,),
+        (3, MANY_ROWS),
+        (),
+    ]:
         x = rows(*shape, INSIDE, dtype=dtype)
         assert ours(x).shape == torchs(x).shape
         assert_same_up_to_rounding(ours(x), torchs, x)

@@ -14,7 +14,7 @@ from torch.nn.modules import module as modules
 from regard.kernels import training
 from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
 from regard.kernels.eager import is_plain_inference
-from regard.kernels.library import missing
+from regard.kernels.library import lanes, missing
 from regard.kernels.linear import DTYPES, run_gemm, run_gemv
 from regard.kernels.packed import forget_packed, keep_packed
 from regard.kernels.quantized import QuantizedTensor, quantized_linear
@@ -22,6 +22,8 @@ from regard.kernels.quantized import QuantizedTensor, quantized_linear
 # Measured on two cores with AVX2 against torch's own product: the kernels are faster, gemv up to this many rows and
 # gemm beyond, ...
 GEMV_ROWS = 32
+# ... (with AVX-512, whose vectors make gemm's sums but not gemv's twice as fast, up to this many)
+WIDE_GEMV_ROWS = 10
 # ... unless the weights are so few that they stay in the CPU caches, where torch is as fast; ...
 MIN_WEIGHTS = 1 << 17
 # ... but for this many multiply-adds gemm is faster with any weights.
@@ -76,7 +78,7 @@ def linear(
     if isinstance(weight, QuantizedTensor):
         made = quantized_linear(x, weight, bias)
     elif _can_use_kernel(x, weight, bias):
-        if x.numel() > GEMV_ROWS * weight.shape[1]:
+        if x.numel() > max_gemv_rows(x.dtype) * weight.shape[1]:
             fused = residual if residual is not None and _can_fuse(residual, x, weight) else None
             made = run_gemm(x, weight, bias, activation, fused)
             return made if residual is None or fused is not None else residual + made
@@ -90,6 +92,11 @@ def linear(
         made = F.linear(x, weight, bias)
     made = made if activation is None else ACTIVATIONS[activation](made)
     return made if residual is None else residual + made
+
+
+def max_gemv_rows(dtype: torch.dtype = torch.float32) -> int:
+    """Rows up to which `linear` takes gemv with the kernels in use; in float64 it never takes gemm."""
+    return WIDE_GEMV_ROWS if dtype == torch.float32 and lanes(dtype) >= 16 else GEMV_ROWS
 
 
 def _can_fuse(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
@@ -135,7 +142,7 @@ def fits_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def _is_faster(numbers: int, inside: int, out: int, dtype: torch.dtype) -> bool:
     """Whether a kernel is faster for `numbers / inside` rows."""
-    if numbers <= GEMV_ROWS * inside:
+    if numbers <= max_gemv_rows(dtype) * inside:
         return inside * out >= MIN_WEIGHTS
     return dtype == torch.float32 and (inside * out >= MIN_WEIGHTS or numbers * out >= MIN_PRODUCTS)
 
