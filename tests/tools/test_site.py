@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from regard.book import list_page_ids, load_page
+from regard.book.homework.pdf import BROWSERS, find_program
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tools" / "site"
@@ -135,19 +137,69 @@ goes on without indentation.
     assert "Source: a paper, whose line\ngoes on" in made
 
 
-@pytest.mark.slow
-def test_the_site_is_built_without_warnings_and_without_broken_links(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The whole site, built once: two minutes."""
     pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install regard[docs]")
     pytest.importorskip("furo", reason="furo is not installed: pip install regard[docs]")
     import build
 
-    assert build.build(tmp_path) == []
-    html = tmp_path / "html"
+    folder = tmp_path_factory.mktemp("site")
+    assert build.build(folder) == []
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_without_broken_links(built):
     for name in list_page_ids():
-        page = (html / "book" / f"{name}.html").read_text(encoding="utf-8")
+        page = (built / "book" / f"{name}.html").read_text(encoding="utf-8")
         assert load_page(name).title.split()[0] in page
         assert "{{" not in page, name
-    assert (html / "book" / "eth-c2.html").read_text(encoding="utf-8").count("<figure") == 1
-    assert "<math" in (html / "book" / "udl-12.4.html").read_text(encoding="utf-8")
-    assert 'id="regard.patterns.Window"' in (html / "reference" / "regard.patterns.html").read_text(encoding="utf-8")
-    assert "softmax" in (html / "searchindex.js").read_text(encoding="utf-8")
+    assert (built / "book" / "eth-c2.html").read_text(encoding="utf-8").count("<figure") == 1
+    assert "<math" in (built / "book" / "udl-12.4.html").read_text(encoding="utf-8")
+    assert 'id="regard.patterns.Window"' in (built / "reference" / "regard.patterns.html").read_text(encoding="utf-8")
+    assert "softmax" in (built / "searchindex.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_pages_of_the_site_fit_and_fetch_nothing(built, width, scheme):
+    pages = ["index", "book", "book/errata", "book/udl-12.8", "book/nyu-1.1e", "laws", "reference/regard.layers"]
+    for page in pages:
+        with open_page(built, f"{page}.html", width, scheme) as opened:
+            hidden = opened.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert hidden <= 0, f"{page} is {hidden} pixels wider than the screen"
+            size = opened.evaluate("parseFloat(getComputedStyle(document.querySelector('article p')).fontSize)")
+            assert size >= 14, page
+
+
+@pytest.mark.slow
+def test_the_search_of_the_site_works_without_a_server(built):
+    with open_page(built, "index.html", 1440, "light") as page:
+        page.fill("input[name=q]", "saturated")
+        page.press("input[name=q]", "Enter")
+        page.wait_for_selector("#search-results li a")
+        found = page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.textContent)")
+        assert any("Jacobian" in title for title in found), found
+
+
+@contextlib.contextmanager
+def open_page(folder: Path, name: str, width: int, scheme: str):
+    """A page of a folder in Chromium; nothing may be fetched but files of the folder, and nothing go wrong."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: regard[browser]")
+    program = find_program(BROWSERS)
+    if program is None:
+        pytest.skip("there is no Chromium on this machine: make browser")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda failure: wrong.append(str(failure)))
+        page.on("requestfailed", lambda request: wrong.append(request.url))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or wrong.append(request.url))
+        page.goto((folder / name).as_uri())
+        yield page
+        browser.close()
+        assert wrong == [], name

@@ -7,6 +7,7 @@ needs no server and no network: open index.html.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
+# Pages run side by side, each on one thread; read by torch when it is imported, which is later.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def build(folder: Path, pages: list[str] | None = None, jobs: int = 2) -> list[str]:
