@@ -153,6 +153,23 @@ def test_half_an_environment_is_refused() -> None:
     assert "torchrun" in made.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("WORLD_SIZE", "two", "not a number of processes"),
+        ("RANK", "2", "not the number of one of 2 processes"),
+        ("REGARD_TIMEOUT_MINUTES", "soon", "not minutes"),
+        ("REGARD_TIMEOUT_MINUTES", "-1", "not minutes"),
+        ("REGARD_TIMEOUT_MINUTES", "nan", "not minutes"),
+    ],
+)
+def test_an_environment_of_wrong_numbers_is_refused(name: str, text: str, words: str) -> None:
+    common = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29412"}
+    made = run_python(JOIN, **(common | {name: text}))
+    assert f"ConfigError: {name} is {words}" in made.stderr
+    assert f"{name}={text}" in made.stderr
+
+
 # Who gets which token
 
 

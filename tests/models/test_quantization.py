@@ -10,7 +10,8 @@ from torch import nn
 
 from regard import downloads
 from regard.errors import BackendError, CheckpointError, ConfigError
-from regard.kernels.quantized import QuantizedTensor
+from regard.kernels.blocks import BLOCK_FORMATS
+from regard.kernels.quantized import BlockRows, QuantizedTensor
 from regard.models import (
     GPT,
     Bert,
@@ -22,6 +23,7 @@ from regard.models import (
     ViTConfig,
     explain_decoding,
 )
+from regard.models.native_decode import find_decoder, run_native_step
 from regard.models.quantization import from_stored
 
 GPT2 = GPTConfig(vocab_size=67, context_length=48, dim=40, layers=3, heads=5)  # 40 channels: blocks have ragged ends
@@ -216,6 +218,78 @@ def test_smollm2_runs_from_its_blocks_as_they_are_stored():
         ours, theirs = model(tokens), exact(tokens)
     assert (ours - theirs).norm() / theirs.norm() < 0.05
     assert ours[0, -1].argmax() == theirs[0, -1].argmax()
+
+
+def random_blocks(rows, cols, format, seed):
+    """Blocks of any bytes, with scales of the size that weights have."""
+    make = torch.Generator().manual_seed(seed)
+    numbers, size = BLOCK_FORMATS[format]
+    data = torch.randint(0, 256, (rows, cols // numbers, size), generator=make, dtype=torch.uint8)
+    for at in {"q4_k": (0, 2), "q6_k": (208,)}[format]:
+        scale = torch.rand(rows, cols // numbers, 1, generator=make) * 1e-4 + 1e-4
+        data[..., at : at + 2] = scale.half().view(torch.uint8)
+    return QuantizedTensor([BlockRows(format, data.flatten(1))], cols)
+
+
+def make_mixed():
+    """Matrices as llama.cpp's mixtures have them: values in another format than queries and keys, gate and up too."""
+    model = make(GPTConfig.llama(vocab_size=67, context_length=48, dim=256, layers=2, heads=4, hidden_dim=512))
+    model.quantize("int8")
+
+    def put(module, *formats):
+        rows, cols = module.weight.shape
+        cuts = [rows * number // len(formats) for number in range(len(formats) + 1)]
+        parts = [
+            random_blocks(end - begin, cols, format, end)
+            if format in ("q4_k", "q6_k")
+            else QuantizedTensor.quantize(0.02 * torch.randn(end - begin, cols), format)
+            for format, begin, end in zip(formats, cuts, cuts[1:], strict=False)
+        ]
+        module.weight = nn.Parameter(torch.cat(parts), requires_grad=False)
+
+    put(model.blocks[0].attention.projections, "q4_k", "q4_1", "q6_k")
+    put(model.blocks[1].attention.projections, "q4_0", "bf16")
+    put(model.blocks[0].feed_forward.inner, "q6_k", "q4_k")
+    put(model.blocks[0].feed_forward.outer, "q6_k")
+    return model
+
+
+@pytest.mark.parametrize("threads_", [1, 2])
+def test_the_native_step_reads_matrices_of_several_formats(threads_, tokens):
+    model = make_mixed()
+    found = explain_decoding(model)
+    assert found.reason is None
+    assert set(found.formats) == {"q4_k", "q4_1", "q6_k", "q4_0", "bfloat16", "q8_0"}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads_)
+    try:
+        with torch.no_grad():
+            native, plain = (model.prefill(tokens[:, :11], capacity=6)[1] for _ in range(2))
+            for place in range(11, 17):
+                made = run_native_step(model, tokens[:, place : place + 1], native)
+                expected = model(tokens[:, place : place + 1], cache=plain, last_only=True)[:, 0]
+                assert made is not None
+                assert_near(made, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"])
+def test_the_native_step_looks_tokens_up_in_a_table_of_blocks(format, tokens):
+    """The same bits as those of embeddings that torch has made of the blocks."""
+    cols = 256 if format.endswith("k") else 40
+    model = make(GPTConfig(vocab_size=67, context_length=48, dim=cols, layers=1, heads=2, tie_embeddings=False))
+    table = (
+        random_blocks(67, cols, format, 5) if cols == 256 else QuantizedTensor.quantize(torch.randn(67, cols), format)
+    )
+    model.embedding.weight = nn.Parameter(table, requires_grad=False)
+    model.requires_grad_(False)
+    decoder = find_decoder(model)
+    assert decoder.embedding is not None
+    cache, other = (model.prefill(tokens[:, :5], capacity=3)[1] for _ in range(2))
+    step = tokens[:, 5:6]
+    made = decoder.run(step, None, cache)
+    assert torch.equal(made, decoder.run(step, model.embed_step(step, other)[:, 0], other))
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])

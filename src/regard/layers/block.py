@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -101,11 +101,9 @@ class TransformerBlock(nn.Module):
         cross_cache: CrossCache | None = None,
     ) -> Tensor:
         before = self.order == "pre"
-        made = self.attention(
-            self.attention_norm(x) if before else x, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation
-        )
         residual = x if self.shortcut is None else self.shortcut(x)
-        x = residual + (self.dropout(made) if self.training else made)
+        options = {"pattern": pattern, "cache": cache, "lengths": lengths, "rotation": rotation}
+        x = self._add(residual, self.attention, self.attention_norm(x) if before else x, **options)
         x = x if before else self.attention_norm(x)
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
@@ -115,12 +113,19 @@ class TransformerBlock(nn.Module):
                     because="without one it would attend to its own tokens, future ones included",
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
-            made = self.cross(self.cross_norm(x) if before else x, context, pattern=context_pattern, cache=cross_cache)
-            x = x + (self.dropout(made) if self.training else made)
+            normed = self.cross_norm(x) if before else x
+            x = self._add(x, self.cross, normed, context, pattern=context_pattern, cache=cross_cache)
             x = x if before else self.cross_norm(x)
-        made = self.feed_forward(self.feed_forward_norm(x) if before else x)
-        x = x + (self.dropout(made) if self.training else made)
+        x = self._add(x, self.feed_forward, self.feed_forward_norm(x) if before else x)
         return x if before else self.feed_forward_norm(x)
+
+    def _add(self, residual: Tensor, part: nn.Module, x: Tensor, *inputs: Tensor | None, **options: Any) -> Tensor:
+        """`residual + part(x, ...)`; parts of ours do it in one pass where nothing is dropped."""
+        if self.training:
+            return residual + self.dropout(part(x, *inputs, **options))
+        if isinstance(part, MultiHeadAttention | FeedForward):
+            return part.add_to(residual, x, *inputs, **options)
+        return residual + part(x, *inputs, **options)
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

@@ -12,7 +12,7 @@ from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
 from regard.kernels import library
-from regard.layers.linear import Linear
+from regard.layers.linear import Linear, is_plain_linear, is_plain_module, linear
 from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
 
@@ -67,6 +67,14 @@ class WindowAttention(nn.Module):
         padded = self._pad(grid)
         mixed = self.proj(self._attend(self.qkv(padded)))
         return mixed if padded is grid else mixed[:, :rows, :columns]
+
+    def add_to(self, residual: Tensor, grid: Tensor) -> Tensor:
+        """`residual + self(grid)`, which the last product fuses where no gradient is needed."""
+        plain = is_plain_module(self, WindowAttention) and is_plain_linear(self.proj)
+        if not plain or self._pad(grid) is not grid:
+            return residual + self(grid)
+        self._check_grid(grid)
+        return linear(self._attend(self.qkv(grid)), self.proj.weight, self.proj.bias, residual=residual)
 
     def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:
         """Attention weights of some tokens over all tokens of the grid, `(batch, head, query, key)`, for study.

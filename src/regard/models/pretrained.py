@@ -103,8 +103,8 @@ class Pretrained(nn.Module):
         path = Path(source).expanduser()
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
             path = _download_from_hub(source)
-        config, state = read_checkpoint(path, quantized=bool(quantized))
-        model = cls._load(config, state, dtype, str(path))
+        # Nothing here keeps the tensors as they were read: quantised ones are moved.
+        model = cls._load(*read_checkpoint(path, quantized=bool(quantized)), dtype, str(path))
         model.companions = read_companions(path)
         if is_quantized(model):
             model.requires_grad_(False)

@@ -6,6 +6,7 @@ positions and convolutions keep their dtype. Parameters stay where they are, tie
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -134,6 +135,15 @@ def pack_blocks(model: nn.Module) -> None:
             place += -(-data.nbytes // LINE) * LINE
             data = None
         weight.parts = tuple(parts)  # the old memory is free before the next is touched
+    _return_freed_memory()
+
+
+def _return_freed_memory() -> None:
+    """Give the system back what the C library keeps for later: as much as the blocks, of which there was a copy."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library than glibc
+        return
 
 
 # Stored

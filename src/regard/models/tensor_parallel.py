@@ -1,6 +1,7 @@
 """Tensor parallelism: the heads of attention and the hidden channels of feed-forward layers over several processes.
 
-    attention      process r has the heads r H/P to (r + 1) H/P: their rows of W^q, W^k, W^v and their columns of W^o
+    attention      process r has the heads r H/P to (r + 1) H/P: their rows of W^q, W^k, W^v, their columns of W^o and
+                   their part of a bias
     feed-forward   process r has F/P hidden channels: their rows of W1 and their columns of W2
 
 Each process computes its part of a sum, and an all-reduce adds them up: two forward and two backward for each block.
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.biases import Bias
 from regard.errors import ConfigError
 from regard.layers import AttentionSizes, FeedForward, MultiHeadAttention
 from regard.layers.linear import Linear
@@ -115,8 +117,8 @@ def _check_heads(layer: MultiHeadAttention, size: int) -> None:
     reason = ""
     if sizes.heads % size or sizes.kv_heads % size:
         reason = f"{sizes.heads} heads and {sizes.kv_heads} key heads cannot be shared evenly"
-    elif bias is not None and getattr(bias, "heads", 2) > 1:
-        reason = "its bias differs between heads"
+    elif bias is not None and getattr(bias, "heads", 2) > 1 and not getattr(bias, "heads_first", False):
+        reason = "its bias differs between heads, and how to cut it is not known"
     elif layer.attention.pattern is not None and layer.attention.pattern.heads is not None:
         reason = "its pattern differs between heads"
     if reason:
@@ -142,6 +144,11 @@ def _split_attention(layer: MultiHeadAttention, group: Any) -> dict[str, Split]:
         splits["projections.bias"] = Split(0, tuple(width for letter, width in widths if letter in projections.letters))
     splits["output.weight"] = Split(1, (layer.output.in_features,))
     _take_parts(layer, splits, group)
+    bias = layer.attention.bias
+    if isinstance(bias, Bias) and bias.heads == whole.heads:  # not cut already by a layer that shares it
+        part = whole.heads // size
+        for name in bias.keep_heads(dist.get_rank(group) * part, (dist.get_rank(group) + 1) * part):
+            splits[f"score_bias.{name}"] = Split(0, (whole.heads,))
     layer.sizes = projections.sizes = AttentionSizes(
         whole.input, whole.heads // size, whole.kv_heads // size, whole.key, whole.value, whole.context, whole.values,
         whole.output,

@@ -400,7 +400,7 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             whole = self.task.build_model().to(DTYPES[self.recipe.precision])
         whole.companions |= self.model.companions
-        checkpoint.copy_buffers(whole, self.model)
+        checkpoint.copy_buffers(whole, self.model, self.workers.splits)
         checkpoint.copy_weights(whole, weights)
         yield whole.eval()
 
