@@ -204,7 +204,8 @@ def make_config(config_class: Any, class_name: str, variant: dict[str, Any]) -> 
     config.use_cache = True
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict) and "mrope_section" in rope and "only" not in variant:
-        half = (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) // 2
+        half = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        half = int(half * rope.get("partial_rotary_factor", 1)) // 2
         rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
     return config
 

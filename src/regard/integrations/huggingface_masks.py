@@ -89,7 +89,7 @@ def make_pattern_mask(
     first_query = int(q_offset)
     padding = library.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
-        padding = padding[:, kv_offset : kv_offset + kv_length]
+        padding = padding[:batch_size, kv_offset : kv_offset + kv_length]
     local = kwargs.get("local_size")
     is_local = local is not None and kv_length >= local
     is_open = not is_local and (padding is None or bool(padding.all()))
