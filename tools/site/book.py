@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def write_pages(folder: Path, pages: Iterable[str] | None, jobs: int) -> None:
     folder.mkdir()
     names = list_page_ids()
     chosen = set(names if pages is None else pages)
-    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+    # New processes, not copies of this one: a copy of a process that has used its threads may wait for them forever.
+    with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         # The slow ones first, so that none of them is left alone at the end.
         order = sorted(names, key=lambda name: not load_page(name).slow)
         made = {name: pool.submit(make_page, name, name in chosen) for name in order}
