@@ -24,14 +24,14 @@ def make_encoder():
     from tokenizers.processors import TemplateProcessing
 
     from regard.lab.sources import LoadedModel
-    from regard.models import BertConfig, BertForPretraining
+    from regard.models import BertForPretraining, BertForPretrainingConfig
 
     tokenizer = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     torch.manual_seed(1)
-    config = BertConfig(vocab_size=len(WORDS), context_length=1031, dim=24, layers=2, heads=3, hidden_dim=29)
+    config = BertForPretrainingConfig(vocab_size=len(WORDS), context_length=1031, dim=24, layers=2, heads=3, hidden_dim=29)
     return LoadedModel(BertForPretraining(config), tokenizer, python=["model = ...", "tokenizer = ..."])
 
 

@@ -280,12 +280,16 @@ export class LookPanel {
   showPinned(source, token, row, waiting) {
     const view = this.view(), figure = this.views[view];
     if (view === "matrix") figure.show(source, { pinned: token });
-    if (waiting && view !== "matrix" && token !== null) return;
+    if (waiting && token !== null) {
+      // The next key press starts from here, whether or not the weights have come.
+      figure.pinned = token;
+      if (this.tokens.tokens === source.queries) this.tokens.mark(token);
+      return;
+    }
     if (view === "lines") {
       if (this.state.least !== undefined) figure.setLeast(Number(this.state.least));
       figure.show(source, { pinned: token, row });
     } else if (view === "image") figure.show(source, { image: this.input.image, pinned: token, row });
-    if (waiting && token !== null) return;
     const crossed = this.attention() === "cross";
     this.tokens.show(source.queries, { weights: crossed ? null : row, pinned: token });
     if (crossed) this.keys.show(source.keys, { weights: row, pinned: null });

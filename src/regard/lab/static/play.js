@@ -1,5 +1,6 @@
 // Play: patterns of pairs, and the mathematics of softmax attention, with knobs.
 import { choice, html, slider } from "/components/dom.js";
+import { quadraticWeights } from "/components/calculus.js";
 import { decode, grouped, percent } from "/components/numbers.js";
 import { latest, post, stream } from "./api.js";
 import { writeAddress } from "./address.js";
@@ -8,7 +9,7 @@ import "/components/chart.js";
 import "/components/key.js";
 import "/components/linear.js";
 import "/components/pattern.js";
-import "/components/quadratic.js";
+import { GRID } from "/components/quadratic.js";
 import "/components/softmax.js";
 
 const FIGURES = [["pattern", "Patterns"], ["scale", "Scale"], ["key", "A key moves"], ["convolution", "Heads and convolution"], ["linear", "Linear attention"]];
@@ -42,11 +43,17 @@ export class PlayView {
     this.words = html("p", { class: "lead" });
     this.stage = html("div");
     place.append(html("div", { class: "view-top" }, html("h1", {}, "Turn the knobs"), this.tabs), this.words, this.stage);
+    this.compared = html("p", { class: "rg-status", role: "status" });
+    this.askHeads = latest((signal, body) => post("/api/quadratic", body, signal));
     this.editor = new PatternEditor((params) => this.remember(params));
     const figures = { scale: "regard-softmax", key: "regard-key", convolution: "regard-quadratic", linear: "regard-linear" };
     this.figures = Object.fromEntries(Object.entries(figures).map(([name, tag]) => {
       const figure = html(tag);
-      figure.addEventListener("change", (event) => { if (event.detail && typeof event.detail === "object") this.remember(pack(event.detail)); });
+      figure.addEventListener("change", (event) => {
+        if (!event.detail || typeof event.detail !== "object") return;
+        this.remember(pack(event.detail));
+        if (name === "convolution") this.compare();
+      });
       return [name, figure];
     }));
   }
@@ -61,9 +68,28 @@ export class PlayView {
       await this.editor.restore(params);
     } else {
       const figure = this.figures[name];
-      this.stage.replaceChildren(html("section", { class: "card" }, figure));
+      this.compared.textContent = "";
+      this.stage.replaceChildren(html("section", { class: "card" }, figure, this.compared));
       figure.show(unpack(params, figure.state));
+      if (name === "convolution") this.compare();
     }
+  }
+
+  // The page's weights of the nine heads beside those that Regard computes for the same heads.
+  compare() {
+    clearTimeout(this.comparing);
+    this.comparing = setTimeout(async () => {
+      const figure = this.figures.convolution, { alpha, row, column } = figure.state, centers = figure.centers();
+      try {
+        const answer = await this.askHeads({ grid: GRID, heads: centers.map((center) => ({ center, width: 1 / Math.sqrt(2 * alpha) })), query: [row, column] });
+        if (!answer) return;
+        const { values } = decode(answer.maps), own = centers.flatMap((center) => quadraticWeights(GRID, [row, column], center, alpha));
+        const apart = Math.max(...own.map((weight, place) => Math.abs(weight - values[place])));
+        this.compared.textContent = `these weights and those of regard.Quadratic differ by at most ${apart.toExponential(1)}`;
+      } catch (failure) {
+        this.compared.textContent = failure.message;
+      }
+    }, 250);
   }
 
   remember(params) {

@@ -82,8 +82,8 @@ export function choice(label, options, chosen, act) {
     event.preventDefault();
     const all = Array.from(group.children), place = all.indexOf(event.target);
     const next = all[(place + step + all.length) % all.length];
+    next.focus(); // first: what is chosen may draw this group anew, and looks where the focus is
     take(next.dataset.value);
-    next.focus();
   });
   mark(chosen);
   group.mark = mark;

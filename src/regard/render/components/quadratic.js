@@ -5,7 +5,7 @@ import { convolve, quadraticHeads, quadraticWeights } from "./calculus.js";
 import { exportBar, wrapSVG } from "./export.js";
 import { heatNodes, titled } from "./heat.js";
 
-const GRID = [17, 23];
+export const GRID = [17, 23];
 const OFFSETS = [-1, 0, 1].flatMap((down) => [-1, 0, 1].map((across) => [down, across]));
 const KERNELS = {
   edges: ["edges", [-1, -1, -1, -1, 8, -1, -1, -1, -1]],

@@ -43,6 +43,18 @@ class Tokens extends HTMLElement {
     else this.layOut();
   }
 
+  // The pinned token at once; its weights come with the next `show`.
+  mark(place) {
+    this.pinned = place;
+    for (const node of this.stage.querySelectorAll("[data-token]")) node.setAttribute("aria-selected", String(Number(node.dataset.token) === place));
+    this.describeActive();
+  }
+
+  describeActive() {
+    if (this.pinned !== null) this.setAttribute("aria-activedescendant", `${this.ids}-${this.pinned}`);
+    else this.removeAttribute("aria-activedescendant");
+  }
+
   // Where each token is: the widths of all are measured, and nothing is drawn yet.
   layOut() {
     const width = this.clientWidth - 2 * GAP;
@@ -91,8 +103,7 @@ class Tokens extends HTMLElement {
       this.drawn.set(line, node);
       this.stage.append(node);
     }
-    if (this.pinned !== null) this.setAttribute("aria-activedescendant", `${this.ids}-${this.pinned}`);
-    else this.removeAttribute("aria-activedescendant");
+    this.describeActive();
   }
 
   draw(place) {
