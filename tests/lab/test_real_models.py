@@ -60,7 +60,7 @@ def test_rxnfp_guesses_atoms_of_a_reaction(client):
     reaction = "CC(=O)O.OCC>>CC(=O)OCC"
     given = client.post("input", model="rxnfp", text=reaction)
     tokens = given["attentions"]["self"]["keys"]
-    assert tokens[1:-1] == list("CC(=O)O.OCC") + [">>"] + list("CC(=O)OCC")
+    assert tokens[1:-1] == [*"CC(=O)O.OCC", ">>", *"CC(=O)OCC"]
     place = tokens.index("=")
     found = client.post("predict", input=given["input"], position=place, off=[], top=3)
     assert found["after"][0]["token"] == "="
