@@ -31,7 +31,9 @@ def make_encoder():
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     torch.manual_seed(1)
-    config = BertForPretrainingConfig(vocab_size=len(WORDS), context_length=1031, dim=24, layers=2, heads=3, hidden_dim=29)
+    config = BertForPretrainingConfig(
+        vocab_size=len(WORDS), context_length=1031, dim=24, layers=2, heads=3, hidden_dim=29
+    )
     return LoadedModel(BertForPretraining(config), tokenizer, python=["model = ...", "tokenizer = ..."])
 
 
