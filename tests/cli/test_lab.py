@@ -75,3 +75,27 @@ def test_two_runs_of_one_name_are_both_listed(tmp_path):
         (place / "recipe.json").write_text("{}")
     found = find_runs([str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run"), str(tmp_path)])
     assert list(found) == ["run", "run (2)"]
+
+
+def test_images_are_normalised_as_the_model_was_trained(tmp_path):
+    import json
+
+    import torch
+    from twins import library
+
+    from regard.cli.lab import find_normalization
+
+    timm = library("timm")
+    source = make_source("timm:vit_tiny_patch16_224(depth=1)")
+    loaded = source.load()
+    image = torch.rand(1, 3, 8, 12)
+    config = timm.data.resolve_model_data_config(loaded.module)
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    assert loaded.normalize is not None
+    torch.testing.assert_close(loaded.normalize(image), (image - mean) / std)
+    written = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    normalize = find_normalization(torch.nn.Identity(), str(tmp_path))
+    assert normalize is not None
+    torch.testing.assert_close(normalize(image)[0, 2], (image[0, 2] - 0.3) / 0.7)
+    assert find_normalization(torch.nn.Identity(), "") is None

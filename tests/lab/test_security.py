@@ -115,8 +115,7 @@ def test_every_lab_has_a_token_of_its_own(server):
     from regard.lab.state import Lab
 
     other = LabServer(Lab())
-    other.socket.close()
-    other.lab.workers.close()
+    other.close()
     assert other.token != server.token
     assert len(other.token) >= 32
     assert other.token in other.address

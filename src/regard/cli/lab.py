@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from regard.cli.arguments import read_count
 from regard.errors import InputError, RegardError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.lab.sources import LoadedModel, Source
 
 DESCRIPTION = """Open a page that shows what models attend to, checks and prices them, and watches them train.
@@ -142,7 +147,28 @@ def _load(target: str, seed: int) -> LoadedModel:
             tokenizer = None
     config = getattr(module, "config", None)
     names = getattr(config, "id2label", None) or {}
-    return LoadedModel(module, tokenizer, class_names=[str(names[key]) for key in sorted(names)], python=python)
+    class_names = [str(names[key]) for key in sorted(names)]
+    return LoadedModel(module, tokenizer, find_normalization(module, target), class_names, python)
+
+
+def find_normalization(module: Any, target: str) -> Callable[[Tensor], Tensor] | None:
+    """How a model wants its images: with the mean and deviation of timm's configuration, or of Hugging Face's file."""
+    config = getattr(module, "pretrained_cfg", None) or {}
+    mean, std = config.get("mean"), config.get("std")
+    try:
+        found = json.loads((Path(target).expanduser() / "preprocessor_config.json").read_text(encoding="utf-8"))
+        if found.get("do_normalize", True):
+            mean, std = found.get("image_mean"), found.get("image_std")
+    except (OSError, ValueError):  # no such file, or none that can be read
+        pass
+    if not mean or not std:
+        return None
+    center, width = (torch.tensor([float(number) for number in each])[:, None, None] for each in (mean, std))
+
+    def normalize(images: Tensor) -> Tensor:
+        return (images - center) / width
+
+    return normalize
 
 
 def _load_run(target: str) -> LoadedModel:

@@ -16,6 +16,7 @@ from regard.lab.layer_heads import LayerHeads
 
 LEAST_BYTES = 4096  # of the bookkeeping of an input
 LABEL_BYTES = 64
+HEAD_BYTES = 4096  # of a thumbnail in base64, and of the numbers of a head
 
 
 class Gone(InputError):
@@ -35,6 +36,9 @@ class LabInput:
         layers: the heads of each attention, once they are recorded.
         image: of an image model, as a data URI.
         cut: why there are fewer tokens than the text has.
+        python: lines that show the same attention.
+        overview: thumbnails and numbers of the heads, by attention and layer, once they are computed.
+        predictions: shares of all tokens or classes, by position and heads that are off.
     """
 
     id: str
@@ -54,6 +58,8 @@ class LabInput:
         labels = sum(len(side.labels) for pair in self.sides.values() for side in pair)
         held = sum(part.untyped_storage().nbytes() for part in self.arguments)
         held += sum(layer.bytes for layers in (self.layers or {}).values() for layer in layers)
+        held += sum(HEAD_BYTES * len(heads) for heads in self.overview.values())
+        held += sum(shares.untyped_storage().nbytes() for shares in self.predictions.values())
         return LEAST_BYTES + held + LABEL_BYTES * labels + len(self.image or "") + sum(4 * len(t) for t in self.texts)
 
 
@@ -91,5 +97,5 @@ class InputStore:
         return found
 
     def put(self, kept: LabInput) -> None:
-        """Keep an input, or count it anew after its layers were recorded."""
+        """Keep an input, or count it anew after more of it is held."""
         self._kept.put(kept.id, kept, kept.bytes)

@@ -61,6 +61,7 @@ def make_overview(lab: Lab, fields: Fields, job: Job) -> dict[str, Any]:
         key = (attention, number)
         if key not in given.overview:
             given.overview[key] = _describe_layer(*summarize_heads(layer, queries, keys, job.check))
+            lab.inputs.put(given)
         found.append(given.overview[key])
         label = f"layer {number + 1} of {len(layers)}"
         job.progress(number + 1, len(layers), label, layer=number, heads=found[-1])

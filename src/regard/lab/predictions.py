@@ -23,6 +23,7 @@ from regard.layers.modes import eval_mode
 MOST_OFF = 4096
 MOST_STEPS = 512
 MOST_TOP = 100
+MOST_KEPT = 16  # predictions of one input: those of the heads that were switched off last
 SHOWN = 10  # probabilities of each generated token
 
 
@@ -41,8 +42,10 @@ def predict(lab: Lab, fields: Fields, job: Job) -> dict[str, Any]:
         if known is None:
             layers = lab.record(given, job) if heads else {}
             known = _compute(opened, arguments, position, layers, list(heads), job)
-            if len(given.predictions) < 64:
-                given.predictions[(key[0], heads)] = known
+            while len(given.predictions) >= MOST_KEPT:
+                given.predictions.pop(next(iter(given.predictions)))
+            given.predictions[(key[0], heads)] = known
+            lab.inputs.put(given)
         results.append(known)
     chosen = [shares.topk(min(top, len(shares))).indices.tolist() for shares in results]
     before = chosen[0] + [number for number in chosen[1] if number not in chosen[0]]

@@ -27,6 +27,7 @@ from regard.visualize.player import player_data
 FIXED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 MOST_TOKENS = 24  # of the fixed input
 MOST_FRAMES = 32
+MOST_WEIGHTS = 2 << 20  # of a frame: of larger images there is no attention over time
 MOST_LINES = 20_000  # of one answer
 
 
@@ -179,6 +180,13 @@ def _compute_frame(folder: Path, checkpoint: Path, job: Job) -> tuple[torch.Tens
     assert given.layers is not None
     name = "decoder" if "decoder" in given.layers else next(iter(given.layers))
     layers = given.layers[name]
+    if sum(layer.heads * layer.queries * layer.keys for layer in layers) > MOST_WEIGHTS:
+        raise InputError(
+            "The attention of this run is too large to be kept over time.",
+            asked=f"{len(layers)} layers with {layers[0].queries} queries and {layers[0].keys} keys",
+            because=f"a frame holds up to {MOST_WEIGHTS:,} weights",
+            instead="the view Look, with the model of the run",
+        )
     rows = torch.stack([layer.rows(range(layer.queries)) for layer in layers])
     shown = rows / rows.amax(-1, keepdim=True).clamp(min=1e-30)
     return (255 * shown).round().to(torch.uint8), list(given.sides[name][1].labels)

@@ -66,8 +66,12 @@ class LabServer:
         try:
             self._server.run(sockets=[self.socket])
         finally:
-            self.lab.workers.close()
-            self.socket.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give the port and the threads back, of a server that has ended or never ran."""
+        self.lab.workers.close()
+        self.socket.close()
 
     def stop(self) -> None:
         self._server.should_exit = True
