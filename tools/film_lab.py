@@ -160,9 +160,10 @@ def play(film: Film) -> None:
     page.evaluate("location.hash = '#play?expression=Causal()&tokens=64'")
     page.wait_for_selector("regard-pattern[data-ready]")
     film.say("Patterns: pairs, formula and cost as you type", 1100)
-    film.type(page.locator("input.code").first, "Causal() & Window(8, 0) | First(2)", 4)
-    page.wait_for_timeout(600)
-    film.shoot(1200)
+    for text in ("Causal() & Window(8, 0)", "Causal() & Window(8, 0, step=3)", "Causal() & Window(8, 0) | First(2)"):
+        page.locator("input.code").first.fill(text)
+        page.wait_for_timeout(700)
+        film.shoot(1100)
     page.evaluate("location.hash = '#play?figure=convolution&alpha=0.3'")
     page.wait_for_selector("regard-quadratic[data-ready]")
     film.say("Nine heads that attend by position ...", 900)
@@ -184,8 +185,8 @@ def train(film: Film) -> None:
     page.evaluate("location.hash = '#train'")
     page.wait_for_selector("regard-player svg")
     film.say("Watch `regard train`: curves, and heads that move", 1600)
-    page.locator("regard-player").scroll_into_view_if_needed()
     page.locator("regard-player input").focus()
+    page.evaluate("document.querySelector('regard-player').scrollIntoView({block: 'end'}); window.scrollBy(0, 90)")
     page.keyboard.press("Home")
     film.shoot(600)
     film.press("ArrowRight", 6, 350)
@@ -198,9 +199,7 @@ def train(film: Film) -> None:
     film.say("Image models: choose a patch", 1200)
     page.locator(".rg-image").focus()
     film.press("ArrowRight", 2, 500)
-    film.press("ArrowUp", 1, 500)
-    page.locator("regard-bars").scroll_into_view_if_needed()
-    film.shoot(1500)
+    film.press("ArrowUp", 1, 900)
 
 
 def check(film: Film) -> None:
