@@ -12,8 +12,8 @@ from typing import Any
 
 from regard.errors import InputError
 
-MOST_WAITING = 200
-MOST_WAITING_IN_LANE = 100
+MOST_WAITING = 1024
+MOST_WAITING_IN_LANE = 256
 
 
 class Busy(InputError):
