@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import io
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+from regard.render.colors import CURVES, DARK, HEADS, LIGHT
 
 SIZE = (1280, 800)
 FILMED = (1024, 640)
@@ -94,9 +95,17 @@ class Film:
         sheet = Image.new("RGB", (FILMED[0] // 4, FILMED[1] // 4 * len(self.frames[::4])))
         for place, frame in enumerate(self.frames[::4]):
             sheet.paste(frame.resize((FILMED[0] // 4, FILMED[1] // 4)), (0, place * (FILMED[1] // 4)))
+        self._add_accents(sheet)
         palette = sheet.quantize(COLORS)
         drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
         drawn[0].save(path, save_all=True, append_images=drawn[1:], duration=self.milliseconds, loop=0, optimize=True)
+
+    def _add_accents(self, sheet: Image.Image) -> None:
+        """Colors that cover few pixels, and would have none of the palette's otherwise."""
+        names = (*HEADS, *CURVES, LIGHT["query"], DARK["query"], LIGHT["holds"], DARK["holds"], LIGHT["broken"])
+        side = FILMED[0] // 4 // len(names)
+        for place, name in enumerate(names):
+            sheet.paste(name, (place * side, 0, (place + 1) * side, 6 * side))
 
 
 def look(film: Film) -> None:
@@ -110,12 +119,22 @@ def look(film: Film) -> None:
     film.say("Sorted by what a head does: here, attending to the previous token", 1800)
     page.locator("regard-overview select").select_option("entropy:up")
     film.shoot(700)
-    film.click(page.locator(".rg-head").nth(14), 800)
-    film.click(page.get_by_role("radio", name="lines"), 1000, "regard-lines[data-ready]")
+    page.evaluate("document.querySelector('.results').scrollIntoView()")
+    film.click(page.locator(".rg-head").nth(8), 1000)
+    film.click(page.get_by_role("radio", name="lines"), 1200, "regard-lines[data-ready]")
     film.say("Pin a token, and move it with the arrow keys", 900)
-    page.locator("regard-tokens .rg-token").nth(3).click()
-    page.locator("regard-tokens").focus()
-    film.press("ArrowRight", 7)
+    page.evaluate("document.querySelector('regard-lines').dispatchEvent(new CustomEvent('pin', {detail: 2}))")
+    page.wait_for_timeout(400)
+    page.locator("regard-lines [aria-pressed=true]").focus()
+    film.press("ArrowDown", 8, 450)
+    film.click(page.get_by_role("button", name="Compare side by side"), 300)
+    page.wait_for_timeout(1500)
+    second = page.locator(".side").nth(1)
+    second.locator("textarea").fill("He gave the keys to the old man who lives in the cabin.")
+    film.click(second.get_by_role("button", name="Look", exact=True), 500)
+    page.wait_for_timeout(1500)
+    film.say("Two inputs, or two models, side by side", 2400)
+    page.get_by_role("button", name="Compare side by side").click()
 
 
 def predict(film: Film) -> None:
@@ -141,9 +160,10 @@ def play(film: Film) -> None:
     page.evaluate("location.hash = '#play?expression=Causal()&tokens=64'")
     page.wait_for_selector("regard-pattern[data-ready]")
     film.say("Patterns: pairs, formula and cost as you type", 1100)
-    film.type(page.get_by_label("pattern"), "Causal() & Window(8, 0) | First(2)", 4)
-    page.wait_for_timeout(600)
-    film.shoot(1200)
+    for text in ("Causal() & Window(8, 0)", "Causal() & Window(8, 0, step=3)", "Causal() & Window(8, 0) | First(2)"):
+        page.locator("input.code").first.fill(text)
+        page.wait_for_timeout(700)
+        film.shoot(1100)
     page.evaluate("location.hash = '#play?figure=convolution&alpha=0.3'")
     page.wait_for_selector("regard-quadratic[data-ready]")
     film.say("Nine heads that attend by position ...", 900)
@@ -157,6 +177,29 @@ def play(film: Film) -> None:
     page.locator("[data-dot='1']").focus()
     film.press("ArrowRight", 8, 200)
     film.shoot(900)
+
+
+def train(film: Film) -> None:
+    """Only with a run that has heads by position."""
+    page = film.page
+    page.evaluate("location.hash = '#train'")
+    page.wait_for_selector("regard-player svg")
+    film.say("Watch `regard train`: curves, and heads that move", 1600)
+    page.locator("regard-player input").focus()
+    page.evaluate("document.querySelector('regard-player').scrollIntoView({block: 'end'}); window.scrollBy(0, 90)")
+    page.keyboard.press("Home")
+    film.shoot(600)
+    film.press("ArrowRight", 6, 350)
+    model = page.evaluate("document.querySelector('[data-panel=train] select').value")
+    page.evaluate(f"location.hash = '#look?model={model}&image=digit&token=9'")
+    page.wait_for_selector("regard-image[data-ready]")
+    page.wait_for_selector("regard-bars[data-ready]")
+    page.evaluate("document.querySelector('.results').scrollIntoView()")
+    page.wait_for_timeout(600)
+    film.say("Image models: choose a patch", 1200)
+    page.locator(".rg-image").focus()
+    film.press("ArrowRight", 2, 500)
+    film.press("ArrowUp", 1, 900)
 
 
 def check(film: Film) -> None:
@@ -185,28 +228,33 @@ def theme(film: Film) -> None:
     film.say('pip install "regard[lab]"   ·   regard lab', 3000)
 
 
-SCENES: tuple[Callable[[Film], None], ...] = (look, predict, play, check, theme)
+SCENES: tuple[Callable[[Film], None], ...] = (look, predict, train, play, check, theme)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--stills", type=Path)
+    parser.add_argument("--stills", type=Path, help="a folder for the last frame of each scene")
+    parser.add_argument("--run", type=Path, help="the folder of a run of `regard train spatial`, for the scene train")
+    parser.add_argument("--scenes", nargs="*", help="only these: " + ", ".join(scene.__name__ for scene in SCENES))
     arguments = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
+    from regard.cli.lab import find_runs, make_source
     from regard.lab.server import LabServer
     from regard.lab.sources import find_downloaded
     from regard.lab.state import Lab
 
     program = shutil.which("chromium") or shutil.which("google-chrome")
-    server = LabServer(Lab(find_downloaded()))
+    folders = [str(arguments.run)] if arguments.run else []
+    sources = [*find_downloaded(), *map(make_source, folders)]
+    server = LabServer(Lab(sources, find_runs(folders)))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.is_running:
         time.sleep(0.05)
     try:
-        with sync_playwright() as player, tempfile.TemporaryDirectory() as _:
+        with sync_playwright() as player:
             browser = player.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
             page = browser.new_page(
                 viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light", reduced_motion="reduce"
@@ -215,6 +263,8 @@ def main() -> None:
             page.goto(f"{server.address}#look")
             film = Film(page)
             for scene in SCENES:
+                if (arguments.scenes and scene.__name__ not in arguments.scenes) or (scene is train and not folders):
+                    continue
                 scene(film)
                 if arguments.stills:
                     arguments.stills.mkdir(parents=True, exist_ok=True)

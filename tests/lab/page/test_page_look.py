@@ -254,6 +254,15 @@ def test_a_long_text_has_few_elements_and_exact_rows(visit):
 
 
 @pytest.mark.slow
+def test_a_pinned_token_shows_what_attends_to_it(visit):
+    page = visit("look?model=decoder&text=abcdef&token=0&side=key&view=lines")
+    wait(page)
+    assert page.locator(".rg-threads path").count() > 1  # every later token sees the first
+    page.get_by_label("pinned token").select_option("query")
+    until(page, "document.querySelectorAll('.rg-threads path').length === 1")
+
+
+@pytest.mark.slow
 def test_the_lines_that_make_a_view_are_copied(visit):
     page = visit(f"{VIEWS['text']}&layer=1&head=2")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

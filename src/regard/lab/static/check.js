@@ -89,7 +89,7 @@ export class CheckView {
 
   showVerdicts(verdicts) {
     const counts = Object.entries(WORDS).map(([kind, word]) => [verdicts.filter((one) => one.verdict === kind).length, word]).filter(([count]) => count);
-    const rows = verdicts.map((one) => [`${one.law} ${one.title}`, html("span", { class: one.verdict.replaceAll(" ", "-") }, WORDS[one.verdict] || one.verdict), String(one.cases ?? ""), one.message || ""]);
+    const rows = verdicts.map((one) => [one.title || one.law, html("span", { class: one.verdict.replaceAll(" ", "-") }, WORDS[one.verdict] || one.verdict), String(one.cases ?? ""), one.message || ""]);
     this.verdicts.replaceChildren(html("p", { class: "rg-status" }, counts.map(([count, word]) => `${count} ${word}`).join(", ")), table([["law"], ["verdict"], ["cases", "number"], ["what was found"]], rows));
   }
 

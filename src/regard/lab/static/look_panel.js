@@ -46,7 +46,7 @@ export class LookPanel {
     this.openModel = latest((signal, id) => stream("/api/open", { model: id }, { each: (line) => this.progress.tell(line.progress), signal }));
     this.sendInput = latest((signal, values) => this.postInput(values, signal));
     this.loadOverview = latest((signal, body) => stream("/api/overview", body, { each: (line) => this.takeLayer(line), signal }));
-    this.loadRow = latest((signal, source, token) => source.row(token, "query", signal));
+    this.loadRow = latest((signal, source, token) => source.row(token, this.side(), signal));
     this.listen();
   }
 
@@ -236,6 +236,7 @@ export class LookPanel {
     const { state } = this, attention = this.attention(), view = this.view(), names = Object.keys(this.input.attentions);
     const again = (changes) => { this.note(changes); return this.showHead({ layer: whole(state.layer, 0), head: whole(state.head, 0) }); };
     const isOff = this.offList().some(([name, layer, head]) => name === attention && layer === state.layer && head === state.head);
+    const sided = attention !== "cross" && state.weighting !== "rollout";
     const views = [["matrix", "matrix"], ["lines", "lines"], ["image", "image"]].filter(([name]) => (name !== "image" || this.text().grid) && (name !== "matrix" || state.weighting !== "rollout"));
     const focused = document.activeElement && this.headControls.contains(document.activeElement) ? document.activeElement.dataset.value || document.activeElement.dataset.role : null;
     this.headControls.replaceChildren(...[
@@ -244,6 +245,7 @@ export class LookPanel {
       select("layer", counts.map((_, place) => [place, place]), state.layer, (next) => again({ layer: Number(next) })),
       select("head", Array.from({ length: counts[state.layer] }, (_, place) => [place, place]), state.head, (next) => again({ head: Number(next) })),
       select("show", able, state.weighting || "weights", (next) => again({ weighting: next === "weights" ? null : next })),
+      sided ? select("pinned token", [["query", "attends to"], ["key", "is attended by"]], this.side(), (next) => again({ side: next === "query" ? null : next })) : null,
       this.info.abilities.includes("switch_off") && this.prediction.able() ? button(isOff ? "Switch on" : "Switch off", () => this.toggleHead(attention, state.layer, state.head), { "aria-pressed": String(isOff), "data-role": "switch", title: "See what the model predicts without this head" }) : null,
     ].filter(Boolean));
     if (focused) {
@@ -258,6 +260,12 @@ export class LookPanel {
       this.crossed = crossed;
       this.strips.replaceChildren(...(crossed ? [html("h3", {}, "target"), this.tokens, html("h3", {}, "source"), this.keys] : [this.tokens]), this.top = html("p", { class: "rg-status", "aria-live": "polite" }));
     }
+  }
+
+  // Whether the pinned token is the query (its row) or the key (its column).
+  side() {
+    const own = this.attention() !== "cross" && this.state.weighting !== "rollout";
+    return own && this.state.side === "key" ? "key" : "query";
   }
 
   // The pinned query: its row is fetched, and every figure shows it.
@@ -288,12 +296,12 @@ export class LookPanel {
     }
     if (view === "lines") {
       if (this.state.least !== undefined) figure.setLeast(Number(this.state.least));
-      figure.show(source, { pinned: token, row });
+      figure.show(source, { pinned: token, row, side: this.side() });
     } else if (view === "image") figure.show(source, { image: this.input.image, pinned: token, row });
     const crossed = this.attention() === "cross";
     this.tokens.show(source.queries, { weights: crossed ? null : row, pinned: token });
     if (crossed) this.keys.show(source.keys, { weights: row, pinned: null });
-    this.top.textContent = row ? `“${tokenText(source.queries[token])}” attends to ${topPlaces(row, 5).map((place) => `“${tokenText(source.keys[place])}” ${percent(row[place])}`).join(", ")}` : "Choose a token to pin it; arrow keys move it.";
+    this.top.textContent = row ? `“${tokenText(source.queries[token])}” ${this.side() === "key" ? "is attended by" : "attends to"} ${topPlaces(row, 5).map((place) => `“${tokenText((this.side() === "key" ? source.queries : source.keys)[place])}” ${percent(row[place])}`).join(", ")}` : "Choose a token to pin it; arrow keys move it.";
     this.element.toggleAttribute("data-pinned", token !== null);
   }
 

@@ -88,7 +88,7 @@ export class CostPanel {
     const log = (value) => Math.log2(value);
     const knobs = Object.entries(sizes).filter(([name]) => SIZES[name]).map(([name, given]) => {
       const spec = typeof given === "object" ? given : { value: given }, least = spec.least ?? SIZES[name][0], most = spec.most ?? SIZES[name][1];
-      const value = Math.min(Math.max(state.sizes[name] ?? spec.value, least), most), round = (place, own) => (Math.abs(2 ** place - own) < 0.5 ? own : roundSize(2 ** place));
+      const value = Math.min(Math.max(state.sizes[name] ?? spec.value, least), most), round = (place, own) => [own, least, most].find((exact) => Math.abs(2 ** place - exact) < 0.5) ?? roundSize(2 ** place);
       return slider(NAMES[name], { least: log(least), most: log(most), step: "any", value: log(value), show: (place) => grouped(round(place, spec.value)) }, (place) => { state.sizes[name] = Math.min(Math.max(round(place, spec.value), least), most); this.changed(); });
     });
     knobs.push(slider("devices", { least: 0, most: 8, step: 1, value: log(state.devices), show: (place) => String(2 ** place) }, (place) => { state.devices = 2 ** place; this.changed(); }));

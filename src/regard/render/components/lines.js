@@ -31,9 +31,9 @@ class Lines extends HTMLElement {
   }
 
   // `row` is the pinned query's weights; `side` "key" turns the question around: which queries attend to the pinned key.
-  async show(source, { pinned = null, row = null } = {}) {
+  async show(source, { pinned = null, row = null, side = "query" } = {}) {
     const fresh = source !== this.source;
-    Object.assign(this, { source, pinned, row });
+    Object.assign(this, { source, pinned, row, side });
     if (fresh) {
       this.whole = null;
       if (Math.max(source.queries.length, source.keys.length) <= WHOLE) {
@@ -47,8 +47,11 @@ class Lines extends HTMLElement {
 
   listed() {
     const { queries, keys } = this.source, all = (list) => list.map((_, place) => place);
-    const middle = this.pinned === null ? 0 : this.pinned;
-    const left = queries.length <= WHOLE ? all(queries) : all(queries).slice(Math.max(0, middle - AROUND), middle + AROUND + 1);
+    const middle = this.pinned === null ? 0 : this.pinned, around = (list) => all(list).slice(Math.max(0, middle - AROUND), middle + AROUND + 1);
+    if (this.side === "key" && this.row) {
+      return { left: queries.length <= WHOLE ? all(queries) : topPlaces(this.row, STRONGEST).sort((a, b) => a - b), right: keys.length <= WHOLE ? all(keys) : around(keys) };
+    }
+    const left = queries.length <= WHOLE ? all(queries) : around(queries);
     const right = keys.length <= WHOLE ? all(keys) : (this.row ? topPlaces(this.row, STRONGEST).sort((a, b) => a - b) : all(keys).slice(0, STRONGEST));
     return { left, right };
   }
@@ -69,12 +72,14 @@ class Lines extends HTMLElement {
     drawing.append(svg("text", { x: margin - 10, y: 14, class: "rg-axis", "text-anchor": "end" }, "query"), svg("text", { x: width - margin + 10, y: 14, class: "rg-axis" }, "key"));
     const lines = svg("g", { class: "rg-threads" });
     let drawn = 0;
+    const received = this.side === "key" && this.pinned !== null && this.row;
     left.forEach((query, from) => {
-      if (this.pinned !== null && query !== this.pinned) return;
-      const weights = this.weightsOf(query);
+      if (this.pinned !== null && !received && query !== this.pinned) return;
+      const weights = received ? this.row : this.weightsOf(query);
       if (!weights) return;
       right.forEach((key, to) => {
-        const weight = weights[key];
+        if (received && key !== this.pinned) return;
+        const weight = received ? weights[query] : weights[key];
         if (weight < Math.max(this.least, 0.001)) return;
         drawn += 1;
         lines.append(svg("path", { d: `M${margin} ${at(from)}C${width / 2} ${at(from)} ${width / 2} ${at(to)} ${width - margin} ${at(to)}`,
@@ -84,10 +89,10 @@ class Lines extends HTMLElement {
     });
     drawing.append(lines);
     left.forEach((query, place) => drawing.append(this.word(queries[query], margin - 10, at(place), "end", query)));
-    const row = this.pinned === null ? null : this.weightsOf(this.pinned);
+    const row = this.pinned === null || received ? null : this.weightsOf(this.pinned);
     right.forEach((key, place) => {
       const strong = row && row[key] >= Math.max(this.least, 0.001);
-      drawing.append(svg("text", { x: width - margin + 10, y: at(place) + 5, class: row && !strong ? "rg-word rg-pale" : "rg-word" },
+      drawing.append(svg("text", { x: width - margin + 10, y: at(place) + 5, class: received && key === this.pinned ? "rg-word rg-pinned" : row && !strong ? "rg-word rg-pale" : "rg-word" },
         tokenText(keys[key]), strong ? svg("tspan", { class: "rg-axis", dx: 8 }, percent(row[key])) : null));
       const before = place > 0 ? right[place - 1] : key - 1;
       if (key !== before + 1) drawing.append(svg("path", { class: "rg-gap", d: `M${width - margin + 10} ${at(place) - ROW / 2}h60` }));
@@ -95,7 +100,7 @@ class Lines extends HTMLElement {
     const focused = this.board.contains(document.activeElement);
     this.board.replaceChildren(drawing);
     if (focused) (drawing.querySelector("[aria-pressed=true]") || drawing.querySelector("[tabindex]")).focus();
-    this.status.textContent = `${drawn} lines${right.length < keys.length ? `; the ${right.length} strongest of ${keys.length} keys` : ""}`;
+    this.status.textContent = `${drawn} lines${!received && right.length < keys.length ? `; the ${right.length} strongest of ${keys.length} keys` : ""}`;
     this.toggleAttribute("data-ready", true);
   }
 
