@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError
 from regard.kernels.eager import is_plain_eager
-from regard.layers.linear import ACTIVATIONS, Linear, is_plain_linear, is_plain_module, linear
+from regard.layers.linear import ACTIVATIONS, Linear, can_fuse_residual, is_plain_linear, is_plain_module, linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = ACTIVATIONS | {"silu": functional.silu}
 GATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -70,8 +70,8 @@ class FeedForward(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, which the second product fuses where no gradient is needed."""
-        drops = self.training or not is_plain_module(self.dropout, nn.Dropout)
-        if drops or not is_plain_module(self, FeedForward) or not is_plain_linear(self.outer):
+        fuses = can_fuse_residual(self, FeedForward, self.outer, residual, x)
+        if self.training or not fuses or not is_plain_module(self.dropout, nn.Dropout):
             return residual + self(x)
         if self.gated:
             gate, up = self.inner(x).chunk(2, -1)

@@ -116,6 +116,11 @@ def is_plain_module(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
+def can_fuse_residual(part: nn.Module, kind: type[nn.Module], last: nn.Module, *tensors: Tensor) -> bool:
+    """Whether `linear` can add the residual in place of the last layer of this part; tracers and hooks see the part."""
+    return is_plain_inference(*tensors) and is_plain_module(part, kind) and is_plain_linear(last)
+
+
 def _can_use_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # In this order: a tracer must not see that shapes are compared.
     return is_plain_inference(x, weight, bias) and fits_kernel(x, weight, bias)
