@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, InputError
 from regard.kernels.eager import is_plain_inference
 from regard.kernels.grid import DTYPES, channel_attention
-from regard.layers.linear import Linear, is_plain_linear, is_plain_module, linear
+from regard.layers.linear import Linear, can_fuse_residual, linear
 
 # Up to so many groups they are multiplied one after the other, read where they are; more are copied together first.
 # Measured with 32 channels each (two cores, AVX2): 1.1 to 1.4 times as fast for 3 and 6 groups, slower for 12 and 24.
@@ -68,7 +68,7 @@ class ChannelAttention(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, which the last product fuses where no gradient is needed."""
-        if not is_plain_module(self, ChannelAttention) or not is_plain_linear(self.proj):
+        if not can_fuse_residual(self, ChannelAttention, self.proj, residual, x):
             return residual + self(x)
         self._check(x)
         return linear(self._mix(x).view(x.shape), self.proj.weight, self.proj.bias, residual=residual)

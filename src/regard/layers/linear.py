@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 
 from regard.kernels import training
 from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
-from regard.kernels.eager import is_plain_inference
+from regard.kernels.eager import is_plain_eager, is_plain_inference
 from regard.kernels.library import lanes, missing
 from regard.kernels.linear import DTYPES, run_gemm, run_gemv
 from regard.kernels.packed import forget_packed, keep_packed
@@ -120,6 +120,11 @@ def is_plain_module(module: nn.Module, kind: type[nn.Module]) -> bool:
         or "forward" in module.__dict__
         or modules._has_any_global_hook()
     )
+
+
+def can_fuse_residual(part: nn.Module, kind: type[nn.Module], last: nn.Module, *tensors: Tensor) -> bool:
+    """Whether `linear` can add the residual in place of the last layer of this part; tracers and hooks see the part."""
+    return is_plain_eager(*tensors) and is_plain_module(part, kind) and is_plain_linear(last)
 
 
 def _can_use_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

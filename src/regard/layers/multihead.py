@@ -15,7 +15,7 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
-from regard.layers.linear import Linear, is_plain_linear, is_plain_module, linear
+from regard.layers.linear import Linear, can_fuse_residual, linear
 from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
 from regard.layers.row_subset import restrict_to_queries
@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         rotation: Rotation | None = None,
     ) -> Tensor:
         """`residual + self(x, ...)`, in one pass over the result where that is possible."""
-        if not is_plain_module(self, MultiHeadAttention) or not is_plain_linear(self.output):
+        if not can_fuse_residual(self, MultiHeadAttention, self.output, residual, x):
             return residual + self(x, context, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
         head_outputs = self._attend(x, context, None, pattern, cache, lengths, rotation).transpose(-2, -3).flatten(-2)
         return linear(head_outputs, self.output.weight, self.output.bias, residual=residual)

@@ -12,7 +12,7 @@ from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
 from regard.kernels import library
-from regard.layers.linear import Linear, is_plain_linear, is_plain_module, linear
+from regard.layers.linear import Linear, can_fuse_residual, linear
 from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
 
@@ -70,10 +70,11 @@ class WindowAttention(nn.Module):
 
     def add_to(self, residual: Tensor, grid: Tensor) -> Tensor:
         """`residual + self(grid)`, which the last product fuses where no gradient is needed."""
-        plain = is_plain_module(self, WindowAttention) and is_plain_linear(self.proj)
-        if not plain or self._pad(grid) is not grid:
+        if not can_fuse_residual(self, WindowAttention, self.proj, residual, grid):
             return residual + self(grid)
         self._check_grid(grid)
+        if self._pad(grid) is not grid:
+            return residual + self(grid)
         return linear(self._attend(self.qkv(grid)), self.proj.weight, self.proj.bias, residual=residual)
 
     def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:

@@ -146,9 +146,13 @@ class ConvolutionalPosition(nn.Module):
 
     def with_norm(self, grid: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """`self(grid)` and its norm, in one pass over the grid where no gradient is needed."""
-        plain = is_plain_module(self, ConvolutionalPosition) and is_plain_module(norm, nn.LayerNorm)
         parameters = (self.weight, self.bias, norm.weight, norm.bias)
-        if plain and is_plain_inference(grid, *parameters) and _can_convolve(grid, parameters):
+        if (
+            is_plain_inference(grid, *parameters)
+            and is_plain_module(self, ConvolutionalPosition)
+            and is_plain_module(norm, nn.LayerNorm)
+            and _can_convolve(grid, parameters)
+        ):
             return convolve_and_norm(grid, self.weight + _identity_kernel(self.weight), self.bias, norm)
         grid = self(grid)
         return grid, norm(grid)
