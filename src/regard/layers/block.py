@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
-from regard.layers.fused_training import feed_forward_with_residual, is_unhooked, norm_with_residual
+from regard.layers.fused_training import feed_forward, feed_forward_with_residual, is_unhooked, norm_with_residual
 from regard.layers.linear import Linear
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.rotary import Rotation
@@ -130,7 +130,7 @@ class TransformerBlock(nn.Module):
         made = None if drops else feed_forward_with_residual(self.feed_forward, x, norm if before else None)
         if made is None:
             read, x = norm_with_residual(norm, x) if before else (x, x)
-            made = self.feed_forward(read)
+            made = feed_forward(self.feed_forward, read)
             made = x + (self.dropout(made) if drops else made)
         return made if before else norm_with_residual(norm, made)[0]
 

@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
-from regard.kernels import library
+from regard.kernels import library, training
+from regard.layers.fused_training import is_unhooked
 from regard.layers.linear import Linear
 from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
@@ -65,7 +66,8 @@ class WindowAttention(nn.Module):
         self._check_grid(grid)
         rows, columns = grid.shape[1:3]
         padded = self._pad(grid)
-        mixed = self.proj(self._attend(self.qkv(padded)))
+        heads = self._project_for_training(padded)
+        mixed = self.proj(self._attend(self.qkv(padded)) if heads is None else self._attend_heads(*heads, padded))
         return mixed if padded is grid else mixed[:, :rows, :columns]
 
     def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:
@@ -114,9 +116,19 @@ class WindowAttention(nn.Module):
             return self._attend_folded(qkv)
         return self._attend_in_place(qkv)
 
+    def _project_for_training(self, grid: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Query, key and value whose gradients come back side by side, if the projection can be such a function."""
+        weight, bias = self.qkv.weight, self.qkv.bias
+        if not is_unhooked(self.qkv, Linear) or not training.can_train(grid, weight, bias):
+            return None
+        query, key, value = training.project_heads(grid.flatten(1, 2), weight, bias, (self.dim,) * 3, (self.heads,) * 3)
+        return query, key, value
+
     def _attend_in_place(self, qkv: Tensor) -> Tensor:
-        batch, height, width, _ = qkv.shape
-        query, key, value = self._split_heads(qkv.flatten(1, 2))
+        return self._attend_heads(*self._split_heads(qkv.flatten(1, 2)), qkv)
+
+    def _attend_heads(self, query: Tensor, key: Tensor, value: Tensor, grid: Tensor) -> Tensor:
+        batch, height, width, _ = grid.shape
         one = height <= self.window[0] and width <= self.window[1]
         pattern = None if one else GridWindow((height, width), self.window)
         mixed = attend(query, key, value, pattern=pattern)

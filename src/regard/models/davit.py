@@ -26,6 +26,7 @@ from torch.nn.functional import conv2d, pad
 from regard.errors import ConfigError
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
+from regard.layers.fused_training import feed_forward, feed_forward_with_residual, norm_with_residual
 from regard.layers.linear import Linear
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
@@ -170,9 +171,14 @@ class DaViTBlock(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         grid = self.position1(grid)
-        grid = grid + self._apply_drop_path(self.attention(self.norm1(grid)))
-        grid = self.position2(grid)
-        return grid + self._apply_drop_path(self.feed_forward(self.norm2(grid)))
+        read, grid = norm_with_residual(self.norm1, grid)
+        grid = self.position2(grid + self._apply_drop_path(self.attention(read)))
+        if not (self.training and self.drop_path):
+            made = feed_forward_with_residual(self.feed_forward, grid, self.norm2)
+            if made is not None:
+                return made
+        read, grid = norm_with_residual(self.norm2, grid)
+        return grid + self._apply_drop_path(feed_forward(self.feed_forward, read))
 
     def _apply_drop_path(self, branch: Tensor) -> Tensor:
         """The branch of some images only, larger so that its mean stays."""
