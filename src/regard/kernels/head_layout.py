@@ -21,7 +21,7 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _is_token_major(tensor: Tensor) -> bool:
-    return tensor.shape[1] > 1 and tensor.stride(1) < tensor.stride(2)
+    return tensor.shape[1] > 1 and tensor.stride(3) == 1 and tensor.stride(1) < tensor.stride(2)
 
 
 def allocate_output(query: Tensor, dim: int, dtype: torch.dtype, allocate: Callable[..., Any] = _allocate) -> Tensor:
