@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,8 @@ from regard.cost_model.peak_memory import (
 from regard.cost_model.sizes import Sizes
 from regard.cost_model.trace.storages import StorageLog
 from regard.errors import CostError
-from regard.layers import MultiHeadAttention
+from regard.kernels import training
+from regard.layers import MultiHeadAttention, fused_training
 from regard.models import (
     GPT,
     Bert,
@@ -140,20 +142,36 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[Tensor, ...],
     return model, inputs, cost(model, **sizes).memory
 
 
+# What the fused kernels of training may need beyond the layers one by one: a function keeps what it saved until all of
+# its backward has run, in a feed-forward layer the hidden channels. Measured 1.03 to 1.07.
+MOST_FUSED = 1.1
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers train one after the other, as they are traced."""
+    monkeypatch.setattr(training, "MIN_PRODUCTS", sys.maxsize)
+    monkeypatch.setattr(fused_training, "MIN_NUMBERS", sys.maxsize)
+
+
 class TestPeaks:
     def test_a_forward_pass_needs_what_is_predicted(self, case) -> None:
         model, inputs, memory = case
         assert int(memory.peak_forward) == pytest.approx(forward_peak(model, inputs), rel=CLOSE)
 
-    def test_a_step_of_training_needs_what_is_predicted(self, case) -> None:
+    def test_a_step_of_training_needs_what_is_predicted(self, case, one_by_one) -> None:
         model, inputs, memory = case
         assert int(memory.peak_training) == pytest.approx(training_peak(model, inputs), rel=CLOSE)
+
+    def test_a_step_of_fused_training_needs_little_more(self, case) -> None:
+        model, inputs, memory = case
+        assert 1 - CLOSE < training_peak(model, inputs) / int(memory.peak_training) < MOST_FUSED
 
     @pytest.mark.parametrize(
         "name",
         ["gpt small", *(pytest.param(each, marks=pytest.mark.slow) for each in ("transformer large", "davit small"))],
     )
-    def test_recomputation_needs_what_is_predicted(self, name: str) -> None:
+    def test_recomputation_needs_what_is_predicted(self, name: str, one_by_one) -> None:
         model, inputs, sizes = CASES[name]()
         memory = cost(model, **sizes).memory
         predicted = int(memory.peak_recomputed)

@@ -88,6 +88,8 @@ def test_rows_that_are_apart_in_memory_are_read_where_they_are(kernels):
         matmul.linear_weight_grad(part, x, True), matmul.linear_weight_grad(part.contiguous(), x.contiguous(), True),
         strict=True,
     ):  # fmt: skip
+        assert mine is not None
+        assert theirs is not None
         assert torch.equal(mine, theirs)
 
 
@@ -133,6 +135,7 @@ def test_a_norm_and_its_gradients_are_those_of_float64(kernels, shape, subtracts
     torch.testing.assert_close(output.double(), expected.detach(), rtol=0, atol=eps * (dim + 8) * 200)
     torch.testing.assert_close(made[0].double(), grads[0] + residual.double(), rtol=0, atol=eps * (dim + 8) * 2000)
     for sums, exact_sums in zip(made[1:], grads[1:], strict=False):
+        assert sums is not None
         torch.testing.assert_close(sums.double(), exact_sums, rtol=0, atol=eps * (rows + dim) * 50)
 
 

@@ -15,6 +15,7 @@ from regard.batching import map_one_by_one, merge_mapped_axis, split_mapped_axis
 from regard.dropout import find_threshold, keep_scale
 from regard.errors import BackendError
 from regard.kernels.eager import is_plain_eager
+from regard.kernels.head_layout import allocate_grads, allocate_output
 from regard.kernels.library import (
     ATTENTION,
     DTYPE_CODES,
@@ -126,43 +127,6 @@ def _prepare_bias(score: Score, dtype: torch.dtype) -> Score:
     return score._replace(table=table, bias=bias)
 
 
-def _is_token_major(tensor: Tensor) -> bool:
-    """Whether the heads of a token lie side by side, as a projection writes them."""
-    return tensor.shape[1] > 1 and tensor.stride(1) < tensor.stride(2)
-
-
-def _empty_output(query: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Memory for the output, in the order of the query: the layer after it reads what the layer before it wrote."""
-    batch, heads, queries, _ = query.shape
-    if _is_token_major(query):
-        return empty_output(batch, queries, heads, dim, dtype=dtype).transpose(1, 2)
-    return empty_output(batch, heads, queries, dim, dtype=dtype)
-
-
-def _shape_grads(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[int, ...]]:
-    """The memory of the gradients: one matrix if they are token-major, as a joint projection made them."""
-    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
-    if not _is_token_major(query) or query.shape[2] != key.shape[2]:
-        return shapes
-    return [(query.shape[0], query.shape[2], sum(shape[1] * shape[3] for shape in shapes))]
-
-
-def _split_grads(memory: list[Tensor], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    if len(memory) > 1:
-        return memory
-    widths = [tensor.shape[1] * tensor.shape[3] for tensor in (query, key, value)]
-    parts = memory[0].split(widths, dim=-1)
-    return [
-        part.unflatten(-1, (tensor.shape[1], tensor.shape[3])).transpose(1, 2)
-        for part, tensor in zip(parts, (query, key, value), strict=True)
-    ]
-
-
-def _empty_grads(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    memory = [empty_output(*shape, dtype=dtype) for shape in _shape_grads(query, key, value)]
-    return _split_grads(memory, query, key, value)
-
-
 # Forward
 
 
@@ -171,7 +135,7 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor, bool]:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
-    output = _empty_output(query, value.shape[3], dtype)
+    output = allocate_output(query, value.shape[3], dtype)
     lse = empty_output(*query.shape[:3], dtype=dtype)
     fields = ATTENTION.pack(*_describe_inputs(query, key, value, output, lse, score, numbers), *_NO_GRADS)
     return output, lse, _is_finite(native.regard_attention(fields))
@@ -234,7 +198,7 @@ def _run_backward(
 ) -> tuple:
     assert native is not None
     dtype = _accumulation_dtype(query.dtype)
-    grads = _empty_grads(query, key, value, dtype)
+    grads = allocate_grads(query, key, value, dtype)
     table_grad, bias_grad = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
     if learn_table:
         assert score.table is not None
@@ -353,20 +317,14 @@ _ARGUMENTS = (
 
 def _make_fake(query, key, value, *_):
     dtype = _accumulation_dtype(query.dtype)
-    batch, heads, queries, _ = query.shape
-    dim = value.shape[3]
-    if _is_token_major(query):
-        output = query.new_empty((batch, queries, heads, dim), dtype=dtype).transpose(1, 2)
-    else:
-        output = query.new_empty((batch, heads, queries, dim), dtype=dtype)
+    output = allocate_output(query, value.shape[3], dtype, query.new_empty)
     return output, query.new_empty(query.shape[:3], dtype=dtype)
 
 
 def _make_fake_grads(grad_output, query, key, value, table, query_code, key_code, bias, *rest):
     *_, learn_table, learn_bias = rest
     dtype = _accumulation_dtype(query.dtype)
-    like = [query.new_empty(shape, dtype=dtype) for shape in _shape_grads(query, key, value)]
-    like = _split_grads(like, query, key, value)
+    like = allocate_grads(query, key, value, dtype, query.new_empty)
     for wanted, tensor in ((learn_table, table), (learn_bias, bias)):
         like.append(query.new_empty(tensor.shape if wanted else (0,), dtype=dtype))
     return tuple(like)

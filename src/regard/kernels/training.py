@@ -215,6 +215,7 @@ class _FeedForward(torch.autograd.Function):
             hidden_grad, rows if read is None else read, needs[1], needs[2]
         )
         weights = (inner_grad, inner_bias_grad, outer_grad, outer_bias_grad)
+        del hidden, before
         if kind.norm is None:
             added = grad if kind.residual else None
             x_grad = matmul.linear_input_grad(hidden_grad, inner, residual=added) if needs[0] else None
@@ -222,6 +223,7 @@ class _FeedForward(torch.autograd.Function):
         if not (needs[0] or needs[5] or needs[6]):
             return None, *weights, None, None, None
         read_grad = matmul.linear_input_grad(hidden_grad, inner)
+        del hidden_grad
         x_grad, weight_grad, bias_grad = matmul.norm_backward(
             read_grad, rows, weight, statistics, kind.norm.subtracts_mean, needs[6], grad if kind.residual else None
         )

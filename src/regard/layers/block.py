@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
-from regard.layers.fused_training import feed_forward_with_residual, norm_with_residual
+from regard.layers.fused_training import feed_forward, feed_forward_with_residual, norm_with_residual
 from regard.layers.linear import Linear, is_plain_module
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.rotary import Rotation
@@ -128,7 +128,8 @@ class TransformerBlock(nn.Module):
     def _add(self, residual: Tensor, part: nn.Module, x: Tensor, *inputs: Tensor | None, **options: Any) -> Tensor:
         """`residual + part(x, ...)`; parts of ours do it in one pass where nothing is dropped."""
         if self._drops():
-            return residual + self.dropout(part(x, *inputs, **options))
+            made = feed_forward(part, x) if isinstance(part, FeedForward) else part(x, *inputs, **options)
+            return residual + self.dropout(made)
         if isinstance(part, MultiHeadAttention | FeedForward):
             return part.add_to(residual, x, *inputs, **options)
         return residual + part(x, *inputs, **options)

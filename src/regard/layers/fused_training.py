@@ -49,8 +49,18 @@ def _find_trainable_norm(norm: nn.Module, x: Tensor) -> NormKind | None:
     return kind if alike and (x.requires_grad or any(p.requires_grad for p in parameters)) else None
 
 
+def feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """`layer(x)`, as one function where that can be."""
+    made = _run_feed_forward(layer, x, None, residual=False)
+    return layer(x) if made is None else made
+
+
 def feed_forward_with_residual(layer: nn.Module, x: Tensor, norm: nn.Module | None) -> Tensor | None:
     """`x + layer(norm(x))`, or `None` where that cannot be one function."""
+    return _run_feed_forward(layer, x, norm, residual=True)
+
+
+def _run_feed_forward(layer: nn.Module, x: Tensor, norm: nn.Module | None, residual: bool) -> Tensor | None:
     if not is_plain_module(layer, FeedForward) or not isinstance(layer, FeedForward) or layer.gated:
         return None
     inner, outer, dropout = layer.inner, layer.outer, layer.dropout
@@ -68,5 +78,5 @@ def feed_forward_with_residual(layer: nn.Module, x: Tensor, norm: nn.Module | No
     if norm is not None and kind is None:
         return None
     parameters = (None, None) if norm is None else (norm.weight, getattr(norm, "bias", None))
-    described = FeedForwardKind(layer.activation, kind, residual=True)
+    described = FeedForwardKind(layer.activation, kind, residual)
     return training.feed_forward(x, (inner.weight, inner.bias), (outer.weight, outer.bias), described, parameters)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""`torch.nn.Linear` by our own kernels for inference, and huge pages for its weights."""
+"""`torch.nn.Linear` by our own kernels, and huge pages for its weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, by our own kernels where no gradient is needed.
+    """`torch.nn.Linear`, by our own kernels.
 
         output_n = bias_n + sum_k input_k weight_nk
 
@@ -50,8 +50,9 @@ class Linear(nn.Linear):
     activation. In both, the bits of a row depend neither on the rows beside it nor on the number of threads.
 
     Parameters, state dict, initialisation and errors are those of `torch.nn.Linear`, results the same up to rounding.
-    Gradients, torch.compile, torch.export, torch.func, autocast and dispatch modes get torch's product, as do small
-    layers, other dtypes and other devices.
+    With gradients the products of `regard.kernels.training` run, forward and backward, if there are enough of them;
+    their bits do not depend on the number of threads either. torch.compile, torch.export, torch.func, autocast and
+    dispatch modes get torch's product, as do small layers, other dtypes and other devices.
 
         >>> from regard.layers.linear import Linear
         >>> layer = Linear(768, 512).requires_grad_(False)

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
-from regard.kernels import library
-from regard.layers.linear import Linear, can_fuse_residual, linear
+from regard.kernels import library, training
+from regard.layers.linear import Linear, can_fuse_residual, is_plain_linear, linear
 from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
 
@@ -65,17 +65,17 @@ class WindowAttention(nn.Module):
         self._check_grid(grid)
         rows, columns = grid.shape[1:3]
         padded = self._pad(grid)
-        mixed = self.proj(self._attend(self.qkv(padded)))
+        mixed = self.proj(self._mix(padded))
         return mixed if padded is grid else mixed[:, :rows, :columns]
 
     def add_to(self, residual: Tensor, grid: Tensor) -> Tensor:
-        """`residual + self(grid)`, which the last product fuses where no gradient is needed."""
+        """`residual + self(grid)`, in one pass over the result where that is possible."""
         if not can_fuse_residual(self, WindowAttention, self.proj, residual, grid):
             return residual + self(grid)
         self._check_grid(grid)
         if self._pad(grid) is not grid:
             return residual + self(grid)
-        return linear(self._attend(self.qkv(grid)), self.proj.weight, self.proj.bias, residual=residual)
+        return linear(self._mix(grid), self.proj.weight, self.proj.bias, residual=residual)
 
     def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:
         """Attention weights of some tokens over all tokens of the grid, `(batch, head, query, key)`, for study.
@@ -109,6 +109,11 @@ class WindowAttention(nn.Module):
         below, right = -grid.shape[1] % self.window[0], -grid.shape[2] % self.window[1]
         return pad(grid, (0, 0, 0, right, 0, below)) if self.sees_padding and (below or right) else grid
 
+    def _mix(self, grid: Tensor) -> Tensor:
+        """What the heads read from their windows, `(batch, row, column, channel)`."""
+        heads = self._project_for_training(grid)
+        return self._attend(self.qkv(grid)) if heads is None else self._attend_heads(*heads, grid)
+
     def _attend(self, qkv: Tensor) -> Tensor:
         """The attention between the projections, by the faster of two equivalent computations.
 
@@ -123,9 +128,19 @@ class WindowAttention(nn.Module):
             return self._attend_folded(qkv)
         return self._attend_in_place(qkv)
 
+    def _project_for_training(self, grid: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Query, key and value whose gradients come back side by side, if the projection can be such a function."""
+        weight, bias = self.qkv.weight, self.qkv.bias
+        if not is_plain_linear(self.qkv) or not training.can_train(grid, weight, bias):
+            return None
+        query, key, value = training.project_heads(grid.flatten(1, 2), weight, bias, (self.dim,) * 3, (self.heads,) * 3)
+        return query, key, value
+
     def _attend_in_place(self, qkv: Tensor) -> Tensor:
-        batch, height, width, _ = qkv.shape
-        query, key, value = self._split_heads(qkv.flatten(1, 2))
+        return self._attend_heads(*self._split_heads(qkv.flatten(1, 2)), qkv)
+
+    def _attend_heads(self, query: Tensor, key: Tensor, value: Tensor, grid: Tensor) -> Tensor:
+        batch, height, width, _ = grid.shape
         one = height <= self.window[0] and width <= self.window[1]
         pattern = None if one else GridWindow((height, width), self.window)
         mixed = attend(query, key, value, pattern=pattern)

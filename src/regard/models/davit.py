@@ -29,6 +29,7 @@ from regard.kernels.eager import is_plain_inference
 from regard.kernels.grid import DTYPES, convolve_and_norm
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
+from regard.layers.fused_training import feed_forward, feed_forward_with_residual, norm_with_residual
 from regard.layers.linear import Linear, is_plain_module
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
@@ -154,8 +155,8 @@ class ConvolutionalPosition(nn.Module):
             and _can_convolve(grid, parameters)
         ):
             return convolve_and_norm(grid, self.weight + _identity_kernel(self.weight), self.bias, norm)
-        grid = self(grid)
-        return grid, norm(grid)
+        normed, grid = norm_with_residual(norm, self(grid))
+        return grid, normed
 
 
 def _can_convolve(grid: Tensor, parameters: Sequence[Tensor | None]) -> bool:
@@ -192,13 +193,24 @@ class DaViTBlock(nn.Module):
     def forward(self, grid: Tensor) -> Tensor:
         grid, normed = self.position1.with_norm(grid, self.norm1)
         grid = self._add(grid, self.attention, normed)
-        grid, normed = self.position2.with_norm(grid, self.norm2)
+        if torch.is_grad_enabled() and not self._drops():  # norm, feed-forward and residual train as one function
+            grid = self.position2(grid)
+            made = feed_forward_with_residual(self.feed_forward, grid, self.norm2)
+            if made is not None:
+                return made
+            normed, grid = norm_with_residual(self.norm2, grid)
+        else:
+            grid, normed = self.position2.with_norm(grid, self.norm2)
         return self._add(grid, self.feed_forward, normed)
 
     def _add(self, grid: Tensor, part: WindowAttention | ChannelAttention | FeedForward, normed: Tensor) -> Tensor:
-        if self.training and self.drop_path:
-            return grid + self._apply_drop_path(part(normed))
+        if self._drops():
+            made = feed_forward(part, normed) if isinstance(part, FeedForward) else part(normed)
+            return grid + self._apply_drop_path(made)
         return part.add_to(grid, normed)
+
+    def _drops(self) -> bool:
+        return self.training and self.drop_path > 0
 
     def _apply_drop_path(self, branch: Tensor) -> Tensor:
         """The branch of some images only, larger so that its mean stays."""
