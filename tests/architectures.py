@@ -228,6 +228,8 @@ def _make_calls(model: Any) -> dict[str, tuple[dict[str, Tensor], Tensor | None]
     names = set(inspect.signature(model.forward).parameters)
     random = torch.Generator().manual_seed(1)
     main = model.main_input_name
+    if "grid_thw" in names and "input_ids" not in names:
+        return {"no padding": (_make_patches(config, names, random), None)}
     if main == "input_ids" or "input_ids" in names:
         text = config.get_text_config()
         words = getattr(text, "vocab_size", 89)
@@ -247,8 +249,6 @@ def _make_calls(model: Any) -> dict[str, tuple[dict[str, Tensor], Tensor | None]
                 counted = whole if "decoder_input_ids" in inputs else mask.bool()
                 calls[f"padding on the {side}"] = ({**inputs, "attention_mask": mask}, counted)
         return calls
-    if "grid_thw" in names:
-        return {"no padding": (_make_patches(config, names, random), None)}
     if main in ("pixel_values", "pixel_values_videos"):
         return {"no padding": ({main: _make_images(config, random)}, None)}
     if main in ("input_features",):

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import multiprocessing
+import re
 import sys
 import time
 from pathlib import Path
@@ -116,7 +117,7 @@ def write_page(found: dict[str, dict[str, Any]], version: str) -> str:
         else:
             lines += ["| model type | class | why |", "|---|---|---|"]
             for o in chosen:
-                reason = o["reason"].replace("|", "\\|").replace("<", "&lt;")
+                reason = re.sub(r"https?:\S*", "", o["reason"]).replace("|", "\\|").replace("<", "&lt;")
                 lines.append(f"| {o['model_type']} | {o['class_name']} | {reason} |")
     return "\n".join(lines) + "\n"
 

@@ -82,7 +82,8 @@ def switch_back(module: nn.Module) -> None:
 def run_layer(name: str, module: nn.Module, before: Callable | None, *args: Any, **kwargs: Any) -> Any:
     """The forward of a layer whose `scaled_dot_product_attention` is ours."""
     override = find_override(module)
-    with sdpa(override) as mode:
+    mode = sdpa(override)  # named here: torch.compile does not pass on what `with` gives
+    with mode:
         output = type(module).forward(module, *args, **kwargs) if before is None else before(*args, **kwargs)
     if override is not None and not mode.calls:
         raise InputError(
