@@ -30,7 +30,10 @@ def compute(browser, lab):
 
 def assert_close(found, expected, tolerance=1e-13):
     torch.testing.assert_close(
-        torch.tensor(found, dtype=torch.float64), torch.as_tensor(expected).double(), rtol=tolerance, atol=1e-15
+        torch.tensor(found, dtype=torch.float64),
+        torch.as_tensor(expected, dtype=torch.float64),
+        rtol=tolerance,
+        atol=1e-15,
     )
 
 
