@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor, context: Tensor | None = None, **arguments: Any) -> Tensor:
         """`residual + self(x, context, ...)`, where training makes the addition part of the last product."""
-        if not is_unhooked(self, MultiHeadAttention):
+        if not torch.is_grad_enabled() or not is_unhooked(self, MultiHeadAttention):
             return residual + self(x, context, **arguments)
         words = {"values": None, "pattern": None, "cache": None, "lengths": None, "rotation": None} | arguments
         head_outputs = self._attend(x, context, *words.values())
