@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check slow browser bench sanitize clean
+.PHONY: help demo test check slow docs browser bench sanitize clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -46,6 +46,9 @@ slow: $(READY)  ## the slow tests (SLOW: more words for pytest)
 	# 5 is pytest's word for "no test is marked slow", which is no failure
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m slow -n auto --maxprocesses=4 --dist worksteal $(SLOW) || [ $$? -eq 5 ]
 
+docs: $(READY)  ## the documentation as a static site in build/site/html, with the book after its run; needs no server and no network
+	@OMP_NUM_THREADS=1 $(RUN) tools/site/build.py
+
 browser:        ## a browser for the tests of pages, by the system's package manager, if there is none
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then exit 0; fi
 	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "no browser: install Chromium, for example: \
@@ -60,6 +63,7 @@ bench: $(READY) ## ours and peers side by side
 	$(RUN) -m benchmarks.positional
 	$(RUN) -m benchmarks.training
 	$(RUN) -m benchmarks.distributed
+	$(RUN) -m benchmarks.integrations
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build
@@ -84,7 +88,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(MEND) $(wildcard csrc/
 	echo "setting up $(VENV) (the first time downloads PyTorch; progress in $(LOG))"
 	# The variables carry the pins into pip's separate build environment; old pips read the first, new ones the second.
 	export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
-	install() { $(RUN) -m pip install -v -c constraints.txt -e ".[test,dev,bench,browser$${1:-}]" >$(LOG) 2>&1; }
+	install() { $(RUN) -m pip install -v -c constraints.txt -e ".[test,dev,bench,browser,docs$${1:-}]" >$(LOG) 2>&1; }
 	# The twins are other people's models to compare with; where they cannot be had, their tests skip and say so.
 	install ,twins || { echo "without transformers and timm: $$(grep -m1 ERROR $(LOG) || true)"; install; } \
 	|| { tail -n 30 $(LOG); exit 1; }

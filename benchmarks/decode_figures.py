@@ -1,4 +1,4 @@
-"""Decoding of GPT-2, 124 million parameters, one token after the other: the prompt is not counted.
+"""Decoding of GPT-2 and SmolLM2, one token after the other: the prompt is not counted.
 
 All engines run in turn, and memory is read before and after each of ours: the bandwidth of a shared machine changes
 from minute to minute. Every round has its own ratios; their medians count.
@@ -9,29 +9,38 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.decode_peers import Decode, make_ctranslate2, make_llama_cpp, make_regard, make_transformers
+from benchmarks.decode_peers import (
+    Decode,
+    make_ctranslate2,
+    make_llama_cpp,
+    make_llama_cpp_from_file,
+    make_regard,
+    make_transformers,
+)
 from benchmarks.machine import Watch
+from benchmarks.quantized_quality import compare_quality, find_text, measure_memory
 from benchmarks.results import OURS, Result, Verdict
 from benchmarks.timing import Timing
+from regard import downloads
 from regard.kernels.bandwidth import measure_bandwidth
 from regard.models import GPT, explain_decoding
+from regard.models.io.gguf import read_tokenizer
 
 PROMPT, NEW_TOKENS = 128, 128
 FLOAT32 = "GPT-2 124M, decode, float32"
+INT8 = "GPT-2 124M, decode, int8"
+SMOLLM2 = "SmolLM2-135M, decode, its Q4_1 file"
 IDLE = "processor time of a loaded model that waits"
+MEMORY = "memory of the process"
 
 
 def measure_float32(args: argparse.Namespace) -> Result:
     """Ours, CTranslate2, llama.cpp and transformers with float32 weights, and the bound by memory."""
-    transformers = __import__("transformers")
-    torch.manual_seed(0)
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    ours = GPT.from_checkpoint(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
-    prompt = torch.randint(1, 50257, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    peer, ours, prompt = _make_gpt2()
     makers: dict[str, Callable[[], Decode]] = {
         "CTranslate2 float32": lambda: make_ctranslate2(peer, prompt, NEW_TOKENS),
         "llama.cpp float32": lambda: make_llama_cpp(peer, prompt, NEW_TOKENS),
@@ -39,17 +48,61 @@ def measure_float32(args: argparse.Namespace) -> Result:
     }
     bars = {"CTranslate2 float32": 1.2, "llama.cpp float32": 1.2, "transformers": 2.0}
     result = Result(FLOAT32, f"batch 1, greedy, {PROMPT} tokens read before, {NEW_TOKENS} written; random weights")
-    explained = explain_decoding(ours, tokens=PROMPT + NEW_TOKENS // 2)
-    runs = {OURS: make_regard(ours, prompt, NEW_TOKENS)} | build(makers, result)
-    race_decoding(result, runs, explained.weight_bytes, args, bars, share_bar=0.80)
-    result.notes.append(str(explained).splitlines()[0])
+    race_decoding(result, _build(ours, prompt, makers, result), ours, args, bars, share_bar=0.80)
     result.verdicts.append(measure_idle())
     return result
 
 
-def build(makers: dict[str, Callable[[], Decode]], result: Result) -> dict[str, Decode]:
-    """The engines that run here; the others are named in the result."""
-    runs = {}
+def measure_int8(args: argparse.Namespace) -> Result:
+    """The same with weights in 8 bits, each engine in blocks or rows of its own."""
+    peer, ours, prompt = _make_gpt2()
+    with torch.no_grad():
+        exact = ours(prompt)
+        difference = (ours.quantize("int8")(prompt) - exact).abs().max() / exact.abs().max()
+    makers: dict[str, Callable[[], Decode]] = {
+        "llama.cpp q8_0": lambda: make_llama_cpp(peer, prompt, NEW_TOKENS, "q8_0"),
+        "CTranslate2 int8": lambda: make_ctranslate2(peer, prompt, NEW_TOKENS, "int8"),
+    }
+    bars = {"llama.cpp q8_0": 1.3, "CTranslate2 int8": 2.0}
+    result = Result(INT8, f"batch 1, greedy, {PROMPT} tokens read before, {NEW_TOKENS} written; random weights")
+    race_decoding(result, _build(ours, prompt, makers, result), ours, args, bars, share_bar=None)
+    result.notes.append(f"largest logit difference to float32: {difference:.1e} of the largest logit")
+    result.notes += compare_quality("int8")
+    return result
+
+
+def measure_smollm2(args: argparse.Namespace) -> Result:
+    """Ours and llama.cpp on one file of GGUF, which both run as it is stored."""
+    file = downloads.find("smollm2")
+    if file is None:
+        return Result(SMOLLM2, failed="the file is not here: python -m regard.downloads smollm2")
+    ours, tokenizer = GPT.from_pretrained(file, quantized=True), read_tokenizer(file)
+    prompt = torch.tensor([tokenizer.encode(find_text()[:4000]).ids[:PROMPT]])
+    makers = {"llama.cpp, same file": lambda: make_llama_cpp_from_file(file, prompt, NEW_TOKENS)}
+    result = Result(SMOLLM2, f"batch 1, greedy, {PROMPT} tokens of a novel read before, {NEW_TOKENS} written")
+    runs = _build(ours, prompt, makers, result)
+    texts = {OURS: lambda made: tokenizer.decode(made, skip_special_tokens=False)}
+    race_decoding(result, runs, ours, args, dict.fromkeys(makers, 1.0), share_bar=None, texts=texts)
+    result.notes += compare_quality(None)
+    memory = measure_memory(file) / file.stat().st_size
+    result.verdicts.append(Verdict(SMOLLM2, MEMORY, memory, 1.3, by="times the file", at_least=False))
+    return result
+
+
+def _make_gpt2() -> tuple[torch.nn.Module, GPT, torch.Tensor]:
+    """GPT-2 of transformers with random weights, ours with the same, and a prompt."""
+    transformers = __import__("transformers")
+    torch.manual_seed(0)
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    ours = GPT.from_checkpoint(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
+    return peer, ours, torch.randint(1, 50257, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+
+
+def _build(
+    ours: GPT, prompt: torch.Tensor, makers: dict[str, Callable[[], Decode]], result: Result
+) -> dict[str, Decode]:
+    """Ours, and the engines that run here; the others are named in the result."""
+    runs = {OURS: make_regard(ours, prompt, NEW_TOKENS)}
     for name, make in makers.items():
         try:
             runs[name] = make()
@@ -61,12 +114,18 @@ def build(makers: dict[str, Callable[[], Decode]], result: Result) -> dict[str, 
 def race_decoding(
     result: Result,
     runs: dict[str, Decode],
-    weight_bytes: int,
+    ours: GPT,
     args: argparse.Namespace,
     bars: dict[str, float],
     share_bar: float | None,
+    texts: dict[str, Callable[[list[int]], str]] | None = None,
 ) -> None:
-    """Run all engines in turn; fill in timings for each token, notes and verdicts."""
+    """Run all engines in turn; fill in timings for each token, notes and verdicts.
+
+    texts: how tokens become the text that is compared, for engines that give text.
+    """
+    explained = explain_decoding(ours, tokens=PROMPT + NEW_TOKENS // 2)
+    weight_bytes = explained.weight_bytes
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     bandwidths, shares, tokens = [], [], {}
     for run in runs.values():
@@ -100,10 +159,11 @@ def race_decoding(
         f"({min(bandwidths) / 1e9:.1f} to {max(bandwidths) / 1e9:.1f}), read beside each run; shares of it: "
         + ", ".join(f"{name} {1 / statistics.median(each) / bound:.2f}" for name, each in seconds.items())
     )
-    same = {name: sum(a == b for a, b in zip(made, tokens[OURS], strict=False)) for name, made in tokens.items()}
-    result.notes.append(
-        f"tokens of {NEW_TOKENS} as ours: " + ", ".join(f"{name} {n}" for name, n in same.items() if name != OURS)
-    )
+    made = {name: texts[name](found) if texts and name in texts else found for name, found in tokens.items()}
+    unit = "characters" if texts else "tokens"
+    same = {name: _count_equal(found, made[OURS]) for name, found in made.items() if name != OURS}
+    result.notes.append(f"first {unit} of {len(made[OURS])} as ours: {', '.join(f'{k} {n}' for k, n in same.items())}")
+    result.notes += str(explained).splitlines()
     result.verdicts = [Verdict(result.name, "share of memory bandwidth", statistics.median(shares), share_bar)]
     for name, bar in bars.items():
         if name in runs:
@@ -113,6 +173,12 @@ def race_decoding(
             result.verdicts.append(Verdict(result.name, name, None, bar, why=result.absent[name]))
 
 
+def _count_equal(some: Sequence, others: Sequence) -> int:
+    """How far two sequences are the same."""
+    pairs = zip(some, others, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(some), len(others)))
+
+
 def measure_idle(wait: float = 2.0) -> Verdict:
     """Seconds of processor time in a second of waiting, after threads have gone to sleep."""
     time.sleep(0.3)
@@ -120,3 +186,10 @@ def measure_idle(wait: float = 2.0) -> Verdict:
     time.sleep(wait)
     used = (time.process_time() - own) / (time.perf_counter() - begin)
     return Verdict(FLOAT32, IDLE, used, 0.005, by="seconds a second", at_least=False)
+
+
+FIGURES: dict[str, Callable[[argparse.Namespace], Result]] = {
+    FLOAT32: measure_float32,
+    INT8: measure_int8,
+    SMOLLM2: measure_smollm2,
+}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Seconds for each token, of one run over the prompt and the new tokens; and those tokens.
-Decode = Callable[[], tuple[float, list[int]]]
+# Seconds for each token, of one run over the prompt and the new tokens; and those tokens, or the text.
+Decode = Callable[[], tuple[float, list[int] | str]]
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def _average_gap(times: list[float]) -> float:
 
 
 def make_regard(model: Any, prompt: Tensor, new_tokens: int) -> Decode:
-    def decode() -> tuple[float, list[int]]:
+    def decode() -> tuple[float, list[int] | str]:
         times: list[float] = []
         made = model.generate(prompt, max_new_tokens=new_tokens, on_token=lambda *_: times.append(time.perf_counter()))
         return _average_gap(times), made.tokens[0]
@@ -64,7 +65,7 @@ class _Clock:
 def make_transformers(model: Any, prompt: Tensor, new_tokens: int) -> Decode:
     words = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
 
-    def decode() -> tuple[float, list[int]]:
+    def decode() -> tuple[float, list[int] | str]:
         clock = _Clock()
         with torch.inference_mode():
             made = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=clock, **words)
@@ -89,7 +90,7 @@ def make_ctranslate2(model: Any, prompt: Tensor, new_tokens: int, compute_type: 
             generator = ctranslate2.Generator(folder, compute_type=compute_type, intra_threads=threads)
     words = [f"t{n}" for n in prompt[0].tolist()]
 
-    def decode() -> tuple[float, list[int]]:
+    def decode() -> tuple[float, list[int] | str]:
         times: list[float] = []
 
         def note(step: Any) -> bool:
@@ -111,24 +112,35 @@ def make_ctranslate2(model: Any, prompt: Tensor, new_tokens: int, compute_type: 
 
 def make_llama_cpp(model: Any, prompt: Tensor, new_tokens: int, kind: str = "f32") -> Decode:
     """llama.cpp, from a GGUF file written for it; `kind` is f32, f16 or q8_0."""
-    xllamacpp = importlib.import_module("xllamacpp")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gpt2.gguf"
         write_gguf(model, file, kind)
-        params = xllamacpp.CommonParams()
-        params.model.path = str(file)
-        params.n_ctx, params.n_parallel = 512, 1
-        params.warmup, params.cache_prompt, params.fit_params = False, False, False
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
-        with on_all_cores():
-            server = xllamacpp.Server(params)
-            request = {"prompt": prompt[0].tolist(), "n_predict": new_tokens, "ignore_eos": True, "temperature": 0.0}
-            request |= {"cache_prompt": False, "return_tokens": True, "samplers": ["top_k"], "top_k": 1}
-            server.handle_completions(request | {"n_predict": 2})  # loads the file
+        decode_text = make_llama_cpp_from_file(file, prompt, new_tokens)
 
-    def decode() -> tuple[float, list[int]]:
+    def decode() -> tuple[float, list[int] | str]:
+        seconds, text = decode_text()
+        return seconds, [int(number) for number in re.findall(r"t(\d+)", str(text))]  # as `write_gguf` names them
+
+    return decode
+
+
+def make_llama_cpp_from_file(file: Path, prompt: Tensor, new_tokens: int) -> Decode:
+    """llama.cpp on a file of its own format; it gives text and no tokens."""
+    xllamacpp = importlib.import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.n_ctx, params.n_parallel = 512, 1
+    params.warmup, params.cache_prompt, params.fit_params = False, False, False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+    with on_all_cores():
+        server = xllamacpp.Server(params)
+        request = {"prompt": prompt[0].tolist(), "n_predict": new_tokens, "ignore_eos": True, "temperature": 0.0}
+        request |= {"cache_prompt": False, "samplers": ["top_k"], "top_k": 1}
+        server.handle_completions(request | {"n_predict": 2})  # loads the file
+
+    def decode() -> tuple[float, list[int] | str]:
         answer = server.handle_completions(request)
-        return 1e-3 * answer["timings"]["predicted_per_token_ms"], answer["tokens"]
+        return 1e-3 * answer["timings"]["predicted_per_token_ms"], answer["choices"][0]["text"]
 
     return decode
 

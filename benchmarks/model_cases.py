@@ -5,12 +5,20 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.encoder_peers import (
+    first_token_by_ctranslate2,
+    hidden_by_ctranslate2,
+    hidden_by_onnxruntime,
+    hidden_by_transformers,
+    make_encoder,
+)
 from benchmarks.model_contest import ModelCase
 from benchmarks.timing import Run
 from regard import downloads
@@ -66,6 +74,51 @@ def gpt2() -> ModelCase:
     )
 
 
+# GPT-2 reads 512 tokens and predicts the next one
+
+
+def gpt2_prefill() -> ModelCase:
+    transformers = library("transformers")
+    torch.manual_seed(0)
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    ours = GPT.from_checkpoint(peer.config.to_dict(), peer.state_dict()).eval().requires_grad_(False)
+    use_huge_pages(ours)
+    prompt = torch.randint(1, 50257, (1, 512), generator=torch.Generator().manual_seed(1))
+
+    def read() -> Tensor:
+        with torch.inference_mode():
+            return ours(prompt, last_only=True)[0, -1].argmax(keepdim=True)
+
+    def theirs() -> Tensor:
+        with torch.inference_mode():
+            return peer(prompt, logits_to_keep=1).logits[0, -1].argmax(keepdim=True)
+
+    with torch.no_grad():
+        error = _relative_difference(ours(prompt), peer(prompt).logits)
+    absent: dict[str, str] = {}
+    makers = {
+        "transformers": lambda: theirs,
+        "CTranslate2": lambda: first_token_by_ctranslate2(peer, prompt),
+    }
+    peers = _build_peers(makers, absent)
+    same = [name for name, run in peers.items() if int(run()) == int(read())]  # type: ignore[arg-type]
+    blocks = sum(p.numel() for p in ours.blocks.parameters() if p.dim() == 2)
+    return ModelCase(
+        "GPT-2 124M, prefill of 512 tokens, float32",
+        "batch 1, with the arg-max of the last token; random weights",
+        read,
+        peers,
+        1.1,
+        error,
+        "the better of CTranslate2 and Hugging Face",
+        (512, "tokens"),
+        compared="logits",
+        gflop=2e-9 * (512 * blocks + 50257 * 768),
+        notes=[f"the same next token: {', '.join(same)}"],
+        absent=absent,
+    )
+
+
 # MiniLM: 256 sentences of mixed length
 
 
@@ -76,52 +129,96 @@ def sentences(count: int = 256, seed: int = 0) -> list[list[int]]:
     return [torch.randint(1000, 30000, (int(n),), generator=generator).tolist() for n in lengths]
 
 
-def minilm() -> ModelCase:
+def _load_minilm() -> tuple[Bert, Any, str]:
+    """Ours, that of transformers, and whether their weights are real."""
     transformers = library("transformers")
     folder = downloads.find("minilm")
     if folder is None:
         torch.manual_seed(0)
         sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
-        peer = transformers.BertModel(transformers.BertConfig(**sizes), attn_implementation="sdpa").eval()
+        peer = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="sdpa")).eval()
         ours = Bert.from_checkpoint(peer.config.to_dict(), peer.state_dict())
     else:
         peer = transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
         ours = Bert.from_pretrained(folder)
-    ours = ours.eval().requires_grad_(False)
+    return ours.eval().requires_grad_(False), peer, "random weights" if folder is None else "real weights"
+
+
+def minilm() -> ModelCase:
+    ours, peer, weights = _load_minilm()
     texts = sentences()
-    tokens = sum(map(len, texts))
-
-    def theirs(size: int) -> Run:
-        def run() -> Tensor:
-            order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-            made = torch.empty(len(texts), 384)
-            with torch.inference_mode():
-                for start in range(0, len(order), size):
-                    batch = order[start : start + size]
-                    longest = max(len(texts[index]) for index in batch)
-                    ids = torch.tensor([texts[i] + [0] * (longest - len(texts[i])) for i in batch])
-                    mask = torch.tensor([[1] * len(texts[i]) + [0] * (longest - len(texts[i])) for i in batch])
-                    hidden = peer(ids, attention_mask=mask).last_hidden_state
-                    mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-                    made[batch] = nn.functional.normalize(mean, dim=-1)
-            return made
-
-        return run
-
+    dim, tokens = ours.config.dim, sum(map(len, texts))
+    theirs = {
+        "transformers sdpa": lambda: hidden_by_transformers(peer),
+        "CTranslate2": lambda: hidden_by_ctranslate2(peer),
+        "onnxruntime": lambda: hidden_by_onnxruntime(peer),
+    }
+    absent: dict[str, str] = {}
+    peers, groups = {}, {}
+    for name, hidden in _build_peers(theirs, absent).items():
+        for size in (8, 32):
+            peers[f"{name}, sorted, by {size}"] = make_encoder(hidden, texts, size, dim)
+            groups[f"{name}, sorted, by {size}"] = name.removesuffix(" sdpa")
     linear = sum(m.weight.numel() for m in ours.blocks.modules() if isinstance(m, nn.Linear))
     linear += sum(block.attention.projections.weight.numel() for block in ours.blocks)
     return ModelCase(
         "MiniLM-L6, 256 sentences",
-        f"{tokens} tokens, {min(map(len, texts))} to {max(map(len, texts))} each; "
-        + ("real weights" if folder is not None else "random weights"),
+        f"{tokens} tokens, {min(map(len, texts))} to {max(map(len, texts))} each; {weights}",
         lambda: ours.embed(texts),
-        {f"transformers sdpa, sorted, by {size}": theirs(size) for size in (8, 32)},
-        1.4,
-        _relative_difference(ours.embed(texts), theirs(32)()),
-        "Hugging Face",
+        peers,
+        {"CTranslate2": 1.15, "transformers": 1.7, "onnxruntime": None},
+        _relative_difference(ours.embed(texts), peers["transformers sdpa, sorted, by 32"]()),
+        "",
         (len(texts), "sentences"),
         gflop=2e-9 * linear * tokens,
+        groups=groups,
+        absent=absent,
     )
+
+
+def minilm_int8() -> ModelCase:
+    """Weights and activations in 8 bits on all sides; each side's error against float32 is a note."""
+    ours, peer, weights = _load_minilm()
+    texts = sentences()
+    dim = ours.config.dim
+    exact = ours.embed(texts)
+    ours.quantize("int8")
+    theirs = {
+        "CTranslate2 int8": lambda: hidden_by_ctranslate2(peer, "int8"),
+        "onnxruntime int8": lambda: hidden_by_onnxruntime(peer, int8=True),
+    }
+    absent: dict[str, str] = {}
+    peers, groups = {}, {}
+    for name, hidden in _build_peers(theirs, absent).items():
+        for size in (8, 32):
+            peers[f"{name}, by {size}"] = make_encoder(hidden, texts, size, dim)
+            groups[f"{name}, by {size}"] = name
+    runs = {"regard": lambda: ours.embed(texts)} | {name: run for name, run in peers.items() if name.endswith("by 32")}
+    errors = {name: float((run() - exact).abs().max()) for name, run in runs.items()}
+    return ModelCase(
+        "MiniLM-L6, 256 sentences, int8",
+        f"weights and activations in 8 bits; {weights}",
+        lambda: ours.embed(texts),
+        peers,
+        {"CTranslate2 int8": None, "onnxruntime int8": None},
+        0.0,
+        "",
+        (len(texts), "sentences"),
+        notes=["largest error of a unit vector's numbers: " + "; ".join(f"{n} {e:.1e}" for n, e in errors.items())],
+        groups=groups,
+        absent=absent,
+    )
+
+
+def _build_peers(makers: Mapping[str, Callable[[], Any]], absent: dict[str, str]) -> dict[str, Any]:
+    """The engines that run here; the others are named with the reason."""
+    built = {}
+    for name, make in makers.items():
+        try:
+            built[name] = make()
+        except Exception as reason:  # an engine of others that fails must not hide the rest
+            absent[name] = f"{type(reason).__name__}: {reason}"
+    return built
 
 
 # Images: ViT-S/16 and DaViT-tiny, forward and one step of training, batch 8
@@ -150,7 +247,7 @@ def _make_vision_case(name: str, make: Callable, architecture: str, gmac: float,
         "224 x 224, float32" + (", AdamW (fused)" if train else ""),
         runs[0],
         {"timm": runs[1]},
-        1.0,
+        1.15 if train else 1.25,
         error,
         "timm",
         (8, "images"),
@@ -182,7 +279,9 @@ def _make_training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Run
 
 CASES: dict[str, Callable[[], ModelCase]] = {
     "GPT-2": gpt2,
+    "GPT-2 prefill": gpt2_prefill,
     "MiniLM": minilm,
+    "MiniLM int8": minilm_int8,
     "ViT-S/16 forward": lambda: _make_vision_case(
         "ViT-S/16", ViT.from_checkpoint, "vit_small_patch16_224", 4.5989, False
     ),

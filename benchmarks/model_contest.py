@@ -21,12 +21,14 @@ class ModelCase:
 
     Attributes:
         ours, peers: what is timed; peers by name.
-        bar: how many times as fast as the fastest peer we want to be.
+        bar: how many times as fast as the fastest peer we want to be; by group where there are several.
         error: the relative difference between our result and the peers'.
         against: what the peers have in common, for the table.
         per_second: a count that one call makes, and its name, for a rate.
         compared: the results that `error` compares.
         gflop: operations of one call.
+        groups: the group of each peer; all of them are `against` if not given.
+        absent: peers that do not run here, and why.
         bytes_each: bytes that each of the counted things has to read, for a bound by the speed of memory.
     """
 
@@ -34,7 +36,7 @@ class ModelCase:
     about: str
     ours: Run
     peers: dict[str, Run]
-    bar: float
+    bar: float | Mapping[str, float | None]
     error: float
     against: str
     per_second: tuple[int, str]
@@ -42,6 +44,8 @@ class ModelCase:
     gflop: float | None = None
     bytes_each: float | None = None
     notes: list[str] = field(default_factory=list)
+    groups: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
 
 
 def run_contests(
@@ -80,7 +84,8 @@ def _race_case(case: ModelCase, args: argparse.Namespace, warm_up: int, reached:
     with Watch() as watch:
         result.timings = race({OURS: case.ours} | case.peers, rounds=args.rounds, seconds=args.seconds, warm_up=warm_up)
     result.load = watch.load
-    result.groups = dict.fromkeys(case.peers, case.against)
+    result.groups = case.groups or dict.fromkeys(case.peers, case.against)
+    result.absent = case.absent
     count, what = case.per_second
     rates = {name: count / timing.seconds for name, timing in result.timings.items()}
     result.notes.append("; ".join(f"{name} {rate:,.1f} {what}/s" for name, rate in rates.items()))
@@ -90,7 +95,14 @@ def _race_case(case: ModelCase, args: argparse.Namespace, warm_up: int, reached:
             f"bound by memory: {bound:.1f} {what}/s; ours reaches {rates[OURS] / bound:.2f} of it, reading "
             "the prompt included"
         )
-    fastest = min(case.peers, key=lambda name: result.timings[name].median)
-    ratio = result.timings[fastest].median / result.timings[OURS].median
-    result.verdicts = [Verdict(case.name, case.against, ratio, case.bar, by=fastest)]
+    bars = case.bar if isinstance(case.bar, Mapping) else {case.against: case.bar}
+    for group, bar in bars.items():
+        peers = [name for name in case.peers if result.groups[name] == group]
+        if not peers:
+            why = next((why for name, why in case.absent.items() if name.startswith(group)), "")
+            result.verdicts.append(Verdict(case.name, group, None, bar, why=why))
+            continue
+        fastest = min(peers, key=lambda name: result.timings[name].median)
+        ratio = result.timings[fastest].median / result.timings[OURS].median
+        result.verdicts.append(Verdict(case.name, group, ratio, bar, by=fastest))
     return result

@@ -8,6 +8,7 @@ printed like any other, with a mark. The exit code says whether every case ran a
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from benchmarks.runner import bind_threads, make_parser
@@ -19,11 +20,11 @@ def main() -> int:
     args = make_parser(__doc__, rounds=5, seconds=10.0, out="out/benchmarks/models.json").parse_args()
     bind_threads()
 
-    from benchmarks.decode_figures import FLOAT32, measure_float32
+    from benchmarks.decode_figures import FIGURES
     from benchmarks.model_cases import CASES
     from benchmarks.model_contest import run_contests
 
-    figures = {FLOAT32: lambda: measure_float32(args)}
+    figures = {name: functools.partial(measure, args) for name, measure in FIGURES.items()}
     return run_contests(CASES, args, most_error=MOST_ERROR, warm_up=1, figures=figures)
 
 

@@ -93,6 +93,15 @@ REGARD_EXPORT int32_t regard_gemv(const void* words) {
 REGARD_EXPORT int32_t regard_gemm(const void* words) {
   return regard::now().gemm(*static_cast<const regard::Gemm*>(words));
 }
+REGARD_EXPORT int32_t regard_pack_weight(const void* words) {
+  return regard::now().pack_weight(*static_cast<const regard::PackWeight*>(words));
+}
+REGARD_EXPORT int32_t regard_channel_attention(const void* words) {
+  return regard::now().channel_attention(*static_cast<const regard::ChannelAttention*>(words));
+}
+REGARD_EXPORT int32_t regard_grid_convolution(const void* words) {
+  return regard::now().grid_convolution(*static_cast<const regard::GridConvolution*>(words));
+}
 REGARD_EXPORT int32_t regard_weight_products(const void* words) {
   return regard::now().weight_products(*static_cast<const regard::WeightProducts*>(words));
 }
@@ -139,7 +148,10 @@ REGARD_EXPORT int32_t regard_fields(int32_t which) {
     case 6: return sizeof(regard::ModelPart) / 8;
     case 7: return sizeof(regard::StepCache) / 8;
     case 8: return sizeof(regard::ModelStep) / 8;
-    case 9: return sizeof(regard::Matmul) / 8;
+    case 9: return sizeof(regard::PackWeight) / 8;
+    case 10: return sizeof(regard::ChannelAttention) / 8;
+    case 11: return sizeof(regard::GridConvolution) / 8;
+    case 12: return sizeof(regard::Matmul) / 8;
     default: return sizeof(regard::Norm) / 8;
   }
 }

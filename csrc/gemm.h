@@ -1,10 +1,11 @@
-// A linear layer for many rows, with the activation fused.
+// A linear layer for many rows, with the activation and the residual connection fused.
 //
-//   output[m][n] = activation(bias[n] + sum_k x[m][k] weight[n][k])
+//   output[m][n] = residual[m][n] + activation(bias[n] + sum_k x[m][k] weight[n][k])
 //
 // x is (row m, channel k), weight (output n, channel k), output (row m, output n). Outputs lie across the lanes. Two
-// vectors of neighbouring outputs are a panel, whose weights are packed channel by channel into memory of the thread;
-// six rows of x, read in place, are multiplied with a panel at a time. All of them stay in caches:
+// vectors of neighbouring outputs are a panel, whose weights are packed channel by channel: into memory of the thread,
+// unless `run_pack` has done it before. Six rows of x, read in place, are multiplied with a panel at a time. All of
+// them stay in caches:
 //
 //   item    some rows, and a group of panels                                           for one thread
 //   chunk   of channels, for which the panels of the group are packed together         second cache
@@ -12,8 +13,9 @@
 //   piece   of the chunk, for which a panel meets the rows of the block                first cache
 //   strip   of six rows                                                                registers
 //
-// Partial sums are kept in the output between pieces. Each goes from the first channel to the last, and the bias is added at
-// the end: the bits of an output depend on its row of x and its row of weights, not on rows, outputs or threads around.
+// Partial sums are kept in the output between pieces, so that the residual is another tensor. Each sum goes from the first
+// channel to the last, and the bias is added at the end: the bits of an output depend on its row of x, its row of
+// weights and its residual, not on rows, outputs or threads around, nor on when the weights were packed.
 #pragma once
 
 #include "activation.h"
@@ -42,8 +44,8 @@ REGARD_INLINE int64_t shares(int64_t count, int64_t most) {
 }
 
 // packed[k - from][n] = weight[first + n][k] for channels from `from` to `to`; zero where there is no such output.
-template <class T>
-void pack_panel(const Gemm& task, int64_t first, int64_t from, int64_t to, T* packed) {
+template <class T, class Task>
+void pack_panel(const Task& task, int64_t first, int64_t from, int64_t to, T* packed) {
   constexpr int L = kLanes<T>, P = kPanel<T>;
   const int64_t count = to - from, left = task.out - first;
   const T* weight = static_cast<const T*>(task.weight) + first * task.weight_row + from;
@@ -137,7 +139,8 @@ void strip(const Gemm& task, const T* panel, int64_t row, int64_t last_row, int6
       sum[r][1] += shift[1];
     }
   }
-  if (whole && !(last && task.activation != kIdentity)) {
+  const bool plain = !(last && (task.activation != kIdentity || task.residual));
+  if (whole && plain) {
 #pragma GCC unroll 6
     for (int r = 0; r < kStrip; ++r) {
       store<T>(output[r], sum[r][0]);
@@ -153,7 +156,14 @@ void strip(const Gemm& task, const T* panel, int64_t row, int64_t last_row, int6
   }
   if (last) activate_all<T>(task.activation, sums, kStrip * 2);
   for (int r = 0; r < kStrip; ++r) {
-    const T* from_here = sums + r * 2 * L;
+    T* from_here = sums + r * 2 * L;
+    if (last && task.residual) {
+      const int64_t m = row + r < last_row ? row + r : last_row - 1;
+      Vec<T> before[2];
+      get<T>(static_cast<const T*>(task.residual) + m * task.residual_row + first, task.out - first, before);
+      store<T>(from_here, before[0] + load<T>(from_here));
+      store<T>(from_here + L, before[1] + load<T>(from_here + L));
+    }
     if (whole) {
       store<T>(output[r], load<T>(from_here));
       store<T>(output[r] + L, load<T>(from_here + L));
@@ -163,23 +173,26 @@ void strip(const Gemm& task, const T* panel, int64_t row, int64_t last_row, int6
   }
 }
 
-// Rows from `row` to `last_row`, panels from `panel` to `last_panel`; `packed` has room for a chunk of these.
+// Rows from `row` to `last_row`, panels from `panel` to `last_panel`. `room` is for a chunk of these, unless the weights
+// are packed already.
 template <class T>
-void part(const Gemm& task, T* packed, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+void part(const Gemm& task, T* room, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
   constexpr int64_t P = kPanel<T>, size = sizeof(T);
   const int64_t in = task.in, chunks = shares(in, kChunkBytes / (P * size));
+  const T* packed = static_cast<const T*>(task.packed);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = in * chunk / chunks, end = in * (chunk + 1) / chunks, count = end - begin;
     const int64_t pieces = shares(count, kPieceBytes / (P * size));
     const int64_t block = (kBlockBytes / ((count + 1) * size) / kStrip + 1) * kStrip;
-    for (int64_t n = panel; n < last_panel; ++n)
-      pack_panel<T>(task, n * P, begin, end, packed + (n - panel) * count * P);
+    if (!packed)
+      for (int64_t n = panel; n < last_panel; ++n)
+        pack_panel<T>(task, n * P, begin, end, room + (n - panel) * count * P);
     for (int64_t start = row; start < last_row; start += block) {
       const int64_t stop = start + block < last_row ? start + block : last_row;
       for (int64_t n = panel; n < last_panel; ++n)
         for (int64_t piece = 0; piece < pieces; ++piece) {
           const int64_t from = count * piece / pieces, to = count * (piece + 1) / pieces;
-          const T* weights = packed + ((n - panel) * count + from) * P;
+          const T* weights = packed ? packed + (n * in + begin + from) * P : room + ((n - panel) * count + from) * P;
           for (int64_t m = start; m < stop; m += kStrip)
             strip<T>(task, weights, m, stop, n * P, begin + from, begin + to);
         }
@@ -187,7 +200,7 @@ void part(const Gemm& task, T* packed, int64_t row, int64_t last_row, int64_t pa
   }
 }
 
-}  // namespace many
+}  // namespace gemm
 
 template <class T>
 int32_t run_gemm(const Gemm& task) {
@@ -211,15 +224,27 @@ int32_t run_gemm(const Gemm& task) {
     const int64_t group = item % groups, slice = item / groups;
     const int64_t first = panels * group / groups, last = panels * (group + 1) / groups;
     const int64_t row = strips * slice / parts * gemm::kStrip, end = strips * (slice + 1) / parts * gemm::kStrip;
-    T* packed = static_cast<T*>(scratch((last - first) * chunk * P * size));
-    if (!packed) {
+    T* room = task.packed ? nullptr : static_cast<T*>(scratch((last - first) * chunk * P * size));
+    if (!room && !task.packed) {
       __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
       return;
     }
-    gemm::part<T>(task, packed, row, end < task.rows ? end : task.rows, first, last);
+    gemm::part<T>(task, room, row, end < task.rows ? end : task.rows, first, last);
   };
   parallel(threads, groups * parts, work);
   return failed ? kNoMemory : kOk;
+}
+
+// packed[panel][k][n]: all panels of a weight, one after the other, the last one filled up with zeros.
+template <class T>
+int32_t run_pack(const PackWeight& task) {
+  constexpr int64_t P = gemm::kPanel<T>;
+  const int64_t panels = (task.out + P - 1) / P;
+  auto work = [&](int64_t n) {
+    gemm::pack_panel<T>(task, n * P, 0, task.in, static_cast<T*>(task.packed) + n * task.in * P);
+  };
+  parallel(task.in * task.out < 1 << 16 ? 1 : task.threads, panels, work);
+  return kOk;
 }
 
 }  // namespace REGARD_ISA

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "grid_tasks.h"
 #include "matmul_task.h"
 #include "model_program.h"
 #include "weights.h"
@@ -121,9 +122,21 @@ struct LinearLayer {
 
 enum Activation : int64_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4 };
 
-// The same with an activation: output[m][n] = activation(bias[n] + sum_k x[m][k] weight[n][k]).
+// The same with an activation and a residual: output[m][n] = residual[m][n] + activation(bias[n] + sum_k x[m][k] weight[n][k]).
 struct Gemm : LinearLayer {
   Activation activation;
+  const void* residual;  // (rows, out), not the output itself; or null
+  int64_t residual_row;
+  const void* packed;  // the weight as `pack_weight` has written it, or null
+};
+
+// A weight is laid out for `gemm` once: panels of two vectors of outputs, channel by channel.
+struct PackWeight {
+  DType dtype;  // kFloat32 or kFloat64
+  int64_t threads, in, out;
+  const void* weight;  // (out, in)
+  int64_t weight_row;
+  void* packed;  // (panel, in, outputs of a panel)
 };
 
 // One set of kernels, compiled for one instruction set.
@@ -137,6 +150,9 @@ struct Kernels {
   int32_t (*linear_attention_backward)(const LinearAttention&);
   int32_t (*gemv)(const LinearLayer&);
   int32_t (*gemm)(const Gemm&);
+  int32_t (*pack_weight)(const PackWeight&);
+  int32_t (*channel_attention)(const ChannelAttention&);
+  int32_t (*grid_convolution)(const GridConvolution&);
   int32_t (*weight_products)(const WeightProducts&);
   int32_t (*model_step)(const ModelStep&);
   int32_t (*matmul)(const Matmul&);

@@ -1,5 +1,6 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with REGARD_ISA and REGARD_BYTES set.
 #include "backward.h"
+#include "channel_attention.h"
 #include "decode.h"
 #include "gemv.h"
 #include "forward.h"
@@ -8,6 +9,7 @@
 #include "norm.h"
 #include "gemm.h"
 #include "greedy.h"
+#include "grid_convolution.h"
 #include "model_step.h"
 #include "peak.h"
 #include "weight_products.h"
@@ -44,6 +46,15 @@ int32_t norm_backward_any(const Norm& task) {
 
 int32_t gemm_any(const Gemm& task) { return is_double(task.dtype) ? run_gemm<double>(task) : run_gemm<float>(task); }
 
+int32_t pack_any(const PackWeight& task) { return is_double(task.dtype) ? run_pack<double>(task) : run_pack<float>(task); }
+
+int32_t channel_attention_any(const ChannelAttention& task) {
+  return is_double(task.dtype) ? run_channel_attention<double>(task) : run_channel_attention<float>(task);
+}
+int32_t grid_convolution_any(const GridConvolution& task) {
+  return is_double(task.dtype) ? run_grid_convolution<double>(task) : run_grid_convolution<float>(task);
+}
+
 template <class T>
 void exp2_all(const T* from, T* to, int64_t count) {
   for (int64_t n = 0; n < count; n += kLanes<T>) {
@@ -70,7 +81,9 @@ void exp2_any(DType dtype, const void* from, void* to, int64_t count) {
 extern const Kernels kernels;
 const Kernels kernels = {
     REGARD_TEXT(REGARD_ISA), kLanes<float>, attention, attention_backward, decode, linear_attention, linear_attention_backward,
-    gemv_any,                gemm_any,      run_weight_products, run_model_step, matmul_any, norm_any, norm_backward_any, run_greedy, exp2_any, measure_peak,
+    gemv_any,                gemm_any,      pack_any, channel_attention_any,
+    grid_convolution_any, run_weight_products, run_model_step, matmul_any, norm_any, norm_backward_any,
+    run_greedy, exp2_any, measure_peak,
 };
 
 }  // namespace REGARD_ISA

@@ -23,7 +23,9 @@ struct ModelPart {
   PartKind kind;
   StepNorm norm;        // before the part
   int64_t from_normed;  // whether the residual connection begins after the norm
-  PackedMatrix first;   // (q | k | v), q, or the hidden channels; gate above up where `gated`
+  // (q | k | v), q, or the hidden channels, gate above up where `gated`: rows in up to three formats, for files of llama.cpp
+  // store them as matrices of their own. The last ones may have no rows.
+  PackedMatrix first[3];
   const float* first_bias;
   PackedMatrix second;
   const float* second_bias;
@@ -63,7 +65,7 @@ struct ModelStep {
   const float *cosine, *sine;  // (row, rotary / 2) of the new tokens' positions
   int64_t rotation_row;        // stride of rows, 0 where all have the same position
   const float* x;              // (row, dim): embeddings and positions of the new tokens, or null:
-  PackedMatrix embedding;      // then x = embedding_scale embedding[token] + position_table[position]; kWeightFloat32
+  PackedMatrix embedding;      // then x = embedding_scale embedding[token] + position_table[position]
   double embedding_scale;
   const float* position_table;  // or null
   const int64_t *tokens, *positions;  // (row)

@@ -92,6 +92,41 @@ inline void activate_some(Activation activation, float* numbers, int64_t count) 
   for (int64_t n = 0; n < rest; ++n) numbers[whole * kAtOnce + n] = some[n];
 }
 
+// Matrices that stand one below the other and are one matrix to everything around them.
+struct Stack {
+  const PackedMatrix* matrices;
+  int64_t count, rows = 0, cols;
+
+  explicit Stack(const PackedMatrix& one) : matrices(&one), count(1), rows(one.rows), cols(one.cols) {}
+  explicit Stack(const PackedMatrix (&some)[3]) : matrices(some), count(3), cols(some[0].cols) {
+    for (const PackedMatrix& one : some) rows += one.rows;
+  }
+
+  bool known() const {
+    for (int64_t n = 0; n < count; ++n)
+      if (matrices[n].rows && !weights::knows(matrices[n])) return false;
+    return true;
+  }
+
+  // The matrix whose format needs activations to be prepared, or null; all such formats prepare them alike.
+  const PackedMatrix* prepared_for(int64_t x_rows) const {
+    for (int64_t n = 0; n < count; ++n)
+      if (matrices[n].rows && weights::prepared_bytes(matrices[n], x_rows)) return &matrices[n];
+    return nullptr;
+  }
+
+  void products(const float* x, const void* ready, int64_t x_rows, const float* bias, int64_t first, int64_t last, float* output,
+                int64_t output_row) const {
+    int64_t start = 0;
+    for (int64_t n = 0; n < count; start += matrices[n].rows, ++n) {
+      const int64_t stop = start + matrices[n].rows, from = first > start ? first : start, to = last < stop ? last : stop;
+      if (from < to)
+        weights::products(matrices[n], x, cols, ready, x_rows, bias ? bias + start : nullptr, from - start, to - start,
+                          output + start, output_row);
+    }
+  }
+};
+
 // x of the new tokens, as it is given or from the tables.
 inline void embed(const ModelStep& step, float* x) {
   if (step.x) {
@@ -100,10 +135,10 @@ inline void embed(const ModelStep& step, float* x) {
   }
   const float scale = static_cast<float>(step.embedding_scale);
   for (int64_t row = 0; row < step.rows; ++row) {
-    const auto* from = reinterpret_cast<const float*>(static_cast<const char*>(step.embedding.data) +
-                                                      step.tokens[row] * step.embedding.stride);
+    float* to = x + row * step.dim;
+    quantized::read_row(step.embedding, step.tokens[row], to);
     const float* added = step.position_table ? step.position_table + step.positions[row] * step.dim : nullptr;
-    for (int64_t n = 0; n < step.dim; ++n) x[row * step.dim + n] = from[n] * scale + (added ? added[n] : 0.0f);
+    for (int64_t n = 0; n < step.dim; ++n) to[n] = to[n] * scale + (added ? added[n] : 0.0f);
   }
 }
 
@@ -115,8 +150,9 @@ struct Sizes {
     auto most = [](int64_t& size, int64_t other) { size = other > size ? other : size; };
     for (int64_t n = 0; n < step.part_count; ++n) {
       const ModelPart& part = step.parts[n];
-      most(first, part.first.rows);
-      most(prepared, weights::prepared_bytes(part.first, step.rows));
+      const Stack stack(part.first);
+      most(first, stack.rows);
+      if (const PackedMatrix* read = stack.prepared_for(step.rows)) most(prepared, weights::prepared_bytes(*read, step.rows));
       most(prepared, weights::prepared_bytes(part.second, step.rows));
       if (part.kind == kFeedForward) continue;
       const StepCache& cache = step.caches[part.cache];
@@ -164,8 +200,8 @@ class Worker {
         feed_forward(part);
       else
         attention(part);
-      const PackedMatrix& next = n + 1 < step_.part_count ? step_.parts[n + 1].first : step_.output;
-      meet(next, n + 1 < step_.part_count && step_.parts[n + 1].gated ? 2 : 1);
+      const bool last = n + 1 == step_.part_count;
+      meet(last ? Stack(step_.output) : Stack(step_.parts[n + 1].first), !last && step_.parts[n + 1].gated ? 2 : 1);
     }
     finish();
   }
@@ -177,13 +213,14 @@ class Worker {
   float* x(int64_t row) { return x_ + row * step_.dim; }
 
   // Waits for all threads, and prefetches the first weights of the next product meanwhile.
-  void meet(const PackedMatrix& next, int64_t shares) {
+  void meet(const Stack& next, int64_t shares) {
     int64_t most = 0;
     const char* ahead = nullptr;
     if (next.rows) {
       const int64_t units = (next.rows / shares + kUnit - 1) / kUnit, own = units / 2 / team_.threads;
-      most = own * kUnit * next.stride < kAheadMost ? own * kUnit * next.stride : kAheadMost;
-      ahead = static_cast<const char*>(next.data) + thread_ * own * kUnit * next.stride;
+      const int64_t share = own * kUnit * next.matrices->stride;
+      most = share < kAheadMost ? share : kAheadMost;
+      ahead = static_cast<const char*>(next.matrices->data) + thread_ * share;
     }
     const int64_t turn = team_.arrive();
     if (turn < 0) return;
@@ -214,59 +251,61 @@ class Worker {
 
   // Calls then(first, last) after each share of output[m][n] = bias[n] + x[m] . matrix[n], over `rows` rows of the matrix.
   template <class Then>
-  void multiply(const PackedMatrix& matrix, const float* bias, const float* x, float* output, Then then) {
+  void multiply(const Stack& matrix, const float* bias, const float* x, float* output, Then then) {
     void* ready = prepare(matrix, x);
     share((matrix.rows + kUnit - 1) / kUnit, [&](int64_t first, int64_t last) {
       first *= kUnit, last = last * kUnit < matrix.rows ? last * kUnit : matrix.rows;
-      weights::products(matrix, x, matrix.cols, ready, step_.rows, bias, first, last, output, matrix.rows);
+      matrix.products(x, ready, step_.rows, bias, first, last, output, matrix.rows);
       then(first, last);
     });
   }
 
-  void* prepare(const PackedMatrix& matrix, const float* x) {
-    if (!weights::prepared_bytes(matrix, step_.rows)) return nullptr;
-    weights::prepare(matrix, x, matrix.cols, step_.rows, prepared_);
+  void* prepare(const Stack& matrix, const float* x) {
+    const PackedMatrix* read = matrix.prepared_for(step_.rows);
+    if (!read) return nullptr;
+    weights::prepare(*read, x, matrix.cols, step_.rows, prepared_);
     return prepared_;
   }
 
   // The second matrix of a part, added to where the residual connection begins.
   void add(const ModelPart& part, const float* from) {
     const float* base = part.from_normed ? normed_ : x_;
-    multiply(part.second, part.second_bias, from, delta_, [&](int64_t first, int64_t last) {
+    multiply(Stack(part.second), part.second_bias, from, delta_, [&](int64_t first, int64_t last) {
       for (int64_t row = 0; row < step_.rows; ++row)
         for (int64_t n = first; n < last; ++n) x(row)[n] = base[row * step_.dim + n] + delta_[row * step_.dim + n];
     });
   }
 
   void feed_forward(const ModelPart& part) {
-    const int64_t hidden = part.second.cols, wide = part.first.rows;
+    const Stack stack(part.first);
+    const int64_t hidden = part.second.cols, wide = stack.rows;
     const Activation activation = static_cast<Activation>(part.activation);
     if (!part.gated) {
-      multiply(part.first, part.first_bias, normed_, first_, [&](int64_t first, int64_t last) {
+      multiply(stack, part.first_bias, normed_, first_, [&](int64_t first, int64_t last) {
         for (int64_t row = 0; row < step_.rows; ++row) activate_some(activation, first_ + row * wide + first, last - first);
       });
     } else {
       // Gate and up lie in one matrix, one below the other; the products of a row become its first half.
-      void* ready = prepare(part.first, normed_);
+      void* ready = prepare(stack, normed_);
       float* made = first_ + step_.rows * hidden;
       share((hidden + kUnit - 1) / kUnit, [&](int64_t first, int64_t last) {
         first *= kUnit, last = last * kUnit < hidden ? last * kUnit : hidden;
         for (int64_t half = 0; half < 2; ++half)
-          weights::products(part.first, normed_, part.first.cols, ready, step_.rows, part.first_bias,
-                            first + half * hidden, last + half * hidden, half ? made - hidden : first_, hidden);
+          stack.products(normed_, ready, step_.rows, part.first_bias, first + half * hidden, last + half * hidden,
+                         half ? made - hidden : first_, hidden);
         for (int64_t row = 0; row < step_.rows; ++row) {
           activate_some(activation, first_ + row * hidden + first, last - first);
           for (int64_t n = first; n < last; ++n) first_[row * hidden + n] *= made[row * hidden + n];
         }
       });
     }
-    meet(part.second, 1);
+    meet(Stack(part.second), 1);
     add(part, first_);
   }
 
   void attention(const ModelPart& part) {
-    multiply(part.first, part.first_bias, normed_, first_, [](int64_t, int64_t) {});
-    meet(PackedMatrix{}, 1);
+    multiply(Stack(part.first), part.first_bias, normed_, first_, [](int64_t, int64_t) {});
+    meet(Stack(PackedMatrix{}), 1);
     const StepCache& cache = step_.caches[part.cache];
     int64_t pieces = 1;
     for (int64_t row = 0; row < step_.rows; ++row) {
@@ -279,7 +318,7 @@ class Worker {
         attend(part, cache, item / pieces / part.kv_heads, item / pieces % part.kv_heads, item % pieces,
                partials_ + item * group * size, size);
     });
-    meet(part.second, 1);
+    meet(Stack(part.second), 1);
     merge(part, cache, pieces, size);
     add(part, merged_);
   }
@@ -290,7 +329,7 @@ class Worker {
               int64_t size) {
     const int64_t seen = cache.first(row, part.window), length = cache.last(row) - seen, from = piece * kKeys;
     if (from >= length && piece) return;
-    const int64_t group = part.heads / part.kv_heads, wide = part.first.rows;
+    const int64_t group = part.heads / part.kv_heads, wide = Stack(part.first).rows;
     const int64_t keys = length - from < kKeys ? length - from : kKeys;
     const float *made = first_ + row * wide, *cosine = step_.cosine + row * step_.rotation_row,
                 *sine = step_.sine + row * step_.rotation_row;
@@ -342,7 +381,7 @@ class Worker {
     }
     if (bad != 0) finite_ = false;
     if (thread_ == 0 && step_.hidden) std::memcpy(step_.hidden, normed_, step_.rows * step_.dim * sizeof(float));
-    if (step_.output.rows) multiply(step_.output, nullptr, normed_, step_.logits, [](int64_t, int64_t) {});
+    if (step_.output.rows) multiply(Stack(step_.output), nullptr, normed_, step_.logits, [](int64_t, int64_t) {});
   }
 
   const ModelStep& step_;
@@ -362,13 +401,15 @@ inline int32_t run_model_step(const ModelStep& step) {
   using namespace model_step;
   if (step.rows <= 0) return kOk;
   for (int64_t n = 0; n < step.part_count; ++n)
-    if (!weights::knows(step.parts[n].first) || !weights::knows(step.parts[n].second)) return kNoFormat;
+    if (!Stack(step.parts[n].first).known() || !weights::knows(step.parts[n].second)) return kNoFormat;
   if (step.output.rows && !weights::knows(step.output)) return kNoFormat;
+  if (!step.x && !weights::knows(step.embedding)) return kNoFormat;
   const Sizes sizes(step);
   // A thread is used only for work that takes longer than the meetings of the threads.
   double numbers = 0;
   for (int64_t n = 0; n < step.part_count; ++n)
-    numbers += static_cast<double>(step.parts[n].first.rows * step.parts[n].first.cols + step.parts[n].second.rows * step.parts[n].second.cols);
+    numbers += static_cast<double>(Stack(step.parts[n].first).rows * step.parts[n].first[0].cols +
+                                   step.parts[n].second.rows * step.parts[n].second.cols);
   const double worth = (numbers + static_cast<double>(step.output.rows * step.output.cols)) * static_cast<double>(step.rows) / 3e5;
   const int64_t threads = worth < static_cast<double>(step.threads) ? static_cast<int64_t>(worth) + 1 : step.threads;
   const int64_t shared = Worker::shared_bytes(step, sizes), own = Worker::own_bytes(step, sizes);

@@ -90,6 +90,39 @@ inline void prepare_row(const float* x, int64_t cols, char* to) {
   }
 }
 
+// Row n of a matrix in float32, as a table of embeddings is read.
+template <Format kFormat>
+void read_blocks(const uint8_t* row, int64_t cols, float* to) {
+  typedef Layout<kFormat> F;
+  for (int64_t group = 0; group * kGroup < cols; ++group) {
+    uint8_t q[kGroup];
+    const Bytes bytes = F::bytes(row, group);
+    std::memcpy(q, &bytes, kGroup);
+    float scale, minimum;
+    int step[2];
+    scales<kFormat>(row, group, scale, minimum, step);
+    const int64_t count = cols - group * kGroup < kGroup ? cols - group * kGroup : kGroup;
+    for (int64_t k = 0; k < count; ++k) {
+      const int whole = F::kSigned ? static_cast<int8_t>(q[k]) : q[k] - F::kOffset;
+      to[group * kGroup + k] = scale * static_cast<float>(whole * step[k / 16]) + minimum;
+    }
+  }
+}
+
+inline void read_row(const PackedMatrix& matrix, int64_t n, float* to) {
+  const char* row = static_cast<const char*>(matrix.data) + n * matrix.stride;
+  const auto* blocks = reinterpret_cast<const uint8_t*>(row);
+  switch (matrix.format) {
+    case kWeightQ8_0: return read_blocks<kWeightQ8_0>(blocks, matrix.cols, to);
+    case kWeightQ4_0: return read_blocks<kWeightQ4_0>(blocks, matrix.cols, to);
+    case kWeightQ4_1: return read_blocks<kWeightQ4_1>(blocks, matrix.cols, to);
+    case kWeightQ4_K: return read_blocks<kWeightQ4_K>(blocks, matrix.cols, to);
+    case kWeightQ6_K: return read_blocks<kWeightQ6_K>(blocks, matrix.cols, to);
+    case kWeightBFloat16: return convert<float>(row, DType::kBFloat16, matrix.cols, to);
+    default: std::memcpy(to, row, matrix.cols * sizeof(float));
+  }
+}
+
 // The sum of the lanes of vector `order[n]`, in lane n.
 constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 REGARD_INLINE Sums add_lanes(Sums (&some)[8]) {

@@ -10,6 +10,7 @@
 #include "plan.h"
 #include "scalar_decode.h"
 #include "scalar_dropout.h"
+#include "scalar_grid.h"
 #include "scalar_linear_layer.h"
 #include "scalar_linear_attention.h"
 #include "scalar_matmul.h"
@@ -200,7 +201,7 @@ double no_peak(int64_t, double) { return 0; }
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, weight_products, model_step, matmul, norm, norm_backward, greedy, exp2_any, no_peak,
+    "scalar", 4, attention, attention_backward, decode, linear_attention, linear_attention_backward, gemv, gemm, pack_weight, channel_attention, grid_convolution, weight_products, model_step, matmul, norm, norm_backward, greedy, exp2_any, no_peak,
 };
 
 }  // namespace scalar

@@ -18,24 +18,49 @@ inline double activate(Activation activation, double x) {
   }
 }
 
+// Outputs of a panel of packed weights: two vectors of 16 bytes.
 template <class T>
-int32_t linear_layer(const LinearLayer& task, Activation activation) {
+constexpr int64_t kPacked = 32 / sizeof(T);
+
+template <class T>
+int32_t pack_weight(const PackWeight& task) {
+  for (int64_t n = 0; n < (task.out + kPacked<T> - 1) / kPacked<T> * kPacked<T>; ++n)
+    for (int64_t k = 0; k < task.in; ++k)
+      static_cast<T*>(task.packed)[(n / kPacked<T> * task.in + k) * kPacked<T> + n % kPacked<T>] =
+          n < task.out ? static_cast<const T*>(task.weight)[n * task.weight_row + k] : T(0);
+  return kOk;
+}
+inline int32_t pack_weight(const PackWeight& task) {
+  return task.dtype == DType::kFloat64 ? pack_weight<double>(task) : pack_weight<float>(task);
+}
+
+template <class T>
+int32_t linear_layer(const LinearLayer& task, Activation activation, const T* residual, int64_t residual_row,
+                     const T* packed) {
   for (int64_t m = 0; m < task.rows; ++m)
     for (int64_t n = 0; n < task.out; ++n) {
       const T* x = static_cast<const T*>(task.x) + m * task.x_row;
       const T* weight = static_cast<const T*>(task.weight) + n * task.weight_row;
       double sum = task.bias ? static_cast<const T*>(task.bias)[n] : 0.0;
-      for (int64_t k = 0; k < task.in; ++k) sum += static_cast<double>(x[k]) * weight[k];
-      static_cast<T*>(task.output)[m * task.out + n] = static_cast<T>(activate(activation, sum));
+      for (int64_t k = 0; k < task.in; ++k)
+        sum += static_cast<double>(x[k]) *
+               (packed ? packed[(n / kPacked<T> * task.in + k) * kPacked<T> + n % kPacked<T>] : weight[k]);
+      const double made = activate(activation, sum) + (residual ? residual[m * residual_row + n] : 0.0);
+      static_cast<T*>(task.output)[m * task.out + n] = static_cast<T>(made);
     }
   return kOk;
 }
 
-inline int32_t linear_layer(const LinearLayer& task, Activation activation) {
-  return task.dtype == DType::kFloat64 ? linear_layer<double>(task, activation) : linear_layer<float>(task, activation);
+inline int32_t gemv(const LinearLayer& task) {
+  return task.dtype == DType::kFloat64 ? linear_layer<double>(task, kIdentity, nullptr, 0, nullptr)
+                                       : linear_layer<float>(task, kIdentity, nullptr, 0, nullptr);
 }
-inline int32_t gemv(const LinearLayer& task) { return linear_layer(task, kIdentity); }
-inline int32_t gemm(const Gemm& task) { return linear_layer(task, task.activation); }
+template <class T>
+int32_t gemm(const Gemm& task) {
+  return linear_layer<T>(task, task.activation, static_cast<const T*>(task.residual), task.residual_row,
+                         static_cast<const T*>(task.packed));
+}
+inline int32_t gemm(const Gemm& task) { return task.dtype == DType::kFloat64 ? gemm<double>(task) : gemm<float>(task); }
 
 }  // namespace scalar
 }  // namespace regard

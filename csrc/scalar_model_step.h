@@ -39,6 +39,22 @@ inline Numbers multiply(const PackedMatrix& matrix, const float* bias, const Num
   return made;
 }
 
+// Matrices that stand one below the other.
+inline Numbers multiply(const PackedMatrix (&stack)[3], const float* bias, const Numbers& x) {
+  Numbers made;
+  for (const PackedMatrix& matrix : stack) {
+    const Numbers one = multiply(matrix, bias ? bias + made.size() : nullptr, x);
+    made.insert(made.end(), one.begin(), one.end());
+  }
+  return made;
+}
+
+inline bool knows(const PackedMatrix (&stack)[3]) {
+  for (const PackedMatrix& matrix : stack)
+    if (matrix.rows && !knows(matrix)) return false;
+  return true;
+}
+
 // Channels [from, from + dim) of one head, turned by its position.
 inline Numbers rotate(const ModelPart& part, const float* cosine, const float* sine, const Numbers& x, int64_t from) {
   Numbers made(x.begin() + from, x.begin() + from + part.dim);
@@ -108,6 +124,7 @@ inline int32_t model_step(const ModelStep& step) {
   for (int64_t n = 0; n < step.part_count; ++n)
     if (!knows(step.parts[n].first) || !knows(step.parts[n].second)) return kNoFormat;
   if (step.output.rows && !knows(step.output)) return kNoFormat;
+  if (!step.x && !knows(step.embedding)) return kNoFormat;
   bool finite = true;
   for (int64_t row = 0; row < step.rows; ++row) {
     Numbers x(step.dim);

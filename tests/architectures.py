@@ -24,7 +24,7 @@ from regard.adapters.huggingface_tiny import MORE, SIZES, _randomize, quiet
 
 ROWS, TOKENS, PADDED = 2, 11, 4
 BOUND, LOW_BOUND = 1e-10, 1e-6  # of float64, and of models whose eager attention computes a part in float32
-MOST_PARAMETERS = 30_000_000
+MOST_PARAMETERS, MOST_BY_DEFAULT = 30_000_000, 8_000_000  # with tiny sizes, and with default sizes but for the depth
 EXTRA = {"num_channels": 3, "attention_chunk_size": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
 EXTRA |= {"topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
 EXTRA |= {"v_head_dim": 8, "moe_intermediate_size": 24, "vocab_size_per_layer_input": 89, "audio_vocab_size": 64}
@@ -36,6 +36,16 @@ LOCAL_MORE: dict[str, dict[str, Any]] = {
     "T5": {"decoder_start_token_id": 0},
     "MT5": {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
 }
+
+
+# Sizes that are tried in turn where those above make no model that runs: layers for every kind of a hybrid, as many key
+# heads as heads, the default sizes of everything but the depth.
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_hidden_layers": 4},
+    {"num_key_value_heads": 4, "head_dim": None},
+    {"only": ("vocab_size", "num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "depth")},
+)
 
 
 @dataclass
@@ -79,29 +89,43 @@ def check_architecture(model_type: str, class_name: str) -> Outcome:
     with warnings.catch_warnings(), quiet(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         importlib.import_module("regard.integrations.transformers")
-        try:
-            eager = make_model(class_name)
-            calls = _make_calls(eager)
-            if not all(bool(torch.isfinite(_run(eager, call)[0]).all()) for call in calls.values()):
-                eager.set_attn_implementation("sdpa")
-                outcome.checks.append("against sdpa: eager attention gives NaN")
-                if not all(bool(torch.isfinite(_run(eager, call)[0]).all()) for call in calls.values()):
-                    raise ValueError("eager attention and sdpa give NaN")
-        except Exception as failure:
-            outcome.reason = _describe(failure)
+        for variant in VARIANTS:
+            try:
+                eager = make_model(class_name, variant)
+                calls = _make_calls(eager)
+                _check_that_it_runs(outcome, eager, calls)
+                break
+            except Exception as failure:
+                outcome.reason = outcome.reason or _describe(failure)
+        else:
             return outcome
         try:
-            _compare(outcome, eager, calls)
+            _compare(outcome, eager, calls, variant)
         except Exception as failure:
             outcome.status, outcome.reason = "refused", _describe(failure)
     return outcome
 
 
-def _compare(outcome: Outcome, eager: Any, calls: dict[str, Any]) -> None:
+def _check_that_it_runs(outcome: Outcome, eager: Any, calls: dict[str, Any]) -> None:
+    """Raises where the model does not run, or gives NaN; calls that pool the tokens lose those with padding before."""
+    for name, call in list(calls.items()):
+        try:
+            finite = bool(torch.isfinite(_run(eager, call)[0]).all())
+        except PooledOutput:
+            del calls[name]
+            continue
+        if not finite:
+            eager.set_attn_implementation("sdpa")
+            outcome.checks.append("against sdpa: eager attention gives NaN")
+            if not bool(torch.isfinite(_run(eager, call)[0]).all()):
+                raise ValueError("eager attention and sdpa give NaN")
+
+
+def _compare(outcome: Outcome, eager: Any, calls: dict[str, Any], variant: dict[str, Any]) -> None:
     try:
         ours = copy.deepcopy(eager)
     except RuntimeError:  # a model that keeps states of its last call
-        ours = make_model(outcome.class_name)
+        ours = make_model(outcome.class_name, variant)
     ours.set_attn_implementation("regard")
     with count_calls() as count:
         _run(ours, next(iter(calls.values())))
@@ -128,15 +152,15 @@ def _compare(outcome: Outcome, eager: Any, calls: dict[str, Any]) -> None:
 # Models
 
 
-def make_model(class_name: str) -> Any:
+def make_model(class_name: str, variant: dict[str, Any] | None = None) -> Any:
     """A tiny random model in float64, in eval mode, with eager attention."""
     library: Any = importlib.import_module("transformers")
     kind = getattr(library, class_name)
     torch.manual_seed(0)
-    config = make_config(kind.config_class, class_name)
+    config = make_config(kind.config_class, class_name, variant or {})
     with torch.device("meta"):
         parameters = sum(p.numel() for p in kind._from_config(copy.deepcopy(config)).parameters())
-    if parameters > MOST_PARAMETERS:
+    if parameters > (MOST_BY_DEFAULT if "only" in (variant or {}) else MOST_PARAMETERS):
         raise ValueError(f"its tiny configuration has {parameters:,} parameters")
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation="eager")
@@ -150,7 +174,7 @@ def make_model(class_name: str) -> Any:
     return model.double().eval()
 
 
-def make_config(config_class: Any, class_name: str) -> Any:
+def make_config(config_class: Any, class_name: str, variant: dict[str, Any]) -> Any:
     """A tiny configuration; those inside it are tiny too."""
     try:
         default = config_class()
@@ -165,16 +189,24 @@ def make_config(config_class: Any, class_name: str) -> Any:
     for table in (MORE, LOCAL_MORE):
         start = max((s for s in table if class_name.startswith(s)), key=len, default="")
         sizes |= table.get(start, {})
+    sizes |= {name: size for name, size in variant.items() if name in known}
+    if "only" in variant:
+        sizes = {name: size for name, size in sizes.items() if name in variant["only"]}
     for name, inner in getattr(config_class, "sub_configs", {}).items():
         if default is not None and isinstance(getattr(default, name, None), nn.Module | None.__class__):
             continue
         inner_class = type(getattr(default, name)) if default is not None else inner
-        sizes[name] = make_config(inner_class, inner_class.__name__)
+        sizes[name] = make_config(inner_class, inner_class.__name__, variant)
     sizes = {name: value for name, value in sizes.items() if value is not None}
     if class_name.endswith(("ForCausalLM", "LMHeadModel")) and "is_decoder" in known:
         sizes.setdefault("is_decoder", True)
     config = config_class(**sizes)
     config.use_cache = True
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and "mrope_section" in rope and "only" not in variant:
+        half = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        half = int(half * rope.get("partial_rotary_factor", 1)) // 2
+        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
     return config
 
 
@@ -184,6 +216,10 @@ def _fits(value: Any, size: Any) -> bool:
 
 
 # Calls
+
+
+class PooledOutput(ValueError):
+    """The output has no axis of tokens, so that it does not show which of them are padding."""
 
 
 def _make_calls(model: Any) -> dict[str, tuple[dict[str, Tensor], Tensor | None]]:
@@ -211,6 +247,8 @@ def _make_calls(model: Any) -> dict[str, tuple[dict[str, Tensor], Tensor | None]
                 counted = whole if "decoder_input_ids" in inputs else mask.bool()
                 calls[f"padding on the {side}"] = ({**inputs, "attention_mask": mask}, counted)
         return calls
+    if "grid_thw" in names:
+        return {"no padding": (_make_patches(config, names, random), None)}
     if main in ("pixel_values", "pixel_values_videos"):
         return {"no padding": ({main: _make_images(config, random)}, None)}
     if main in ("input_features",):
@@ -227,6 +265,16 @@ def _make_calls(model: Any) -> dict[str, tuple[dict[str, Tensor], Tensor | None]
     return {"no padding": (inputs, None)}
 
 
+def _make_patches(config: Any, names: set[str], random: torch.Generator) -> dict[str, Tensor]:
+    """Two images of unequal size as one row of patches, as the vision encoders of Qwen2-VL take them."""
+    merge = getattr(config, "spatial_merge_size", 2)
+    grid = torch.tensor([[1, 2 * merge, 2 * merge], [1, merge, 2 * merge]])
+    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    size = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    patches = torch.randn(int(grid.prod(-1).sum()), size, generator=random, dtype=torch.float64)
+    return {("pixel_values" if "pixel_values" in names else "hidden_states"): patches, "grid_thw": grid}
+
+
 def _needs_pixels(model: Any, inputs: dict) -> bool:
     try:
         with torch.no_grad():
@@ -241,7 +289,8 @@ def _make_images(config: Any, random: torch.Generator) -> Tensor:
     size = getattr(vision, "image_size", 32) or 32
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
-    return torch.randn(ROWS, channels, height, width, generator=random, dtype=torch.float64)
+    frames = [config.num_frames] if hasattr(config, "num_frames") else []
+    return torch.randn(ROWS, *frames, channels, height, width, generator=random, dtype=torch.float64)
 
 
 def _run(model: Any, call: tuple[dict[str, Tensor], Tensor | None]) -> tuple[Tensor, list[Tensor | None]]:
@@ -252,8 +301,8 @@ def _run(model: Any, call: tuple[dict[str, Tensor], Tensor | None]) -> tuple[Ten
         output = _first_tensor(model(**inputs))
         if counted is not None and output.shape[: counted.ndim] == counted.shape:
             output = output[counted]
-        elif counted is not None and not bool(counted.all()):
-            raise ValueError(f"an output of shape {tuple(output.shape)} does not show which tokens are padding")
+        elif counted is not None and not bool(counted[:, 0].all()):
+            raise PooledOutput(f"an output of shape {tuple(output.shape)} does not show which tokens are padding")
         model.zero_grad()
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         (output.double() * direction).sum().backward()

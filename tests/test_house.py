@@ -19,7 +19,8 @@ PACKAGE = ROOT / "src" / "regard"
 # From the top down. A package is a module or a folder directly under src/regard.
 LEVELS: dict[str, set[str]] = {
     "command": {"__main__"},
-    "entry points": {"cli", "lab"},
+    "entry points": {"cli"},
+    "lab": {"lab"},
     "book": {"book"},
     "integrations": {"integrations"},
     "tools": {"laws", "cost_model", "visualize", "convert", "train"},

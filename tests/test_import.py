@@ -20,6 +20,10 @@ HEAVY = (
     "regard.cost_model",
     "regard.visualize",
     "regard.book",
+    "regard.lab",
+    "starlette",
+    "anywidget",
+    "IPython",
 )
 
 

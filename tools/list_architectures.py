@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-SECONDS = 120
+SECONDS = 60
 
 
 def main() -> None:

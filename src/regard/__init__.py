@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from regard.cost_model import Cost, cost
     from regard.integrations import accelerate, restore, sdpa, use
     from regard.laws import assert_laws, check, probe
-    from regard.visualize import show
+    from regard.visualize import show, widget
 
 __version__ = "0.1.0"
 
@@ -114,6 +114,7 @@ __all__ = [
     "step",
     "use",
     "weights",
+    "widget",
 ]
 
 # `import regard` loads what `attend` needs; these are imported when they are first used.
@@ -130,6 +131,7 @@ _LAZY = {
     "sdpa": "regard.integrations",
     "show": "regard.visualize",
     "use": "regard.integrations",
+    "widget": "regard.visualize",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy
 import pytest
@@ -11,7 +12,7 @@ from regard.book.expression import parse_formula, parse_number
 from regard.book.functions import run_function
 from regard.book.grading import grade
 from regard.book.matrices import read_matrix
-from regard.book.questions import get_question
+from regard.book.questions import get_question, list_questions
 from regard.errors import AnswerError
 
 HOSTILE = {
@@ -43,6 +44,30 @@ HOSTILE = {
     "unknown": "Q + D",
     "division": "1/0",
     "infinite": "1e999",
+    "zero width space": "3*D\u200b**2",
+    "right to left": "\u202e3*D",
+    "another letter": "3*\u0414",  # looks like a D
+    "wide digits": "\uff11\uff10**\uff19\uff19\uff19\uff19\uff19\uff19",
+    "dunder": "__builtins__",
+    "of sympy": "Symbol('D')",
+    "sympify": "S(1)",
+    "rational": "Rational(1, 3)",
+    "infinity of sympy": "oo",
+    "imaginary unit": "I*D",
+    "factorial": "D!",
+    "dotted": "D.is_integer",
+    "condition": "D if D else N",
+    "and": "D and N",
+    "matrix product": "D @ N",
+    "shift": "D << 9999999",
+    "set": "{D}",
+    "star": "exp(*[D])",
+    "await": "(yield D)",
+    "backslash": "D\\\nN",
+    "comment": "D # \n+1",
+    "newlines": "D\n" * 400,
+    "surrogate": "D\ud800",
+    "brackets of other kinds": "(" * 39 + "D" + "]" * 39,
 }
 
 
@@ -55,6 +80,28 @@ def test_hostile_answers_are_refused_within_a_second(name):
     message = str(caught.value)
     assert "because" in message
     assert "instead" in message
+    assert len(message) < 1_000
+
+
+HOSTILE_NUMBERS = [
+    "__import__('os')", "9**9**9**9", "[" * 500_000, "7," * 500_000, "[" + "7," * 400_000 + "7", "9" * 1_000_000, "\0",
+    "[NaN]", "[1e999]", '{"a": 1}', "[[1], [2, 3]]", "/dev/zero", "/dev/zero.csv", "../" * 1_500 + "a.csv",
+    "a.py:f;import os",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["number", "matrix", "function"])
+@pytest.mark.parametrize("text", HOSTILE_NUMBERS, ids=lambda text: f"{text[:12]!a} {len(text)}")
+def test_hostile_answers_to_other_questions_are_refused_or_wrong_within_a_second(kind, text):
+    question = next(question for question in list_questions().values() if question.kind == kind)
+    start, message = time.process_time(), ""
+    try:
+        verdict = grade(question, text)
+    except AnswerError as refused:
+        message = str(refused)
+    else:
+        assert verdict.grade == "wrong"
+    assert time.process_time() - start < 1
     assert len(message) < 1_000
 
 
@@ -140,3 +187,18 @@ def test_a_function_that_never_ends_is_stopped(tmp_path, monkeypatch):
     (tmp_path / "answer.py").write_text("def f(x):\n    while True: pass")
     with pytest.raises(AnswerError, match=r"seconds|code"):
         run_function(f"{tmp_path}/answer.py:f", [{"x": numpy.ones(2)}])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look into")
+def test_what_a_function_has_started_ends_with_it(tmp_path):
+    source = "import subprocess, sys\ndef f(x):\n    code = 'import time; time.sleep(60)'\n"
+    source += "    return [subprocess.Popen([sys.executable, '-c', code]).pid]\n"
+    (tmp_path / "answer.py").write_text(source)
+    ((child,),) = run_function(f"{tmp_path}/answer.py:f", [{"x": numpy.ones(2)}])
+    state = Path(f"/proc/{int(child)}/stat")
+    deadline = time.monotonic() + 30  # the signal takes a moment to arrive
+    while runs := state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    assert not runs

@@ -7,11 +7,12 @@ import re
 
 import pytest
 
-from regard.book.homework import grade_folder, make_homework
+from regard.book.homework import grade_folder, make_homework, pdf
 from regard.book.homework.assignment import make_assignment, read_assignment
-from regard.book.homework.pdf import find_browser
+from regard.book.homework.latex import to_latex
+from regard.book.homework.sheet import make_sheet
 from regard.book.homework.submissions import read_answers
-from regard.book.questions import get_question
+from regard.book.questions import get_question, list_questions
 from regard.errors import InputError
 
 PROBLEMS = ["udl-12.1/biases", "udl-12.9", "nyu-1.1b/values", "nyu-1.1a"]
@@ -106,10 +107,74 @@ def test_notebooks_are_read_and_not_run(tmp_path):
     assert read_answers(tmp_path / "a.ipynb") == {"udl-12.1": "3*D", "udl-12.9": "7"}
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed: make browser")
+def test_strange_submissions_are_named_and_stop_nobody_else(tmp_path):
+    folder = tmp_path / "h"
+    make_homework(["udl-12.1/biases", "udl-12.9/ratio"], 7, folder, ["ada", "bela", "cyd", "dora", "emil"], pdf=False)
+    (folder / "ada" / "sheet.md").write_text("answer udl-12.1/biases: 3D\nanswer udl-12.1/biases: 3 * D\n")  # twice
+    (folder / "ada" / "again.json").write_text(json.dumps({"udl-12.9/ratio": "C/N"}))
+    (folder / "ada.md").write_text("answer udl-12.9/ratio: N/C\n")  # another answer, in another file
+    (folder / "bela" / "sheet.ipynb").write_text('{"cells": [')
+    (folder / "bela" / "sheet.md").write_text("answer udl-12.9/ratio: C/N\nanswer udl-12.77: 4\n")
+    for file in (folder / "cyd").iterdir():
+        file.unlink()
+    (folder / "dora" / "sheet.md").write_bytes(b"\xff\xfe\x00\x81")
+    (folder / "emil" / "sheet.md").write_text("")
+    (folder / "fritz.txt").write_text("answer udl-12.1/biases: 3*D\n")
+
+    grades = grade_folder(folder)
+    found = {name: [verdict.grade for verdict in row.values()] for name, row in grades.verdicts.items()}
+    assert found["ada"] == ["unread", "unread"]
+    assert "twice" in grades.verdicts["ada"]["udl-12.1/biases"].because
+    assert found["bela"] == ["unread", "right"]
+    assert found["fritz"] == ["right", "unread"]
+    remarks = {name: " | ".join(grades.list_remarks(name)) for name in grades.verdicts}
+    assert "sheet.ipynb cannot be read: it is no JSON" in remarks["bela"]
+    assert "'udl-12.77' was not asked" in remarks["bela"]
+    assert remarks["cyd"] == "nothing was handed in"
+    assert "it is no text" in remarks["dora"]
+    assert remarks["emil"] == ""
+    assert "not a student" in remarks["fritz"]
+    lines = grades.to_csv().splitlines()
+    assert lines[3] == "cyd,no answer,no answer,0,nothing was handed in"
+    assert len(lines) == 7
+
+
+def test_the_same_answer_in_two_files_is_one_answer(tmp_path):
+    make_homework(["udl-12.9/ratio"], 7, tmp_path / "h", ["ada"], pdf=False)
+    for name in ("a.md", "b.txt"):
+        (tmp_path / "h" / "ada" / name).write_text("answer udl-12.9/ratio: C/N\n")
+    assert grade_folder(tmp_path / "h").count_points("ada") == 1
+
+
+PRINTERS = {"Chromium": "ENGINES", "LaTeX": "BROWSERS"}  # a printer, and where the names of the other are
+
+
+@pytest.mark.parametrize("printer", PRINTERS)
 @pytest.mark.slow
-def test_the_sheet_is_printed_as_pdf(tmp_path):
-    written, missing = make_homework(["udl-12.1"], 7, tmp_path)
+def test_the_sheet_is_printed_as_pdf(tmp_path, monkeypatch, printer):
+    monkeypatch.setattr(pdf, PRINTERS[printer], ())
+    if pdf.find_program(pdf.BROWSERS + pdf.ENGINES) is None:
+        pytest.skip(f"no {printer} is installed")
+    written, missing = make_homework(["udl-12.1", "nyu-1.1b"], 7, tmp_path)
     assert missing == ""
     assert (tmp_path / "sheet.pdf").read_bytes().startswith(b"%PDF")
     assert tmp_path / "sheet.pdf" in written
+
+
+def test_without_a_printer_there_is_no_pdf_and_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(pdf, "BROWSERS", ())
+    monkeypatch.setattr(pdf, "ENGINES", ())
+    written, missing = make_homework(["udl-12.1"], 7, tmp_path)
+    assert "neither" in missing
+    assert not any(path.suffix == ".pdf" for path in written)
+
+
+def test_every_question_can_be_written_as_latex():
+    made = to_latex(make_sheet(list(list_questions().values()), 7, "Ada & Bela_50%"))
+    assert made.isascii()  # what every engine can print
+    assert r"\section*{Homework of Ada \& Bela\_50\%}" in made
+    assert r"\texttt{answer udl-12.1:} \hrulefill" in made
+    assert made.count("{") == made.count("}")
+    body = made.partition(r"\begin{document}")[2]
+    assert "`" not in body
+    assert not re.search(r"(?<!\\)[#&%_]", body)

@@ -89,6 +89,13 @@ def test_the_terminal_has_unicode_formulas(executed):
     assert "> Figure 1" in text
 
 
+def test_a_page_alone_has_no_links_to_other_pages():
+    executed = run_page(parse_page(PAGE.replace("The scale is", "By [bis-12.4](bis-12.4.md) the scale is")))
+    assert "By `bis-12.4` the scale" in to_markdown(executed, None, inline_figure, links=False)
+    assert "[bis-12.4](bis-12.4.md)" in to_markdown(executed, None, inline_figure)
+    assert "bis-12.4.md" not in to_html(executed)
+
+
 @pytest.mark.parametrize(
     ("latex", "text"),
     [

@@ -69,3 +69,50 @@ def test_problems_are_listed(capsys):
     code, out, _ = run(capsys, "problem")
     assert code == 0
     assert "By topic" in out
+    assert "Prince, Understanding Deep Learning" in out
+    assert "nyu-1.5d" in out.partition("By topic")[2]
+
+
+def test_a_page_is_shown_and_opened_in_a_browser(capsys, tmp_path, monkeypatch):
+    code, out, _ = run(capsys, "problem", "nyu-1.3d")
+    assert code == 0
+    assert "regard errata nyu-1.3d" in out
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    file = tmp_path / "page.html"
+    assert run(capsys, "problem", "NYU-1.3d", "--open", "-o", str(file))[0] == 0
+    assert opened == [file.as_uri()]
+    assert "<math" in file.read_text(encoding="utf-8")
+
+
+def test_a_function_is_run_and_the_command_says_so(capsys, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import numpy\ndef attention(Q, K, V, beta):\n"
+        "    e = numpy.exp(beta * K.T @ Q)\n    return V @ (e / e.sum(0))\n"
+    )
+    code, out, err = run(capsys, "answer", "nyu-1.1a", f"{file}:attention")
+    assert (code, out) == (0, "right: all 5 cases\n")
+    assert f"running {file}, in a process of its own" in err
+    file.write_text("def attention(Q, K, V, beta):\n    return V.mean(1, keepdims=True) + 0 * Q[:1]\n")
+    code, out, _ = run(capsys, "answer", "nyu-1.1a", f"{file}:attention")
+    assert code == 1
+    assert "smallest case" in out
+
+
+def test_errata_are_listed_and_run(capsys):
+    code, out, _ = run(capsys, "errata")
+    assert code == 0
+    assert "48 entries" in out
+    assert (
+        out.index("bis-12.7")
+        < out.index("udl-12.1:")
+        < out.index("nyu-1.1a")
+        < out.index("ttic-1:")
+        < out.index("eth-q2")
+    )
+    code, out, _ = run(capsys, "errata", "udl-12.3")
+    assert code == 0
+    assert "Softmax[Pᵀ S P]" in out.replace("Softmax [", "Softmax[")
+    assert "$" not in out
+    assert run(capsys, "errata", "udl-99")[0] == 2

@@ -139,10 +139,8 @@ JOIN = "from regard.distributed.launch import join_processes; join_processes()"
 
 
 def test_a_process_that_never_comes_is_missed_within_the_limit() -> None:
-    begin = time.monotonic()
     made = run_python(JOIN, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29411",
                       REGARD_TIMEOUT_MINUTES="0.05")  # fmt: skip
-    assert time.monotonic() - begin < 60
     assert "Process 0 of 2 found no others" in made.stderr
     assert "REGARD_TIMEOUT_MINUTES" in made.stderr
 
@@ -151,6 +149,23 @@ def test_half_an_environment_is_refused() -> None:
     made = run_python(JOIN, WORLD_SIZE="2", RANK="0")
     assert "no MASTER_ADDR and no MASTER_PORT" in made.stderr
     assert "torchrun" in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("WORLD_SIZE", "two", "not a number of processes"),
+        ("RANK", "2", "not the number of one of 2 processes"),
+        ("REGARD_TIMEOUT_MINUTES", "soon", "not minutes"),
+        ("REGARD_TIMEOUT_MINUTES", "-1", "not minutes"),
+        ("REGARD_TIMEOUT_MINUTES", "nan", "not minutes"),
+    ],
+)
+def test_an_environment_of_wrong_numbers_is_refused(name: str, text: str, words: str) -> None:
+    common = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29412"}
+    made = run_python(JOIN, **(common | {name: text}))
+    assert f"ConfigError: {name} is {words}" in made.stderr
+    assert f"{name}={text}" in made.stderr
 
 
 # Who gets which token
@@ -241,6 +256,33 @@ def test_a_wrong_world_size_is_refused(two: Processes, options: dict, words: str
     assert all(words in text for text in two.run(spread_wrongly, options=options))
 
 
+def start_differently(rank: int, size: int, what: str) -> str:
+    recipe = make_recipe(**({"dim": 32} if what == "recipe" and rank else {}))
+    parallelism = Parallelism("fsdp" if what == "parallelism" and rank else "ddp")
+    data = [f"{TEXT[0]} {rank}"] * 3 if what == "data" else TEXT
+    with pytest.raises(ConfigError) as failure:
+        train(
+            recipe,
+            data=data,
+            progress=False,
+            parallelism=parallelism,
+            minutes=9 if what == "minutes" and rank else None,
+        )
+    return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("recipe", "dim=32"), ("parallelism", "strategy='fsdp'"), ("data", "data='"), ("minutes", "minutes=9")],
+)
+def test_processes_that_were_started_differently_are_refused(two: Processes, what: str, words: str) -> None:
+    """As with another command on a second machine: without a word, both would wait for the other."""
+    first, second = two.run(start_differently, what=what)
+    assert all("not started alike" in text for text in (first, second))
+    assert "on another process" in first
+    assert words in second
+
+
 def test_one_process_cannot_share_a_sequence() -> None:
     with pytest.raises(ConfigError, match=r"there is 1.\n(.|\n)*world size of 1"):
         Workers(Parallelism(context=2))
@@ -298,16 +340,15 @@ with explain_lost_processes():
 """
 
 
-@pytest.mark.parametrize("fate", ["os._exit(3)", "time.sleep(30); os._exit(3)"])
+@pytest.mark.parametrize("fate", ["os._exit(3)", "time.sleep(600)"])
 def test_a_process_that_dies_or_hangs_is_missed_within_the_limit(fate: str) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_port(), "OMP_NUM_THREADS": "1",
               "REGARD_TIMEOUT_MINUTES": "0.1"}  # fmt: skip
     words = [sys.executable, "-c", LOSE.format(fate=fate)]
     lost = subprocess.Popen(words, env=os.environ | common | {"RANK": "1"}, stderr=subprocess.DEVNULL)
     try:
-        begin = time.monotonic()
         made = run_python(words[-1], **common, RANK="0")
-        assert time.monotonic() - begin < 28
+        assert (lost.poll() is None) == ("sleep" in fate)  # this one has ended, and the other one hangs on
     finally:
         lost.kill()
         lost.wait()

@@ -77,6 +77,18 @@ def test_every_recipe_has_the_losses_of_one_process(two: Processes, tmp_path: Pa
     assert_like_one(two.run(run_recipe, options={"strategy": "fsdp", "recompute": True}, **common), expected)
 
 
+@pytest.mark.parametrize("name", ["vit", "bert", "classify", "translate"])
+def test_mixed_precision_of_sharded_models(two: Processes, tmp_path: Path, name: str) -> None:
+    """FSDP gathers in bfloat16; patterns of the batch, padding and segments, are left as they are."""
+    if name != "vit":
+        pytest.importorskip("tokenizers")
+    write_texts(tmp_path)
+    common = {"recipe": dataclasses.replace(RECIPES[name], precision="bfloat16"), "folder": str(tmp_path)}
+    expected, _ = run_recipe(0, 1, options={}, **common)
+    for losses, _ in two.run(run_recipe, options={"strategy": "fsdp"}, **common):
+        assert losses == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.parametrize("options", [{}, {"strategy": "fsdp"}, {"strategy": "fsdp", "recompute": True}])
 def test_batch_norms_see_the_rows_of_their_process(two: Processes, tmp_path: Path, options: dict) -> None:
     """Those of a micro-batch: two processes are as one that accumulates twice. In eval mode they would not be."""

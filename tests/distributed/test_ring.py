@@ -259,6 +259,150 @@ def test_dtypes_that_autocast_made_differ(two: Processes) -> None:
         torch.testing.assert_close(joined, expected, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("make", [lambda: Alibi(4), lambda: RelativeTable(4, 6), lambda: Quadratic(4, grid=(6, 8))])
+def test_a_bias_beside_masks_of_single_heads(two: Processes, make: Any) -> None:
+    torch.manual_seed(0)
+    bias = make().double()
+    for parameter in bias.parameters():
+        torch.nn.init.normal_(parameter)
+    for kind in ("contiguous", "zigzag"):
+        bias.zero_grad()
+        made = compare(two, TOKENS, kind, {"bias": bias, "pattern": PATTERNS["heads"]})
+        whole = [each.grad for each in bias.parameters()]
+        for mine, other in zip(sum_learned(made), whole, strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-10, rtol=1e-10)
+
+
+# Hard attention
+
+
+def round_inputs(tokens: int, **sizes: Any) -> list:
+    """Queries and keys of small whole numbers: many equal scores, on several processes too."""
+    return [each.round() if number < 2 else each for number, each in enumerate(make_inputs(tokens, **sizes))]
+
+
+def run_hard(rank: int, size: int, tokens: int, kind: str, options: dict) -> dict[str, Any]:
+    layout = SequenceLayout(tokens, size, kind)
+    *inputs, grad = (layout.take(each, rank) for each in round_inputs(tokens))
+    inputs = [each.clone().requires_grad_() for each in inputs]
+    bias = options.get("bias")
+    if isinstance(bias, Tensor):
+        options = options | {"bias": layout.take(bias, rank)}
+    with count_traffic() as traffic:
+        output = ring_attend(*inputs, layout=layout, **options)
+        output.backward(grad)
+    return {"output": output.detach(), "grads": [each.grad for each in inputs], "sent": traffic.sent}
+
+
+HARD = {
+    "causal": {"pattern": Causal()},
+    "the worst": {"pattern": Causal(), "scale": -torch.inf},
+    "sinks": {"pattern": PATTERNS["sinks"]},
+    "padding": {"pattern": PATTERNS["padding"]},
+    "heads": {"pattern": PATTERNS["heads"]},
+    "alibi": {"pattern": Causal(), "bias": Alibi(4)},
+    "tensor": {"bias": torch.randn(4, TOKENS, TOKENS, generator=torch.Generator().manual_seed(5)).double()},
+    "dropout": {"pattern": Causal(), "dropout": 0.4, "dropout_seed": 11},
+}
+
+
+@pytest.mark.parametrize("name", mark_slow(HARD, fast=("causal", "heads", "alibi", "dropout")))
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+def test_hard_attention_shares_ties_over_processes(four: Processes, name: str, kind: str) -> None:
+    options = {"scale": torch.inf} | HARD[name]
+    made = four.run(run_hard, tokens=TOKENS, kind=kind, options=options)
+    *inputs, grad = round_inputs(TOKENS)
+    inputs = [each.clone().requires_grad_() for each in inputs]
+    output = attend(*inputs, backend="reference", **options)
+    output.backward(grad)
+    layout = SequenceLayout(TOKENS, 4, kind)
+    joined = layout.join([each["output"] for each in made])
+    torch.testing.assert_close(joined, output.detach(), atol=1e-12, rtol=1e-12)
+    for number, each in enumerate(inputs):
+        found = layout.join([part["grads"][number] for part in made])
+        expected = torch.zeros_like(each) if each.grad is None else each.grad
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_hard_attention_without_ties_copies_values(two: Processes) -> None:
+    """The same bits as the values of the winners, wherever those are."""
+    options = {"pattern": Causal(), "scale": torch.inf}
+    made = compare(two, TOKENS, "zigzag", options)
+    output = SequenceLayout(TOKENS, 2, "zigzag").join([each["output"] for each in made])
+    assert torch.equal(output, run_whole(TOKENS, options)[0])
+    assert made[0]["sent"]["keys and values"] == 2 * made[0]["sent"]["keys"] * (8 + 6) // 8  # forward and backward
+
+
+# NaN
+
+
+def run_nonfinite(rank: int, size: int, which: int, number: float, options: dict) -> dict[str, Any]:
+    layout = SequenceLayout(TOKENS, size, "zigzag")
+    *inputs, grad = (layout.take(each, rank) for each in make_nonfinite(which, number))
+    inputs = [each.clone().requires_grad_() for each in inputs]
+    output = ring_attend(*inputs, layout=layout, **options)
+    output.backward(grad)
+    return {"output": output.detach(), "grads": [each.grad for each in inputs]}
+
+
+def make_nonfinite(which: int, number: float) -> list[Tensor]:
+    inputs = make_inputs(TOKENS)
+    inputs[which][1, 0, 7, 2] = number
+    return inputs
+
+
+@pytest.mark.parametrize("options", [{"pattern": Causal()}, {"pattern": Window(2, 2), "scale": torch.inf}])
+@pytest.mark.parametrize(("which", "number"), [(0, torch.nan), (1, torch.inf), (2, torch.nan)])
+def test_what_is_not_finite_reaches_those_who_see_it(two: Processes, which: int, number: float, options: dict) -> None:
+    made = two.run(run_nonfinite, which=which, number=number, options=options)
+    *inputs, grad = make_nonfinite(which, number)
+    inputs = [each.clone().requires_grad_() for each in inputs]
+    output = attend(*inputs, backend="reference", **options)
+    output.backward(grad)
+    assert bool(output.isnan().any())
+    layout = SequenceLayout(TOKENS, 2, "zigzag")
+    joined = layout.join([each["output"] for each in made])
+    torch.testing.assert_close(joined, output.detach(), atol=1e-11, rtol=1e-11, equal_nan=True)
+    for place, each in enumerate(inputs):
+        expected = torch.zeros_like(each) if each.grad is None else each.grad
+        found = layout.join([part["grads"][place] for part in made])
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11, equal_nan=True)
+
+
+# Queries and keys of two sequences
+
+
+def run_crossed(rank: int, size: int, queries: int, kinds: tuple[str, str], options: dict) -> dict[str, Any]:
+    layouts = SequenceLayout(queries, size, kinds[0]), SequenceLayout(TOKENS, size, kinds[1])
+    inputs, grad = take_crossed(queries, layouts, rank)
+    output = ring_attend(*inputs, layout=layouts[0], key_layout=layouts[1], **options)
+    output.backward(grad)
+    return {"output": output.detach(), "grads": [each.grad for each in inputs]}
+
+
+def take_crossed(queries: int, layouts: tuple[SequenceLayout, ...], rank: int) -> tuple[list[Tensor], Tensor]:
+    query, key, value, grad = make_inputs(TOKENS)
+    parts = [layouts[0].take(each[:, :, :queries], rank) for each in (query, grad)]
+    parts[1:1] = [layouts[1].take(each, rank) for each in (key, value)]
+    return [each.clone().requires_grad_() for each in parts[:3]], parts[3]
+
+
+@pytest.mark.parametrize("kinds", [("contiguous", "contiguous"), ("zigzag", "contiguous")])
+@pytest.mark.parametrize("options", [{"pattern": Causal()}, {"pattern": Window(9, 2)}, {"feature_map": "elu1"}, {}])
+def test_queries_and_keys_of_two_sequences(two: Processes, kinds: tuple[str, str], options: dict) -> None:
+    made = two.run(run_crossed, queries=19, kinds=kinds, options=options)
+    one = SequenceLayout(19, 1), SequenceLayout(TOKENS, 1)
+    inputs, grad = take_crossed(19, one, 0)
+    output = attend(*inputs, **options)
+    output.backward(grad)
+    layouts = SequenceLayout(19, 2, kinds[0]), SequenceLayout(TOKENS, 2, kinds[1])
+    joined = layouts[0].join([each["output"] for each in made])
+    torch.testing.assert_close(joined, output.detach(), atol=1e-11, rtol=1e-11)
+    for number, each in enumerate(inputs):
+        found = layouts[min(number, 1)].join([part["grads"][number] for part in made])
+        torch.testing.assert_close(found, each.grad, atol=1e-11, rtol=1e-11)
+
+
 # What travels
 
 
@@ -320,13 +464,12 @@ def refuse(rank: int, size: int, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scale": float("inf")}, "Hard attention"),
         ({"mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "Mask(mask)"),
         ({"layout": SequenceLayout(TOKENS, 3)}, "2 processes in the group"),
         ({"layout": SequenceLayout(TOKENS + 6, 2)}, "not the part of this process"),
         ({"pattern": Segments([[0] * 24] * 2)}, "Segments does not fit"),
         ({"feature_map": "elu1", "pattern": Window(2, 2)}, "over several processes"),
-        ({"pattern": PATTERNS["heads"], "bias": Alibi(4)}, "differs between heads"),
+        ({"pattern": PATTERNS["heads"], "bias": TransformerXL(4, 8)}, "differs between heads"),
     ],
 )
 def test_what_is_refused(two: Processes, options: dict, words: str) -> None:

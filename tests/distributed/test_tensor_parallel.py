@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from regard import Alibi, Attention, Causal, Gaussian, Quadratic, RelativeTable, TransformerXL
+from regard.biases import Bias
 from regard.errors import ConfigError
 from regard.models import (
     GPT,
@@ -26,12 +28,27 @@ from regard.models import (
 from regard.models.tensor_parallel import Split, split_model
 from tests.distributed.processes import Processes
 
+BIASES: dict[str, Any] = {
+    "alibi": lambda: Alibi(4),
+    "table": lambda: RelativeTable(4, 5),
+    "quadratic": lambda: Quadratic(4),
+    "gaussian": lambda: Gaussian(4),
+    "shared": lambda: RelativeTable(1, 5),
+    "content": lambda: TransformerXL(4, 4),
+}
+
 
 def build(name: str) -> tuple[Any, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     tokens = torch.randint(1, 20, (2, 7))
     if name == "gpt":
         return GPT(GPTConfig(vocab_size=20, context_length=8, dim=16, layers=2, heads=4)), (tokens,)
+    if name in BIASES:
+        config = GPTConfig(
+            vocab_size=20, context_length=8, dim=16, layers=2, heads=4, position="none",
+            attention=Attention(bias=BIASES[name]()),
+        )  # fmt: skip
+        return GPT(config), (tokens,)
     if name == "bert":
         return Bert(BertConfig(vocab_size=20, context_length=8, dim=16, layers=2, heads=4, hidden_dim=24)), (tokens,)
     if name == "vit":
@@ -62,7 +79,7 @@ def run_split(rank: int, size: int, name: str) -> tuple[Tensor, dict[str, Tensor
     return output.detach(), grads
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "vit", "transformer"])
+@pytest.mark.parametrize("name", ["gpt", "bert", "vit", "transformer", *BIASES])
 def test_outputs_and_gradients(two: Processes, name: str) -> None:
     expected, grads = run_split(0, 1, name)
     for output, found in two.run(run_split, name=name):
@@ -80,11 +97,33 @@ def test_parts_of_a_joint_projection() -> None:
     assert torch.equal(split.join(parts), whole)
 
 
+class OwnBias(Bias):
+    """A bias of a user's, whose heads are nowhere but in its code."""
+
+    heads = 4
+
+    def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        return torch.arange(4.0).reshape(4, 1, 1) * (query_position - key_position)
+
+
+@pytest.mark.parametrize("name", [name for name in BIASES if name not in ("shared", "content")])
+def test_some_heads_of_a_bias(name: str) -> None:
+    bias = BIASES[name]().double()
+    i, j = torch.arange(7)[:, None], torch.arange(5)
+    expected = bias.scores(i, j)[1:3]
+    bias.keep_heads(1, 3)
+    assert torch.equal(bias.double().scores(i, j), expected)
+    assert bias.heads == 2
+
+
 def refuse(rank: int, size: int, heads: int, position: str, kind: str) -> str:
     if kind == "resnet":
         model: Any = ResNet(ResNetConfig(classes=3))
     else:
-        model = GPT(GPTConfig(vocab_size=9, context_length=8, dim=12, layers=1, heads=heads, position=position))
+        model = GPT(GPTConfig(vocab_size=9, context_length=8, dim=12, layers=1, heads=heads))
+        if position == "own":
+            layer = model.blocks[0].attention
+            layer.attention = Attention(pattern=Causal(), bias=OwnBias())
     with pytest.raises(ConfigError) as failure:
         split_model(model, dist.group.WORLD)
     return str(failure.value)
@@ -92,7 +131,7 @@ def refuse(rank: int, size: int, heads: int, position: str, kind: str) -> str:
 
 @pytest.mark.parametrize(
     ("heads", "position", "kind", "words"),
-    [(3, "learned", "gpt", "cannot be shared evenly"), (4, "alibi", "gpt", "differs between heads"),
+    [(3, "learned", "gpt", "cannot be shared evenly"), (4, "own", "gpt", "how to cut it is not known"),
      (2, "learned", "resnet", "no layer to split")],
 )  # fmt: skip
 def test_what_is_refused(two: Processes, heads: int, position: str, kind: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_dropout_and_mixed_precision_train(two: Processes, options: dict) -> Non
     "changes",
     [
         {"ema_decay": 0.9, "max_grad_norm": 0.05},
+        {"position": "alibi", "ema_decay": 0.9, "max_grad_norm": 0.05},
         pytest.param(
             {"feed_forward": "swiglu", "position": "rotary", "norm": "rms", "kv_heads": 2, "heads": 4, "bias": True},
             marks=pytest.mark.slow,
@@ -121,7 +123,7 @@ def test_split_blocks_beside_whole_copies(four: Processes) -> None:
 @pytest.mark.slow
 def test_checkpoints_are_resumed_on_other_numbers(two: Processes, four: Processes, tmp_path: Path) -> None:
     """2 -> 4 -> 1 processes, sharded, split and not; the result is that of one uninterrupted process."""
-    changes = {"steps": 9, "ema_decay": 0.8}
+    changes = {"steps": 9, "ema_decay": 0.8, "position": "alibi"}
     expected = run_alone(changes)
     fsdp, ddp, split = {"strategy": "fsdp"}, {"strategy": "ddp"}, {"tensor": 2}
     for number, (first, second) in enumerate(((fsdp, ddp), (ddp, fsdp), (split, split), (fsdp, split))):
@@ -185,4 +187,40 @@ def test_a_damaged_checkpoint_is_refused_and_kept(two: Processes, tmp_path: Path
     with pytest.raises(CheckpointError) as failure:
         run_alone({"steps": 4}, str(folder))
     assert "instead" in str(failure.value)
+    for text in two.run(refuse_damaged, folder=str(folder)):
+        assert f"remove {place}" in text
     assert sorted(place.iterdir()) == files
+
+
+def refuse_damaged(rank: int, size: int, folder: str) -> str:
+    with pytest.raises(CheckpointError) as failure:
+        train(make_recipe(steps=4), folder, data=TEXT, progress=False, parallelism=Parallelism("fsdp"))
+    return str(failure.value)
+
+
+def fill_disk(rank: int, size: int, folder: str) -> str:
+    """After its first checkpoint process 1 may write no file of more than a few bytes, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(evaluation: Any) -> None:
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+
+    options: dict[str, Any] = {"parallelism": Parallelism("fsdp"), "on_evaluation": limit}
+    try:
+        with pytest.raises(CheckpointError) as failure:
+            train(make_recipe(steps=4), folder, data=TEXT, progress=False, **options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return str(failure.value)
+
+
+def test_a_disk_that_is_full_for_one_process_stops_all_of_them(two: Processes, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for text in two.run(fill_disk, folder=str(folder)):
+        assert "cannot be saved" in text
+        assert "File too large" in text
+        assert "the last checkpoint" in text
+    assert {each.name for each in (folder / "checkpoints").iterdir()} <= {"step-00000000"}  # and nothing half written
+    made = two.run(run_training, folder=str(folder), options={"strategy": "fsdp"}, changes={"steps": 4})
+    assert_same(made, run_alone({"steps": 4}))

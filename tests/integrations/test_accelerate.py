@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import regard
+from regard import Window
 from regard.errors import InputError
 from regard.kernels.library import missing
 
@@ -13,6 +17,9 @@ transformers = pytest.importorskip("transformers", reason="the twins are not ins
 from regard.adapters.huggingface_tiny import quiet, tiny  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no kernels: {missing()}")
+
+
+GREEDY = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
 def make_llama():
@@ -77,6 +84,120 @@ def test_training_keeps_gradients():
     model(ids)[0].square().sum().backward()
     for grad, parameter in zip(expected, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()))
+
+
+def test_weights_that_change_afterwards_are_not_overlooked():
+    model, ids = make_llama(), torch.randint(3, 80, (2, 13))
+    mask = torch.ones_like(ids)
+    regard.accelerate(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.neg_()
+    with quiet(), pytest.warns(UserWarning, match="changed after"):
+        changed = write(model, ids, mask, eos_token_id=None)
+    assert torch.equal(changed, type(model).generate(model, ids, **GREEDY, attention_mask=mask))
+    assert torch.equal(
+        write(twin, ids, mask, eos_token_id=None), type(model).generate(twin, ids, **GREEDY, attention_mask=mask)
+    )
+    assert torch.equal(write(pickle.loads(pickle.dumps(twin)), ids, mask), write(twin, ids, mask))
+
+
+def test_generate_of_a_model_with_another_pattern_has_that_pattern():
+    model, ids = make_llama(), torch.randint(3, 80, (2, 13))
+    mask = torch.ones_like(ids)
+    with regard.use(model, pattern=Window(2, 0)):
+        expected = write(model, ids, mask)
+        report = regard.accelerate(model)
+        assert torch.equal(write(model, ids, mask), expected)
+        report.restore()
+    plain = write(model, ids, mask)
+    regard.accelerate(model)
+    with regard.use(model, pattern=Window(2, 0)):
+        assert torch.equal(write(model, ids, mask), expected)
+    assert torch.equal(write(model, ids, mask), plain)
+    assert not torch.equal(plain, expected)
+
+
+@pytest.mark.parametrize(
+    "hidden", [(slice(0, 1), slice(9, 13)), (slice(1, 2), slice(4, 7)), (slice(0, 2), slice(0, 13))]
+)
+def test_masks_that_are_no_left_padding_and_texts_beyond_the_context_are_the_models_own(hidden):
+    model, ids = make_llama(), torch.randint(3, 80, (2, 13))
+    mask = torch.ones_like(ids)
+    mask[hidden] = 0
+    with quiet():
+        expected = type(model).generate(model, ids, attention_mask=mask, **GREEDY)
+        long = type(model).generate(model, ids, **GREEDY | {"max_new_tokens": 150})
+        regard.accelerate(model)
+        assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), expected)
+        assert torch.equal(model.generate(ids, **GREEDY | {"max_new_tokens": 150}), long)
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_accelerated_twice_and_undone_in_any_order(order):
+    model, ids = make_llama(), torch.randint(3, 80, (2, 13))
+    with torch.no_grad():
+        before = model(ids)[0]
+        reports = [regard.accelerate(model), regard.accelerate(model, "int8")]
+        for report in reports if order == "first" else reversed(reports):
+            report.restore()
+        assert torch.equal(model(ids)[0], before)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(type(module).__module__.startswith("regard") for module in model.modules())
+    assert not {"generate", "save_pretrained"} & set(model.__dict__)
+
+
+def test_tied_weights_are_tied_again():
+    model = tiny("GPT2LMHeadModel", attention="sdpa", vocab_size=2003)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    ids = torch.randint(3, 80, (2, 13))
+    before = model(ids)[0]
+    report = regard.accelerate(model, "int8")
+    assert report.difference > 1e-4  # of the rounded decoder, which alone is rounded here
+    report.restore()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert torch.equal(model(ids)[0], before)
+
+
+def test_every_module_keeps_its_mode():
+    model = make_llama().train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    report = regard.accelerate(model, training=True)
+    assert [module.training for module in model.modules()] == modes
+    report.restore()
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_rounded_weights_are_not_saved_and_take_no_gradients(tmp_path):
+    model, ids = make_llama(), torch.randint(3, 80, (2, 13))
+    wanted = [parameter.requires_grad for parameter in model.parameters()]
+    report = regard.accelerate(model, "int8")
+    assert not model(ids)[0].requires_grad
+    with pytest.raises(InputError, match="rounded weights is not saved"):
+        model.save_pretrained(tmp_path)
+    report.restore()
+    assert [parameter.requires_grad for parameter in model.parameters()] == wanted
+    model.save_pretrained(tmp_path)
+
+
+def test_an_example_that_does_not_run_is_explained():
+    model = make_llama()
+    for example in ({"words": torch.zeros(2, 3)}, torch.randn(2, 3), [1, 2]):
+        with pytest.raises(InputError, match="does not run on these inputs"):
+            regard.accelerate(model, example=example)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_module_of_torch_alone():
+    layers = (torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 509))
+    model, x = torch.nn.Sequential(*layers), torch.randn(3, 512)
+    with torch.no_grad():
+        before = model(x)
+        report = regard.accelerate(model, example=x)
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+        assert torch.equal(report.restore()(x), before)
 
 
 def test_a_vision_transformer_of_timm():

@@ -80,6 +80,14 @@ def test_a_rolling_cache_keeps_absolute_positions(name):
     assert torch.equal(make_pattern_mask(**arguments).to_dense(), library.sdpa_mask(**arguments))
 
 
+def test_rows_of_a_padding_mask_beyond_the_batch_are_not_read():
+    arguments = make_arguments(CAUSAL, LEFT, 11, 0) | {"batch_size": 1}
+    mask = make_pattern_mask(**arguments)
+    assert mask is not None
+    assert mask.shape == (1, 1, 11, 11)
+    assert torch.equal(torch.as_tensor(mask.to_dense()), library.sdpa_mask(**arguments))
+
+
 def test_an_unknown_function_is_evaluated_and_explained_once(monkeypatch):
     monkeypatch.setattr(huggingface_masks, "_explained", set())
     arguments = make_arguments(lambda batch, head, i, j: (i + j) % 3 == batch, None, 5, 6)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 import regard
 from regard import Causal, First, Neighborhood, Window
@@ -72,7 +75,9 @@ def test_sdpa_shares_key_heads_and_drops_weights():
     expected = SDPA(query, key, key, enable_gqa=True)
     with regard.sdpa():
         torch.testing.assert_close(F.scaled_dot_product_attention(query, key, key, enable_gqa=True), expected)
-        assert not torch.allclose(F.scaled_dot_product_attention(query, key, key, dropout_p=0.5), expected)
+        assert not torch.allclose(
+            F.scaled_dot_product_attention(query, key, key, dropout_p=0.5, enable_gqa=True), expected
+        )
     assert torch.equal(SDPA(query, key, key, enable_gqa=True), expected)
 
 
@@ -129,8 +134,7 @@ def test_a_window_in_a_llama_is_a_mistral():
         difference = (llama(ids, attention_mask=mask)[0] - mistral(ids, attention_mask=mask)[0])[mask.bool()]
         assert float(difference.abs().max()) < 1e-12
         assert torch.equal(llama.generate(ids, **options), mistral.generate(ids, **options))
-        regard.use(llama, pattern=Window(4, 0) | First(2))
-        with pytest.raises(PatternError, match="padding"):
+        with regard.use(llama, pattern=Window(4, 0) | First(2)), pytest.raises(PatternError, match="padding"):
             llama(ids, attention_mask=mask)
     assert llama.config._attn_implementation == "sdpa"
 
@@ -144,6 +148,169 @@ def test_layers_are_chosen_by_number_name_and_function():
         regard.use(encoder, pattern=Causal(), layers=5)
     with pytest.raises(InputError, match="Nothing was asked for"):
         regard.use(encoder)
+
+
+@pytest.mark.parametrize("first", ["inner", "outer"])
+def test_nested_uses_are_undone_one_by_one_in_any_order(first):
+    encoder, x = make_encoder(), draw(2, 11, 12)
+    plain = encoder(x)
+    outer = regard.use(encoder, pattern=Window(3, 2))
+    seen = encoder(x)
+    inner = regard.use(encoder, pattern=Causal(), layers=1)
+    assert not torch.allclose(encoder(x), seen)
+    if first == "inner":
+        inner.__exit__()
+        assert torch.equal(encoder(x), seen)
+        outer.__exit__()
+    else:
+        outer.__exit__()
+        with regard.use(make_encoder(), pattern=Causal(), layers=1) as other:
+            assert torch.equal(encoder(x), other(x))
+        inner.__exit__()
+    assert torch.equal(encoder(x), plain)
+    assert not any("regard" in name for module in encoder.modules() for name in module.__dict__)
+
+
+def test_an_error_inside_undoes_the_change():
+    encoder, x = make_encoder(), draw(2, 11, 12)
+    plain = encoder(x)
+    with pytest.raises(KeyError), regard.use(encoder, pattern=Causal()):
+        raise KeyError
+    assert torch.equal(encoder(x), plain)
+
+
+def test_copies_of_a_changed_model_are_changed_and_stand_alone():
+    encoder, x = make_encoder(), draw(2, 11, 12)
+    plain, names = encoder(x), set(encoder.state_dict())
+    with regard.use(encoder, pattern=Window(3, 2), bias=draw(2, 11, 11)):
+        changed = encoder(x)
+        copies = [copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))]
+        assert set(encoder.state_dict()) == names
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+    for twin in copies:
+        assert torch.equal(twin(x), changed)
+        regard.restore(twin)
+        assert torch.equal(twin(x), plain)
+
+
+def test_a_forward_that_someone_patched_is_called_and_comes_back():
+    timm = pytest.importorskip("timm", reason="the twins are not installed")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, embed_dim=24, num_heads=3).eval()
+    layer, calls = model.blocks[0].attn, []
+    forward = layer.forward
+
+    def patched(*args, **kwargs):
+        calls.append(1)
+        return forward(*args, **kwargs)
+
+    layer.forward = patched
+    with regard.use(model, scale=0.5):
+        model(torch.randn(1, 3, 64, 64))
+    assert calls == [1]
+    assert layer.forward is patched
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_multi_head_attention_returns_the_weights_of_the_change(batch):
+    layer = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64).eval()
+    x, hidden = draw(*batch, 7, 12), ~Window(2, 1).matrix(7)
+    for average in (True, False):
+        expected = layer(x, x, x, attn_mask=hidden, average_attn_weights=average)
+        with regard.use(layer, pattern=Window(2, 1)):
+            actual = layer(x, x, x, average_attn_weights=average)
+        for left, right in zip(actual, expected, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_shown_is_the_change():
+    from regard.visualize.attention_map import attention_maps
+
+    pattern = Window(2, 1)
+    encoder, x = make_encoder(), draw(1, 7, 12)
+    with regard.use(encoder, pattern=pattern):
+        for found in attention_maps(encoder, x):
+            assert not found.rows(range(7))[:, ~pattern.matrix(7)].any()
+    timm = pytest.importorskip("timm", reason="the twins are not installed")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, embed_dim=24, num_heads=3).eval()
+    with regard.use(model, pattern=pattern):
+        (found,) = attention_maps(model, torch.randn(1, 3, 64, 64))
+    weight = found.rows([5, 2])
+    assert not weight[:, ~pattern.matrix(17)[[5, 2]]].any()
+    torch.testing.assert_close(weight.sum(-1), torch.ones(3, 2))
+
+
+def test_a_llama_shows_its_window():
+    pytest.importorskip("transformers", reason="the twins are not installed")
+    from regard.adapters.huggingface_tiny import tiny
+    from regard.visualize.attention_map import attention_maps
+
+    model = tiny("LlamaForCausalLM", attention="sdpa")
+    with regard.use(model, pattern=Window(2, 0)):
+        found = attention_maps(model, torch.randint(3, 80, (1, 9)))
+    assert len(found) == 2
+    for attention in found:
+        assert not attention.rows(range(9))[:, ~Window(2, 0).matrix(9)].any()
+
+
+def test_another_implementation_inside_is_refused():
+    pytest.importorskip("transformers", reason="the twins are not installed")
+    from regard.adapters.huggingface_tiny import tiny
+
+    model = tiny("LlamaForCausalLM", attention="eager")
+    with regard.use(model, pattern=Window(2, 0)):
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(InputError, match="LlamaAttention"):
+            model(torch.randint(3, 80, (1, 9)))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_wrong_arguments_are_explained():
+    encoder = make_encoder()
+    wrong = {"pattern": torch.ones(3, 3), "bias": "alibi", "scale": "big"}
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match=f"This is no {name}"):
+            regard.use(encoder, **{name: value})
+    with pytest.raises(InputError, match="str is not a module"):
+        regard.use("bert", scale=2.0)  # type: ignore[arg-type]
+    for layers in ([1, 99], "nothing*", 3.5, True):
+        with pytest.raises(InputError, match="no such attention layer"):
+            regard.use(encoder, scale=2.0, layers=layers)
+    with pytest.raises(InputError, match="Sequential has no attention layer that can be changed"):
+        regard.use(nn.Sequential(nn.Linear(3, 3)), scale=2.0)
+
+
+def test_a_mask_that_is_no_plain_tensor_is_refused_where_a_pattern_was_asked_for():
+    class CausalAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(3, 3)
+
+        def forward(self, x):
+            mask = causal_lower_right(4, 4)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    model = nn.Sequential(CausalAttention())
+    with regard.use(model, pattern=Window(1, 0)), pytest.raises(InputError, match="CausalBias"):
+        model(torch.randn(1, 2, 4, 3))
+
+
+def test_a_compiled_model_has_the_pattern():
+    timm = pytest.importorskip("timm", reason="the twins are not installed")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, embed_dim=24, num_heads=3).eval()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad(), regard.use(model, pattern=Window(2, 1)):
+        expected = model(images)
+        actual = torch.compile(model, backend="eager")(images)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_the_cost_of_a_changed_model_has_the_pattern():
+    encoder = make_encoder().float()
+    dense = regard.cost(encoder, tokens=101, batch=1).macs
+    with regard.use(encoder, pattern=Window(3, 2)):
+        assert int(regard.cost(encoder, tokens=101, batch=1).macs) < int(dense)
 
 
 def test_a_layer_that_does_not_call_torchs_function_is_named():

@@ -90,6 +90,43 @@ def test_it_is_what_it_is_defined_as(chosen, linear, inside, dtype):
             assert_linear(linear(x, weight), x, weight, None)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_residual_is_added_after_the_activation(chosen, dtype):
+    for rows, inside, outside in ((1, 31, 7), (7, 769, 19), (53, 8, 131), (13, 1033, 64)):
+        x, weight, bias = problem(rows, inside, outside, dtype)
+        wide = torch.randn(rows, outside + 3, generator=torch.Generator().manual_seed(9), dtype=dtype)
+        for residual in (wide[:, 3:], wide[:, 3:].contiguous(), wide.T.contiguous().T[:, 3:]):
+            for activation in ACTIVATIONS:
+                made = gemm(x, weight, bias, activation, residual)
+                exact = gemm(x, weight, bias, activation).double() + residual.double()
+                assert ((made - exact).abs() <= 2 * torch.finfo(dtype).eps * (1 + exact.abs())).all()
+
+
+def test_a_residual_of_another_shape_or_dtype_is_refused():
+    x, weight, bias = problem(7, 5, 3)
+    for residual in (torch.zeros(7, 5), torch.zeros(3), torch.zeros(7, 3).double()):
+        with pytest.raises(BackendError, match="residual"):
+            gemm(x, weight, bias, None, residual)
+
+
+def test_mapped_residuals_join_mapped_rows():
+    x, weight, bias = problem(7, 5, 3)
+    xs, residuals = torch.randn(4, 7, 5), torch.randn(7, 4, 3)
+    call = torch.ops.regard.gemm
+    mapped = torch.vmap(lambda x, r: call(x, weight, bias, "relu", r), in_dims=(0, 1))(xs, residuals)
+    each = torch.stack([gemm(a, weight, bias, "relu", b) for a, b in zip(xs, residuals.unbind(1), strict=True)])
+    assert torch.equal(mapped, each)
+    mapped = torch.vmap(lambda r: call(x, weight, bias, None, r), in_dims=1)(residuals)
+    assert torch.equal(mapped, torch.stack([gemm(x, weight, bias, None, b) for b in residuals.unbind(1)]))
+    mapped = torch.vmap(lambda b: call(x, weight, b, None, residuals[:, 0]))(torch.randn(4, 3).contiguous())
+    assert mapped.shape == (4, 7, 3)
+
+
+def test_a_residual_passes_the_checks_of_an_operator():
+    x, weight, bias = problem(7, 5, 3)
+    opcheck(torch.ops.regard.gemm, (x, weight, bias, "gelu", torch.randn(7, 3)), raise_exception=True)
+
+
 def test_the_bound_can_be_broken():
     x, weight, bias = problem(31, 31, 5)
     moved = weight.roll(1, 0)

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from regard.kernels import library
 from regard.models import GPT, GPTConfig, Transformer, TransformerConfig
@@ -128,3 +130,69 @@ def test_a_native_step_leaves_what_is_not_finite_to_the_modules(kernels):
         assert cache.length == 5
         model.decode_step(tokens(2, 1), cache)
         assert cache.length == 6
+
+
+# Any model
+
+
+@st.composite
+def models(draw):
+    """A GPT of any form that has a native step, its weights' format, and the lengths of its prompts."""
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    position = draw(st.sampled_from(["learned", "rotary", "alibi", "sinusoidal", "none"]))
+    head_dim = draw(st.integers(1, 9)) * (2 if position in ("rotary", "sinusoidal") else 1)
+    layers = draw(st.integers(1, 3))
+    window = draw(st.none() | st.integers(0, 9))
+    config = GPTConfig(
+        vocab_size=draw(st.integers(2, 140)),
+        context_length=64,
+        dim=heads * head_dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=draw(st.sampled_from([count for count in (1, 2, 3, heads) if heads % count == 0])),
+        hidden_dim=draw(st.integers(1, 71)),
+        position=position,
+        norm=draw(st.sampled_from(["layer", "rms"])),
+        feed_forward=draw(st.sampled_from(["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "reglu"])),
+        bias=draw(st.booleans()),
+        tie_embeddings=draw(st.booleans()),
+        window=window,
+        window_layers=None if window is None else tuple(sorted(draw(st.sets(st.integers(0, layers - 1), min_size=1)))),
+    )
+    lengths = draw(st.lists(st.integers(1, 21), min_size=1, max_size=9))
+    return config, draw(st.sampled_from(["float32", "bf16", "int8", "int4", "q4_0"])), lengths
+
+
+def assert_step_agrees(config, word, lengths):
+    torch.manual_seed(11)
+    model = GPT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        model.eval().requires_grad_(False)
+        if word != "float32":
+            model.quantize(word)
+        assert isinstance(find_decoder(model), NativeDecoder)
+        rows, longest = len(lengths), max(lengths)
+        prompt = torch.randint(config.vocab_size, (rows, longest), generator=torch.Generator().manual_seed(1))
+        native, plain = (model.prefill(prompt, torch.tensor(lengths), 4)[1] for _ in range(2))
+        for number in range(3):
+            step = prompt[:, :1] if number == 0 else torch.full((rows, 1), number % config.vocab_size)
+            made, expected = get_logits(run_native_step(model, step, native)), run_modules(model, step, plain)
+            if word in ("float32", "bf16"):
+                torch.testing.assert_close(made, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
+            else:  # a number just between two of 8 bits may be rounded to the other: a step of 1 / 127, in a few groups
+                assert (made - expected).norm() <= 0.04 * expected.norm() + 1e-6
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=60, deadline=None)
+@given(models())
+def test_the_native_step_of_any_model_computes_what_its_modules_compute(case):
+    assert_step_agrees(*case)
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=800, deadline=None)
+@given(models())
+def test_the_native_step_of_very_many_models_computes_what_their_modules_compute(case):
+    assert_step_agrees(*case)

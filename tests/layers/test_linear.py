@@ -20,6 +20,7 @@ from regard.layers.linear import (
     MIN_PRODUCTS,
     MIN_WEIGHTS,
     Linear,
+    max_gemv_rows,
     use_huge_pages,
 )
 
@@ -96,7 +97,17 @@ def test_parameters_names_and_first_numbers_are_torchs(bias):
 @torch.no_grad()
 def test_results_are_torchs_up_to_rounding(dtype, bias):
     ours, torchs = twins(bias, dtype)
-    for shape in [(1,), (0, 1), (2, 3), (1, GEMV_ROWS), (GEMV_ROWS + 1,), (MANY_ROWS,), (3, MANY_ROWS), ()]:
+    for shape in [
+        (1,),
+        (0, 1),
+        (2, 3),
+        (1, GEMV_ROWS),
+        (GEMV_ROWS + 1,),
+        (max_gemv_rows(dtype) + 1,),
+        (MANY_ROWS,),
+        (3, MANY_ROWS),
+        (),
+    ]:
         x = rows(*shape, INSIDE, dtype=dtype)
         assert ours(x).shape == torchs(x).shape
         assert_same_up_to_rounding(ours(x), torchs, x)
@@ -167,12 +178,12 @@ def test_many_rows_without_gradient_take_the_other_kernel(gemv_calls, gemm_calls
     ours.requires_grad_(False)(x[1])
     torchs.bias.detach().zero_()
     assert_same_up_to_rounding(linear.linear(x, ours.weight), torchs, x)
-    assert gemm_calls == [(2, MANY_ROWS, INSIDE, None), (MANY_ROWS, INSIDE, None), (2, MANY_ROWS, INSIDE, None)]
+    assert gemm_calls == [(*shape, INSIDE, None, None) for shape in ((2, MANY_ROWS), (MANY_ROWS,), (2, MANY_ROWS))]
     # Few weights, but many multiply-adds.
     small = Linear(7, 5).requires_grad_(False)
     for count in (MIN_PRODUCTS // 35, MIN_PRODUCTS // 35 + 1):
         small(rows(count, 7))
-    assert gemm_calls[3:] == [(MIN_PRODUCTS // 35 + 1, 7, None)]
+    assert gemm_calls[3:] == [(MIN_PRODUCTS // 35 + 1, 7, None, None)]
     assert not gemv_calls
 
 
@@ -202,7 +213,7 @@ def test_an_activation_is_that_of_torch_by_either_kernel(gemv_calls, gemm_calls)
             found = linear.linear(x, ours.weight, ours.bias, name)
             assert ((found - activation(torchs(x))).abs() <= limit).all(), (count, name)
     assert len(gemv_calls) == len(ACTIVATIONS)
-    assert gemm_calls == [(MANY_ROWS, INSIDE, name) for name in ACTIVATIONS]
+    assert gemm_calls == [(MANY_ROWS, INSIDE, name, None) for name in ACTIVATIONS]
 
 
 # Fused with an activation
@@ -220,7 +231,7 @@ def hooked(layer, where, calls):
 def test_a_feed_forward_layer_fuses_its_activation(gemm_calls, activation):
     layer, x = FeedForward(INSIDE, OUTSIDE, activation), rows(MANY_ROWS, INSIDE)
     layer(x)
-    assert gemm_calls[0] == (MANY_ROWS, INSIDE, activation if activation in ACTIVATIONS else None)
+    assert gemm_calls[0] == (MANY_ROWS, INSIDE, activation if activation in ACTIVATIONS else None, None)
     assert len(gemm_calls) == 2
 
 
@@ -238,7 +249,7 @@ def test_a_hook_on_the_inner_layer_gets_the_pre_activation(where, gemm_calls):
     assert (inner < 0).any()
     assert torch.equal(inner, layer.inner(x))
     assert torch.equal(found, plain)
-    assert ("relu" in {called[-1] for called in gemm_calls}) == (library.missing() is None)
+    assert ("relu" in {called[-2] for called in gemm_calls}) == (library.missing() is None)
 
 
 @torch.no_grad()
@@ -266,7 +277,7 @@ def test_an_inner_layer_of_another_class_is_called_itself(gemm_calls):
     layer.inner = nn.Linear(INSIDE, OUTSIDE)
     gemm_calls.clear()
     layer(x)
-    assert {called[-1] for called in gemm_calls} <= {None}
+    assert {called[-2] for called in gemm_calls} <= {None}
     layer.inner = Linear(INSIDE, OUTSIDE)
     layer.inner.forward = lambda x: x.new_zeros(*x.shape[:-1], OUTSIDE)
     assert torch.equal(layer(x), layer.outer.bias.expand(MANY_ROWS, -1))

@@ -63,6 +63,19 @@ def test_a_changed_weight_is_never_stale(change):
     torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_a_replaced_parameter_of_one_number_and_replaced_blocks_are_seen():
+    model = make(dim=1, heads=1, hidden_dim=3)
+    decoder = find_decoder(model)
+    model.norm.weight = nn.Parameter(model.norm.weight.detach().clone())  # equal, and another
+    assert find_decoder(model) is not decoder
+    model = make().quantize("int8")
+    decoder = find_decoder(model)
+    assert find_decoder(model) is decoder
+    weight = model.blocks[1].feed_forward.outer.weight
+    weight.parts = copy.deepcopy(make(dim=24).quantize("int8").blocks[0].feed_forward.outer.weight).parts
+    assert find_decoder(model) is not decoder
+
+
 def test_hooks_on_a_module_are_called():
     model, seen = make(), []
     assert step_both(model)[0] is not None

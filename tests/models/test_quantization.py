@@ -2,15 +2,21 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from twins import transformers
 
 from regard import downloads
 from regard.errors import BackendError, CheckpointError, ConfigError
-from regard.kernels.quantized import QuantizedTensor
+from regard.kernels import library
+from regard.kernels.blocks import BLOCK_FORMATS
+from regard.kernels.quantized import BlockRows, QuantizedTensor
 from regard.models import (
     GPT,
     Bert,
@@ -22,6 +28,8 @@ from regard.models import (
     ViTConfig,
     explain_decoding,
 )
+from regard.models.io.gguf import read_gguf, read_tokenizer
+from regard.models.native_decode import find_decoder, run_native_step
 from regard.models.quantization import from_stored
 
 GPT2 = GPTConfig(vocab_size=67, context_length=48, dim=40, layers=3, heads=5)  # 40 channels: blocks have ragged ends
@@ -218,6 +226,83 @@ def test_smollm2_runs_from_its_blocks_as_they_are_stored():
     assert ours[0, -1].argmax() == theirs[0, -1].argmax()
 
 
+def random_blocks(rows, cols, format, seed):
+    """Blocks of any bytes, with scales of the size that weights have."""
+    make = torch.Generator().manual_seed(seed)
+    numbers, size = BLOCK_FORMATS[format]
+    data = torch.randint(0, 256, (rows, cols // numbers, size), generator=make, dtype=torch.uint8)
+    for at in {"q4_k": (0, 2), "q6_k": (208,)}[format]:
+        scale = torch.rand(rows, cols // numbers, 1, generator=make) * 1e-4 + 1e-4
+        data[..., at : at + 2] = scale.half().view(torch.uint8)
+    return QuantizedTensor([BlockRows(format, data.flatten(1))], cols)
+
+
+def make_mixed():
+    """Matrices as llama.cpp's mixtures have them: values in another format than queries and keys, gate and up too."""
+    sizes = {"vocab_size": 67, "context_length": 48, "dim": 256, "layers": 2, "heads": 4}
+    model = make(GPTConfig.llama(**sizes | {"hidden_dim": 515, "bias": True}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    model.quantize("int8")
+
+    def put(module, *formats):
+        rows, cols = module.weight.shape
+        cuts = [rows * number // len(formats) for number in range(len(formats) + 1)]
+        parts = [
+            random_blocks(end - begin, cols, format, end)
+            if format in ("q4_k", "q6_k")
+            else QuantizedTensor.quantize(0.02 * torch.randn(end - begin, cols), format)
+            for format, begin, end in zip(formats, cuts, cuts[1:], strict=False)
+        ]
+        module.weight = nn.Parameter(torch.cat(parts), requires_grad=False)
+
+    put(model.blocks[0].attention.projections, "q4_k", "q4_1", "q6_k")
+    put(model.blocks[1].attention.projections, "q4_0", "bf16")
+    put(model.blocks[0].feed_forward.inner, "q6_k", "q4_k")
+    put(model.blocks[0].feed_forward.outer, "q4_1")
+    return model
+
+
+@pytest.mark.parametrize("threads_", [1, 2])
+def test_the_native_step_reads_matrices_of_several_formats(threads_, tokens):
+    model = make_mixed()
+    found = explain_decoding(model)
+    assert found.reason is None
+    assert set(found.formats) == {"q4_k", "q4_1", "q6_k", "q4_0", "bfloat16", "q8_0"}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads_)
+    try:
+        with torch.no_grad():
+            native, plain = (model.prefill(tokens[:, :11], capacity=6)[1] for _ in range(2))
+            for place in range(11, 17):
+                made = run_native_step(model, tokens[:, place : place + 1], native)
+                expected = model(tokens[:, place : place + 1], cache=plain, last_only=True)[:, 0]
+                assert made is not None
+                assert_near(made, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"])
+def test_the_native_step_looks_tokens_up_in_a_table_of_blocks(format, tokens):
+    """The same bits as those of embeddings that torch has made of the blocks."""
+    cols = 256 if format.endswith("k") else 40
+    model = make(GPTConfig(vocab_size=67, context_length=48, dim=cols, layers=1, heads=2, tie_embeddings=False))
+    table = (
+        random_blocks(67, cols, format, 5) if cols == 256 else QuantizedTensor.quantize(torch.randn(67, cols), format)
+    )
+    model.embedding.weight = nn.Parameter(table, requires_grad=False)
+    model.requires_grad_(False)
+    decoder = find_decoder(model)
+    assert decoder.embedding is not None
+    cache, other = (model.prefill(tokens[:, :5], capacity=3)[1] for _ in range(2))
+    step = tokens[:, 5:6]
+    made = decoder.run(step, None, cache)
+    assert torch.equal(made, decoder.run(step, model.embed_step(step, other)[:, 0], other))
+
+
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("word", WORDS)
 def test_the_native_decode_step_reads_blocks(config, word, tokens):
@@ -230,3 +315,108 @@ def test_the_native_decode_step_reads_blocks(config, word, tokens):
             native = model.decode_step(tokens[:, place : place + 1], cache)
             plain = model(tokens[:, place : place + 1], cache=other, last_only=True)[:, 0]
             assert_near(native, plain)
+
+
+# A real model on real text
+
+needs_smollm2 = pytest.mark.skipif(
+    downloads.find("smollm2") is None, reason="SmolLM2 is not downloaded: python -m regard.downloads smollm2"
+)
+TEXT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
+    "wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this "
+    "truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of "
+    "some one or other of their daughters. The river had risen in the night, and by morning the lower field was under "
+    "water. Two boys in a flat boat pushed along the hedge with poles, calling to one another, while their father "
+    "counted the sheep on the hill and found that none was missing."
+)
+
+
+def find_losses(model, ids):
+    """Cross-entropy of each next token, and the logits."""
+    with torch.no_grad():
+        logits = model(ids)
+    return F.cross_entropy(logits[0, :-1], ids[0, 1:]), logits
+
+
+@needs_smollm2
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "most"), [("bf16", 0.01), ("int8", 0.02), ("int4", 0.03), ("stored", 0.02)])
+def test_a_real_model_loses_little_on_real_text(word, most):
+    """Cross-entropy may rise by `most` nats a token, which is the relative rise of the perplexity."""
+    path = downloads.find("smollm2")
+    ids = torch.tensor([read_tokenizer(path).encode(TEXT).ids])
+    exact, logits = find_losses(GPT.from_pretrained(path), ids)
+    model = GPT.from_pretrained(path, quantized=True) if word == "stored" else GPT.from_pretrained(path).quantize(word)
+    loss, others = find_losses(model, ids)
+    assert abs(loss - exact) < most
+    assert (others - logits).square().mean().sqrt() < 0.02 * logits.abs().max()
+    assert (others.argmax(-1) == logits.argmax(-1)).float().mean() > 0.9
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_a_real_model_writes_the_text_of_transformers_and_quantised_a_likely_one():
+    path, hugging = downloads.find("smollm2"), transformers()
+    config, state = read_gguf(path)
+    with torch.device("meta"):
+        twin = hugging.LlamaForCausalLM(hugging.LlamaConfig(**config))
+    twin.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]}, assign=True)
+    twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)  # its buffer has no values on meta
+    tokenizer, count = read_tokenizer(path), 32
+    prompt = torch.tensor([tokenizer.encode("The capital of France is").ids])
+    length = prompt.shape[1]
+    exact = GPT.from_pretrained(path)
+    ours = exact.generate(prompt, max_new_tokens=count).tokens
+    with torch.no_grad():  # the best token at every place is the next one: so this is what it would have written
+        best = twin.eval()(torch.cat([prompt, torch.tensor(ours)], 1)).logits[:, length - 1 : -1].argmax(-1)
+    assert ours == best.tolist()
+
+    def judge(tokens):
+        whole = torch.cat([prompt, torch.tensor(tokens)], 1)
+        with torch.no_grad():
+            return float(F.cross_entropy(exact(whole)[0, length - 1 : -1], whole[0, length:]))
+
+    greedy = judge(ours)
+    for model in (GPT.from_pretrained(path, quantized=True), GPT.from_pretrained(path).quantize("int8")):
+        made = model.generate(prompt, max_new_tokens=count).tokens
+        assert tokenizer.decode(made[0]).startswith(" Paris")
+        assert judge(made) < greedy + 0.3  # nats a token
+    shuffled = torch.tensor(ours)[:, torch.randperm(count, generator=torch.Generator().manual_seed(0))].tolist()
+    assert judge(shuffled) > greedy + 1
+
+
+MEMORY = """
+import gc, sys, tempfile
+from regard.models import GPT, GPTConfig
+
+def used():
+    gc.collect()
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+def write(model):
+    model.generate([[1, 2, 3, 4]], max_new_tokens=16)
+    return model
+
+with tempfile.TemporaryDirectory() as folder:  # what libraries need once
+    small = GPT(GPTConfig.llama(vocab_size=99, context_length=64, dim=64, layers=2, heads=2)).quantize("int4")
+    write(small).save_pretrained(folder)
+    write(GPT.from_pretrained(folder))
+before = used()
+model = write(GPT.from_pretrained(sys.argv[1], quantized=True))
+print(used() - before)
+"""
+
+
+@needs_smollm2
+@pytest.mark.slow
+@pytest.mark.skipif(
+    library.missing() is not None or not sys.platform.startswith("linux"), reason="reads /proc; needs the kernels"
+)
+def test_a_process_grows_by_little_more_than_the_file_it_loads():
+    path = downloads.find("smollm2")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", MEMORY, str(path)]
+    ran = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert float(ran.stdout) <= 1.3 * path.stat().st_size

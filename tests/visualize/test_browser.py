@@ -216,6 +216,32 @@ def test_a_film_is_a_page_of_its_own(visit, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_saved_page_of_attention_is_explored(visit, tmp_path):
+    import torch
+
+    from regard.models import GPT, GPTConfig, ViT, ViTConfig
+    from regard.visualize import show
+
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=13, context_length=11, dim=8, layers=3, heads=2))
+    words = ["<b>a</b>", "b", "c", "d", "e"]
+    page = visit(show(gpt, torch.arange(5)[None], words=words).save(tmp_path / "text.html"), PHONE)
+    page.wait_for_selector("regard-attention[data-ready]")
+    assert sideways(page) <= 0
+    assert page.locator(".rg-head").count() == 6
+    page.locator(".rg-head").nth(3).click()
+    page.locator("regard-tokens .rg-token").nth(0).click()
+    assert "“<b>a</b>” attends to “<b>a</b>” 100 %" in page.locator("regard-attention").inner_text()
+    vit = ViT(ViTConfig(image=(6, 9), patch=3, channels=1, classes=2, dim=8, layers=2, heads=2))
+    page = visit(show(vit, torch.rand(1, 1, 6, 9)).save(tmp_path / "image.html"))
+    page.wait_for_selector("regard-image[data-ready]")
+    page.locator(".rg-image").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowLeft")
+    assert "column" in page.locator("regard-image .rg-status").inner_text()
+
+
+@pytest.mark.slow
 @pytest.mark.long  # tests/test_documents.py runs the demo too
 def test_the_whole_demo_leaves_a_report_that_opens(visit, tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "demo.py")]

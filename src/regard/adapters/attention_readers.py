@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import find_override
+from regard.attention import weights
 from regard.errors import InputError
 from regard.layers.modes import eval_mode
 
@@ -23,6 +25,9 @@ class AttentionRows:
         query: what the queries come from, batch first.
         queries, keys: how many there are.
         rows: from places of queries to their weights, `(batch, head, place, key)`.
+        head_rows: the same for a single head, `(batch, 1, place, key)`, where that needs less work.
+        value: `(batch, key_head, key, dim)`, what the weights multiply, where it is known.
+        output: the matrix that mixes the heads, `(channel, head * dim)`, where it is known.
     """
 
     name: str
@@ -30,6 +35,9 @@ class AttentionRows:
     queries: int
     keys: int
     rows: Callable[[Sequence[int]], Tensor]
+    head_rows: Callable[[Sequence[int], int], Tensor] | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
 
 
 # From a module's name, the module and the arguments of a call to its attention.
@@ -46,7 +54,7 @@ def find_reader(module: nn.Module) -> Reader | None:
 
 
 def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: dict) -> AttentionRows:
-    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
     first = layer.batch_first
     query, key = (
         given[side] if given[side].ndim == 3 else given[side].unsqueeze(1 - first) for side in ("query", "key")
@@ -63,6 +71,10 @@ def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: di
 
     @torch.no_grad()
     def rows(queries: Sequence[int]) -> Tensor:
+        if find_override(layer) is not None:  # its pattern counts all queries
+            with eval_mode(layer):
+                square = layer(*args, **kwargs | {"need_weights": True, "average_attn_weights": False})[1]
+            return (square if square.ndim == 4 else square[None])[:, :, list(queries)]
         chosen = torch.tensor(list(queries), device=query.device)
         with eval_mode(layer):
             return layer(
@@ -75,18 +87,38 @@ def _read_torch(name: str, layer: nn.MultiheadAttention, args: tuple, kwargs: di
                 average_attn_weights=False,
             )[1]
 
-    return AttentionRows(name, query if first else query.transpose(0, 1), query.shape[token], key.shape[token], rows)
+    return AttentionRows(
+        name,
+        query if first else query.transpose(0, 1),
+        query.shape[token],
+        key.shape[token],
+        rows,
+        value=_project_torch_values(layer, given["value"], key),
+        output=layer.out_proj.weight,
+    )
+
+
+def _project_torch_values(layer: nn.MultiheadAttention, value: Tensor, key: Tensor) -> Tensor | None:
+    """The values of the heads, `(batch, head, key, dim)`; None where the layer adds keys of its own."""
+    if layer.bias_k is not None or layer.add_zero_attn:
+        return None
+    value = value.view_as(key) if value.ndim == 2 else value
+    weight = layer.v_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[-layer.embed_dim :]
+    bias = None if layer.in_proj_bias is None else layer.in_proj_bias[-layer.embed_dim :]
+    with torch.no_grad():
+        projected = nn.functional.linear(value if layer.batch_first else value.transpose(0, 1), weight, bias)
+    return projected.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
 
 
 def _is_timm_attention(module: Any) -> bool:
     """Attention as timm's vision transformers have it: one matrix for queries, keys and values, perhaps norms."""
     return all(hasattr(module, name) for name in ("qkv", "q_norm", "k_norm", "num_heads", "scale", "proj")) and set(
-        inspect.signature(module.forward).parameters
-    ) <= {"x", "attn_mask", "is_causal"}
+        inspect.signature(type(module).forward).parameters
+    ) <= {"self", "x", "attn_mask", "is_causal"}
 
 
 def _read_timm(name: str, layer: Any, args: tuple, kwargs: dict) -> AttentionRows:
-    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    given = inspect.signature(type(layer).forward).bind(layer, *args, **kwargs).arguments
     x, mask = given["x"], given.get("attn_mask")
     if mask is not None or given.get("is_causal"):
         raise InputError(
@@ -95,10 +127,27 @@ def _read_timm(name: str, layer: Any, args: tuple, kwargs: dict) -> AttentionRow
             because="only what its vision transformers do without one is known",
             instead="an input without padding",
         )
-    query, key, _ = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    query, key = layer.q_norm(query) * layer.scale, layer.k_norm(key)
+    query, key, value = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    override = find_override(layer)
+    if override is not None:  # its pattern counts all queries
+        scale = layer.scale if override.scale is None else override.scale
+        words = {"pattern": override.pattern, "bias": override.bias, "scale": scale}
+        square = weights(layer.q_norm(query), layer.k_norm(key), **words)
+    else:
+        square = None
+        query, key = layer.q_norm(query) * layer.scale, layer.k_norm(key)
 
     def rows(queries: Sequence[int]) -> Tensor:
+        if square is not None:
+            return square[:, :, list(queries)]
         return (query[:, :, list(queries)] @ key.mT).softmax(-1)
 
-    return AttentionRows(name, x, x.shape[1], x.shape[1], rows)
+    def head_rows(queries: Sequence[int], head: int) -> Tensor:
+        if square is not None:
+            return square[:, head : head + 1, list(queries)]
+        return (query[:, head : head + 1, list(queries)] @ key[:, head : head + 1].mT).softmax(-1)
+
+    # A layer that normalises or gates the concatenated heads changes them before its output matrix.
+    plain = isinstance(getattr(layer, "norm", None), nn.Identity | None) and getattr(layer, "gate", None) is None
+    output = layer.proj.weight if plain else None
+    return AttentionRows(name, x, x.shape[1], x.shape[1], rows, head_rows, value, output)

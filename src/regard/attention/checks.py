@@ -29,6 +29,7 @@ from regard.errors import BackendError, BiasError, InputError, PatternError, Sha
 from regard.features import FeatureMap
 from regard.features import feature_map as resolve_features
 from regard.patterns import Full, Lengths, Pattern
+from regard.patterns.submatrix import SequencePart
 
 Layout = Literal["rows", "columns"]
 
@@ -53,11 +54,11 @@ def make_request(
     fields: dict,
     dropout: float = 0.0,
     dropout_seed: int | Tensor | None = None,
-    whole: Lengths | None = None,
+    part: SequencePart | None = None,
 ) -> tuple[Request, tuple[int, ...]]:
     """Everything checked and brought into one shape, and the shape the output has to leave in.
 
-    whole: the lengths that the description speaks of, where the tensors hold some of the tokens.
+    part: which tokens of the sequence that the description speaks of the tensors hold, where they do not hold all.
     """
     if attention is not None and not isinstance(attention, Attention):
         raise ShapeError(
@@ -71,19 +72,19 @@ def make_request(
     _check_tensors(query, key, value)
     batch = _common_batch(query, key, value)
     heads = query.shape[-3]
-    lengths = Lengths(query.shape[-2], key.shape[-2]) if whole is None else whole
+    lengths = Lengths(query.shape[-2], key.shape[-2]) if part is None else part.whole
     square = (*batch, heads, query.shape[-2], lengths.keys)
     if mask is not None:
         described = add_mask(described, mask, square, query.dtype)
     pattern = Full() if described.pattern is None else described.pattern
     _check_description(described, pattern, batch, heads)
     pattern.lengths(*lengths)
-    if whole is not None and pattern.heads is not None and isinstance(described.bias, Bias):
+    if part is not None and pattern.heads is not None and getattr(described.bias, "needs_content", False):
         raise BackendError(
-            "A bias and a pattern that differs between heads are not cut over processes together.",
+            "A bias that reads keys is not cut over processes together with a pattern that differs between heads.",
             asked=f"{pattern!r} with {described.bias!r}",
-            because="heads with masks of their own take a bias as a tensor of scores, which knows no positions",
-            instead="the scores as bias: a tensor with the rows of this process and all columns",
+            because="heads with masks of their own take a bias as scores, and other processes have the keys",
+            instead="a bias of positions alone, or the same pattern for all heads",
         )
     features = None if described.feature_map is None else resolve_features(described.feature_map)
     _check_features(features, described)
@@ -96,7 +97,7 @@ def make_request(
         feature_map=features,
         dropout=_make_dropout(dropout, dropout_seed, features),
     )
-    return fold_heads(request), (*square[:-1], value.shape[-1])
+    return fold_heads(request, part), (*square[:-1], value.shape[-1])
 
 
 def _one_batch_axis(x: Tensor, batch: tuple[int, ...]) -> Tensor:

@@ -40,6 +40,7 @@ class Alibi(ElementwiseBias):
     """
 
     relative = True
+    heads_first = True
     slopes: Tensor
 
     def __init__(
@@ -61,6 +62,13 @@ class Alibi(ElementwiseBias):
     def reset_buffers(self) -> None:
         """Recompute the slopes, for a module that was built on the meta device."""
         self.slopes = torch.tensor(self._exact, dtype=torch.float64, device="cpu").to(self.slopes.dtype)
+
+    def keep_heads(self, start: int, stop: int) -> list[str]:
+        names = super().keep_heads(start, stop)
+        if names:
+            self._exact = self._exact[start:stop]
+            self._slopes = torch.tensor(self._exact, dtype=torch.float64, device="cpu")
+        return names
 
     def _apply(self, fn, recurse: bool = True):
         # A dtype conversion rounds; recompute, so that the next one does not start from rounded slopes.

@@ -21,6 +21,8 @@ class Bias(nn.Module):
         relative: whether a score depends on the relative position only: on a sequence or, when the bias has
             a `grid`, in rows and columns from its `start`. Kernels tabulate such a bias. The class that defines
             `scores` must declare it; a subclass that overrides `scores` does not inherit the declaration.
+        heads_first: whether all that differs between heads are parameters and buffers whose first axis is the head, so
+            that `keep_heads` can cut them. The class that defines the scores declares it, too.
 
     Positions are integers of any size, negative ones included, which arise with more queries than keys. On a
     grid, a pair with a token outside the grid has score 0.
@@ -29,11 +31,14 @@ class Bias(nn.Module):
     heads: int = 1
     needs_content: bool = False
     relative: bool = False
+    heads_first: bool = False
 
     def __init_subclass__(cls, **words) -> None:
         super().__init_subclass__(**words)
         if ("scores" in cls.__dict__ or "forward" in cls.__dict__) and "relative" not in cls.__dict__:
             cls.relative = False
+        if cls.__dict__.keys() & {"score", "scores", "content_scores", "forward"} and "heads_first" not in cls.__dict__:
+            cls.heads_first = False
 
     def scores(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """The bias of every pair, `(head, *pairs)`; `pairs` is the broadcast shape of the two indices."""
@@ -46,6 +51,21 @@ class Bias(nn.Module):
         this form: with torch 2.13 on CPU, `scores(i, j)[h]` compiles there and gives wrong numbers.
         """
         raise NotImplementedError
+
+    def keep_heads(self, start: int, stop: int) -> list[str]:
+        """Keep the heads from `start` to `stop`, in place; the names of the tensors that were cut.
+
+        Only where `heads_first`. A bias that all heads share stays as it is.
+        """
+        if self.heads == 1:
+            return []
+        names = []
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            part = tensor.detach()[start:stop].clone()
+            setattr(self, name, nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part)
+            names.append(name)
+        self.heads = stop - start
+        return names
 
     def forward(self, *positions_and_content: Tensor) -> Tensor:
         """`scores`, or `content_scores` if the bias needs content."""

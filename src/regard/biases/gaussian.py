@@ -52,6 +52,7 @@ class Gaussian(ElementwiseBias):
     """
 
     relative = True
+    heads_first = True
 
     def __init__(
         self,

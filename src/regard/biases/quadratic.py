@@ -64,6 +64,7 @@ class Quadratic(ElementwiseBias):
     """
 
     relative = True
+    heads_first = True
     reference: Tensor
 
     def __init__(

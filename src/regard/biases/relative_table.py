@@ -56,6 +56,7 @@ class RelativeTable(Bias):
     """
 
     relative = True
+    heads_first = True
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class RowColumn(Bias):
     """
 
     relative = True
+    heads_first = True
 
     def __init__(
         self,

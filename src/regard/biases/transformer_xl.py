@@ -64,6 +64,7 @@ class TransformerXL(Bias):
     """
 
     needs_content = True
+    heads_first = True
 
     def __init__(
         self,

@@ -100,6 +100,8 @@ def parse_formula(text: str, symbols: Sequence[str]) -> Formula:
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
         raise _refuse(text, f"parentheses are nested {deepest} deep, at most {DEEPEST} are read")
+    if "#" in text:
+        raise _refuse(text, "'#' is not part of a formula")  # to Python it would begin a comment
     normal = _normalise(text, symbols)
     try:
         tree = ast.parse(normal, mode="eval").body

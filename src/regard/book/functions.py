@@ -6,9 +6,11 @@ names it on the command line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,26 +87,38 @@ def run_function(text: str, cases: list[Sizes]) -> list[Any]:
     ):
         command = [sys.executable, "-I", "-c", RUNNER]
         environment = {"PATH": os.environ.get("PATH", ""), "HOME": folder, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,  # a group of its own, which ends as a whole
+            preexec_fn=_limit if os.name == "posix" else None,
+        )
         try:
-            done = subprocess.run(
-                command,
-                input=asked.encode(),
-                stdout=out,
-                stderr=err,
-                cwd=folder,
-                env=environment,
-                timeout=SECONDS,
-                check=False,
-                preexec_fn=_limit if os.name == "posix" else None,
-            )
+            process.communicate(asked.encode(), timeout=SECONDS)
         except subprocess.TimeoutExpired as failure:
             raise _refuse(text, f"it did not end within {SECONDS} seconds") from failure
+        finally:
+            _end(process)
         out.seek(0)
         err.seek(0)
-        if done.returncode:
+        if process.returncode:
             last = err.read()[-2_000:].decode(errors="replace").strip().split("\n")[-1]
-            raise _refuse(text, last[:200] or f"the process ended with code {done.returncode}")
+            raise _refuse(text, last[:200] or f"the process ended with code {process.returncode}")
         return json.loads(out.read())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it has started."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
 
 
 def _limit() -> None:

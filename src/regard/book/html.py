@@ -24,7 +24,7 @@ def to_html(executed: ExecutedPage) -> str:
     page = executed.page
     made = HtmlPage(page.title, kicker=f"{page.id} · {page.source}")
     made.use_style(STYLE)
-    made.open_with(markdown_to_html(to_markdown(executed, as_mathml, inline_figure, title=False)))
+    made.open_with(markdown_to_html(to_markdown(executed, as_mathml, inline_figure, title=False, links=False)))
     return made.html
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from regard.book.execution import ExecutedPage, Output
@@ -12,16 +13,30 @@ Render = Callable[[str, bool], str]  # (latex, is_block) -> text
 Place = Callable[[int, Output], str]  # (number of the figure, its output) -> Markdown
 
 
+LINK_TO_PAGE = re.compile(r"\[(?P<id>[\w.-]+)\]\((?P=id)\.md\)")
+
+
 def to_markdown(
-    executed: ExecutedPage, render_formula: Render | None, place_figure: Place, *, title: bool = True
+    executed: ExecutedPage,
+    render_formula: Render | None,
+    place_figure: Place,
+    *,
+    title: bool = True,
+    links: bool = True,
 ) -> str:
-    """The page as Markdown; formulas stay LaTeX without `render_formula`."""
+    """The page as Markdown.
+
+    render_formula: makes text of a formula; without it formulas stay LaTeX.
+    place_figure: makes Markdown of a figure.
+    title: begin with the title and the source.
+    links: keep links to other pages; without them a page stands alone, and their ids are code.
+    """
     page = executed.page
     blocks = [f"# {page.title}", f"*{page.source}*"] if title else []
     figures = 0
     for part in executed.parts:
         if isinstance(part, Prose):
-            text = part.text
+            text = part.text if links else LINK_TO_PAGE.sub(r"`\g<id>`", part.text)
             blocks.append(text if render_formula is None else replace_formulas(text, render_formula).strip("\n"))
             continue
         if not part.code.hidden:

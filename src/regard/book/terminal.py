@@ -32,7 +32,8 @@ def print_page(executed: ExecutedPage) -> None:
     from rich.markdown import Markdown
 
     console = Console(highlight=False)
-    text = to_markdown(executed, as_unicode, lambda number, output: _name_figure(executed.page.id, number, output))
+    name = executed.page.id
+    text = to_markdown(executed, as_unicode, lambda number, output: _name_figure(name, number, output), links=False)
     if console.is_terminal:
         console.print(Markdown(text, code_theme="ansi_dark"), width=min(console.width, WIDEST))
     else:

@@ -1,4 +1,4 @@
-"""The command `regard`: check, cost, show, data, train, generate, translate and the book from a shell.
+"""The command `regard`: check, cost, show, lab, data, train, generate, translate and the book from a shell.
 
     regard check mypackage.attention:Attention --claims causality,padding
     regard cost transformers:BertModel --tokens 512
@@ -29,6 +29,7 @@ EPILOG = """examples:
   regard cost curve "Full()" "Window(128, 0)" linear --dim 64 --picture out.svg
   regard cost attention --tokens 256 --width 512
   regard show runs/quadratic -o heads.svg
+  regard lab
   regard data kjv-luther
   regard train spatial --position quadratic --folder runs/quadratic
   regard train gpt my_text.txt --folder runs/mine
@@ -41,7 +42,7 @@ EPILOG = """examples:
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from regard.cli import book, check, cost, cost_questions, data, errata, generate, show, train
+    from regard.cli import book, check, cost, cost_questions, data, errata, generate, lab, show, train
 
     parser = Parser(
         prog="regard",
@@ -53,7 +54,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"regard {_find_version()}")
     commands = parser.add_subparsers(
         dest="command",
-        metavar="check | laws | cost | show | data | train | generate | translate | "
+        metavar="check | laws | cost | show | lab | data | train | generate | translate | "
         "problem | answer | homework | errata",
         required=True,
         parser_class=Parser,
@@ -63,6 +64,7 @@ def make_parser() -> Parser:
     laws.set_defaults(run=check.list_laws)
     cost.add(commands)
     show.add(commands)
+    lab.add(commands)
     data.add(commands)
     train.add(commands)
     generate.add(commands)

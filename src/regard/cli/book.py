@@ -102,7 +102,10 @@ def show_problem(args: argparse.Namespace) -> int:
         return 0
     from regard.book.execution import run_page
 
-    executed = run_page(load_page(args.problem))
+    page = load_page(args.problem)
+    if page.slow:
+        print(f"regard: running {page.id}, which trains models: up to a minute", file=sys.stderr)
+    executed = run_page(page)
     if args.open or args.out is not None:
         from regard.book.html import to_html
         from regard.render.files import check_suffix, write_file
@@ -114,20 +117,30 @@ def show_problem(args: argparse.Namespace) -> int:
 
             webbrowser.open(path.resolve().as_uri())
         return 0
+    from regard.book.errata import list_errata
     from regard.book.terminal import print_page
 
     print_page(executed)
     if questions:
         print(f"\ngraded: {', '.join(question.id for question in questions)}; regard answer {questions[0].id} ANSWER")
+    if any(entry.problem == page.id for entry in list_errata()):
+        print(f"mistakes of the source, run: regard errata {page.id}")
     return 0
 
 
 def grade_answer(args: argparse.Namespace) -> int:
+    from regard.book.functions import SECONDS, is_function
     from regard.book.grading import grade
     from regard.book.questions import get_question
 
     question = get_question(args.question)
     text = sys.stdin.read(ANSWER_LIMIT) if args.answer.strip() == "-" else args.answer
+    if is_function(text):
+        file = text.strip().rpartition(":")[0]
+        print(
+            f"regard: running {file}, in a process of its own, with your rights, for {SECONDS} seconds at most",
+            file=sys.stderr,
+        )
     verdict = grade(question, text.strip(), args.seed)
     print(verdict)
     return 1 if verdict.grade == "wrong" else 0
@@ -154,10 +167,9 @@ def grade_class(args: argparse.Namespace) -> int:
     grades = grade_folder(args.folder, run_code=args.run_code)
     table = grades.to_table()
     print_fitted(table.to_rich)
-    for student, verdicts in grades.verdicts.items():
-        for name, verdict in verdicts.items():
-            if verdict.grade != "right" and verdict.because not in ("", "no answer"):
-                print(f"{student}, {name}: {verdict.because}")
+    for student in grades.verdicts:
+        for remark in grades.list_remarks(student):
+            print(f"{student}: {remark}")
     if args.csv is not None:
         print(write_file(args.csv, grades.to_csv()), file=sys.stderr)
     return 0

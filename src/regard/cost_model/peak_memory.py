@@ -38,7 +38,7 @@ from regard.cost_model.trace.storages import StorageLog
 from regard.errors import CostError
 from regard.kernels.library import missing
 from regard.layers.feedforward import FeedForward
-from regard.layers.linear import ACTIVATIONS, GEMV_ROWS, fits_kernel, is_plain_linear
+from regard.layers.linear import ACTIVATIONS, fits_kernel, is_plain_linear, max_gemv_rows
 
 Loss = str | Callable[[Any], Tensor]
 
@@ -238,7 +238,7 @@ def _fuse_activation(part: FeedForward) -> Callable[[Tensor], Tensor]:
 
     def expand(x: Tensor) -> Tensor:
         fused = not torch.is_grad_enabled() and missing() is None and fits_kernel(x, weight, bias)
-        if fused and x.numel() > GEMV_ROWS * weight.shape[1]:
+        if fused and x.numel() > max_gemv_rows(x.dtype) * weight.shape[1]:
             return torch.ops.regard.gemm(x, weight, bias, part.activation)
         return part.activation_fn(part.inner(x))
 

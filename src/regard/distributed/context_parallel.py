@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -19,12 +20,13 @@ from regard.distributed.exchange import plan_exchange
 from regard.distributed.linear_state import attend_linear
 from regard.distributed.messages import Group
 from regard.distributed.partial_attention import choose_partial
-from regard.distributed.ring import RingSoftmax
+from regard.distributed.ring import RingSoftmax, find_best_scores
 from regard.distributed.sequence_layout import SequenceLayout
 from regard.dropout import draw_seed
 from regard.errors import BackendError, ShapeError
 from regard.features import FeatureMap
 from regard.patterns import Lengths, Pattern
+from regard.patterns.submatrix import SequencePart
 
 
 def ring_attend(
@@ -59,10 +61,10 @@ def ring_attend(
     """
     rank = _check_layout(layout, key_layout or layout, group, query, key)
     keys = key_layout or layout
-    whole = Lengths(layout.tokens, keys.tokens)
+    part = SequencePart(Lengths(layout.tokens, keys.tokens), layout.runs(rank))
     fields = {"pattern": pattern, "scale": scale, "bias": bias, "feature_map": feature_map}
     _refuse_square(mask)
-    request, shape = make_request(query, key, value, attention, None, fields, dropout, dropout_seed, whole)
+    request, shape = make_request(query, key, value, attention, None, fields, dropout, dropout_seed, part)
     with disable_autocast(query.device):
         if request.feature_map is not None:
             output = attend_linear(request, layout, keys, rank, group)
@@ -84,13 +86,6 @@ def _refuse_square(mask: Tensor | None) -> None:
 def _attend_softmax(
     request: Request, layout: SequenceLayout, keys: SequenceLayout, rank: int, group: Group | None
 ) -> Tensor:
-    if request.hard:
-        raise BackendError(
-            "Hard attention is not computed over several processes.",
-            asked=f"scale={request.scale} in ring_attend",
-            because="outputs of different keys are merged by their log-sum-exps, which are infinite in the hard limit",
-            instead="a large finite scale, or attend(...) on the whole sequence",
-        )
     given = request.value.dtype
     if not request.query.dtype == request.key.dtype == given:  # autocast may have made them differ
         dtype = accumulation_dtype(request)
@@ -98,7 +93,15 @@ def _attend_softmax(
         request = replace(request, **tensors)
     exchange = plan_exchange(request.pattern, layout, keys, rank)
     partial = choose_partial(request, Lengths(layout.tokens, keys.tokens), exchange.own[0])
-    output = RingSoftmax.apply(request.query, request.key, request.value, partial, exchange, group, *partial.learned)
+    tensors = request.query, request.key, request.value
+    best = None
+    if (
+        request.hard
+    ):  # keys travel once to find the best score of each query, then with the values of those that reach it
+        best = find_best_scores(*tensors[:2], partial, exchange, group, partial.learned)
+    output = RingSoftmax.apply(*tensors, partial, exchange, group, best, *partial.learned)
+    if best is not None:
+        output = torch.where(torch.isnan(best), torch.nan, output)
     return request.keep_graph(output).to(given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 def is_launched() -> bool:
     """Whether torchrun, or something like it, started this process as one of several."""
-    return dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return dist.is_initialized() or _read_variable("WORLD_SIZE", int, "a number of processes", "1") > 1
 
 
 def join_processes(minutes: float | None = None) -> tuple[int, int]:
@@ -47,8 +48,9 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
             because="torchrun sets them for every process that it starts",
             instead="torchrun --nproc-per-node 2 -m regard train gpt ...",
         )
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    limit = datetime.timedelta(minutes=minutes or float(os.environ.get(VARIABLE, MINUTES)))
+    size = _read_variable("WORLD_SIZE", int, "a number of processes")
+    rank = _read_variable("RANK", int, f"the number of one of {size} processes, from 0", below=size)
+    limit = datetime.timedelta(minutes=minutes or _read_variable(VARIABLE, float, "minutes", str(MINUTES)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # each for the tensors of its device
     try:
         dist.init_process_group(backend, timeout=limit, **_find_store(rank, size, limit))
@@ -64,6 +66,24 @@ def join_processes(minutes: float | None = None) -> tuple[int, int]:
         ) from failure
     atexit.register(_leave)
     return rank, size
+
+
+def _read_variable(name: str, kind: type, meaning: str, default: str = "", below: float = math.inf) -> Any:
+    """A number in the environment."""
+    text = os.environ.get(name, default)
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    least = 0 if kind is int else math.ulp(0.0)
+    if not (least <= value < below and value < 1e6):
+        raise ConfigError(
+            f"{name} is not {meaning}.",
+            asked=f"{name}={text}",
+            because="the environment says how many processes there are, which this one is, and how long it waits",
+            instead="torchrun, which sets RANK and WORLD_SIZE; " + f"{VARIABLE}=30 for half an hour",
+        )
+    return value
 
 
 def _find_store(rank: int, size: int, limit: datetime.timedelta) -> dict[str, Any]:

@@ -4,7 +4,8 @@ With output and log-sum-exp over *all* keys, the gradients of a piece are exact:
 
     weight = exp(score - lse),    d score = weight (d output . value - d output . output)
 
-as in FlashAttention's backward pass (Dao et al. 2022), which treats tiles of keys in the same way.
+as in FlashAttention's backward pass (Dao et al. 2022), which treats tiles of keys in the same way. Hard attention is
+the same among the keys whose content score is the best of all keys, which is known before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from regard.backends.base import Request, accumulation_dtype, bias_tensors
 from regard.backends.blocked import BlockedSoftmax, BlockedSoftmaxBackward
+from regard.backends.limits import find_winners
 from regard.backends.native import Native
 from regard.backends.scores import TileSettings
 from regard.backends.tiles import fold_batch, tile_height, unfold_batch
@@ -46,15 +48,25 @@ class PartialAttention(ABC):
         self.learned: tuple[Tensor, ...] = ()
 
     @abstractmethod
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...]) -> tuple:
-        """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query)` over the keys of a piece."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...],
+        best: Tensor | None = None,
+    ) -> tuple:  # fmt: skip
+        """Output `(batch, head, query, value_dim)` and log-sum-exp `(batch, head, query)` over the keys of a piece.
+
+        With `best` `(batch, head, query, 1)`, over those of them that reach it: hard attention.
+        """
 
     @abstractmethod
     def backward(
         self, grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, piece: Piece, output: Tensor, lse: Tensor,
-        learned: tuple[Tensor, ...], learns: bool,
+        learned: tuple[Tensor, ...], learns: bool, best: Tensor | None = None,
     ) -> Grads:  # fmt: skip
         """Gradients of query, key, value and of what is learned, for output and log-sum-exp over all keys."""
+
+    def find_best(self, query: Tensor, key: Tensor, piece: Piece, learned: tuple[Tensor, ...]) -> Tensor:
+        """The best content score of each query among the keys of a piece, `(batch, head, query, 1)`."""
+        raise NotImplementedError(f"{type(self).__name__} has no hard limit")
 
     @property
     def _plain_bias(self) -> bool:
@@ -102,13 +114,18 @@ class NativePartial(PartialAttention):
             score = score._replace(dropout=request.dropout.probability, seed=request.dropout.seed)
         return score, numbers
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...]) -> tuple:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...],
+        best: Tensor | None = None,
+    ) -> tuple:  # fmt: skip
+        assert best is None  # choose_partial leaves the hard limit to tiles of torch
         return run_forward(query, key, value, *self._describe(query, key, piece, learned))
 
     def backward(
         self, grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, piece: Piece, output: Tensor, lse: Tensor,
-        learned: tuple[Tensor, ...], learns: bool,
+        learned: tuple[Tensor, ...], learns: bool, best: Tensor | None = None,
     ) -> Grads:  # fmt: skip
+        assert best is None
         score, numbers = self._describe(query, key, piece, learned)
         wanted = learns and score.table is not None, learns and score.bias is not None
         *grads, table, bias = run_backward(grad_output, query, key, value, score, output, lse, wanted, numbers)
@@ -152,24 +169,38 @@ class BlockedPartial(PartialAttention):
     def _fold(self, piece: Piece, *tensors: Tensor) -> list[Tensor]:
         return [fold_batch(tensor.to(self.dtype), piece.pattern.rows) for tensor in tensors]
 
+    def _fold_best(self, piece: Piece, best: Tensor | None) -> Tensor | None:
+        return None if best is None else self._fold(piece, best)[0]
+
+    def find_best(self, query: Tensor, key: Tensor, piece: Piece, learned: tuple[Tensor, ...]) -> Tensor:
+        task, learned = self._describe(query, key, piece, learned)
+        folded_query, folded_key = self._fold(piece, query, key)
+        return unfold_batch(find_winners(folded_query, folded_key, task, learned)[0], piece.pattern.rows)
+
     @property
     def _seed(self) -> Tensor | None:
         return None if self.request.dropout is None else self.request.dropout.seed
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...]) -> tuple:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, piece: Piece, learned: tuple[Tensor, ...],
+        best: Tensor | None = None,
+    ) -> tuple:  # fmt: skip
         task, learned = self._describe(query, key, piece, learned)
-        made = BlockedSoftmax.forward(*self._fold(piece, query, key, value), None, self._seed, task, *learned)
+        folded = self._fold(piece, query, key, value)
+        made = BlockedSoftmax.forward(*folded, self._fold_best(piece, best), self._seed, task, *learned)
         output, lse = (unfold_batch(each, piece.pattern.rows) for each in made)
         return output, lse.squeeze(-1)
 
     def backward(
         self, grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, piece: Piece, output: Tensor, lse: Tensor,
-        learned: tuple[Tensor, ...], learns: bool,
+        learned: tuple[Tensor, ...], learns: bool, best: Tensor | None = None,
     ) -> Grads:  # fmt: skip
         task, parts = self._describe(query, key, piece, learned)
         folded = self._fold(piece, query, key, value)
         given = self._fold(piece, output, lse.unsqueeze(-1), grad_output)
-        made = BlockedSoftmaxBackward.forward(*folded, None, *given, self._seed, replace(task, learns=learns), *parts)
+        made = BlockedSoftmaxBackward.forward(
+            *folded, self._fold_best(piece, best), *given, self._seed, replace(task, learns=learns), *parts
+        )
         rows = piece.pattern.rows
         grads, others = [unfold_batch(each, rows) for each in made[:3]], list(made[3:])
         if self._plain_bias and learns:

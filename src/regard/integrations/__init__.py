@@ -6,7 +6,8 @@ Nothing here imports another library than torch before a model of that library i
 from __future__ import annotations
 
 from regard.integrations.accelerate import Accelerated, accelerate
-from regard.integrations.torch import sdpa
-from regard.integrations.use import Used, find_attention_layers, restore, use
+from regard.integrations.attention_layers import find_attention_layers
+from regard.integrations.sdpa_mode import sdpa
+from regard.integrations.use import Used, restore, use
 
 __all__ = ["Accelerated", "Used", "accelerate", "find_attention_layers", "restore", "sdpa", "use"]

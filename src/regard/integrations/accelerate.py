@@ -8,6 +8,7 @@ report.restore()
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,22 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override
 from regard.errors import InputError
-from regard.integrations.generation import convert_decoder, generate_like_huggingface
-from regard.integrations.override import Override
-from regard.integrations.probe import make_probe, run_probe
-from regard.integrations.use import (
-    find_attention_layers,
-    list_implementations,
-    reads_table,
-    restore_layer,
-    run_layer,
-    switch,
-)
+from regard.integrations.attention_layers import find_attention_layers, reads_table
+from regard.integrations.generation import WeightVersions, convert_decoder, generate_like_huggingface
+from regard.integrations.overridden_layers import install, uninstall
+from regard.integrations.probe import make_probe, make_token_probe, run_probe
+from regard.integrations.use import list_implementations
 from regard.kernels.library import missing
 from regard.kernels.quantized import QuantizedTensor
 from regard.layers.linear import MIN_WEIGHTS, Linear
 from regard.layers.modes import eval_mode
+from regard.models import GPT
 from regard.render.table import Column, Table
 
 FORMATS = {"float32": None, "bf16": "bf16", "int8": "q8_0"}
@@ -51,7 +48,7 @@ class Change:
     expected: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Accelerated:
     """What `accelerate` changed: printed as a table, and undone by `restore`.
 
@@ -70,9 +67,12 @@ class Accelerated:
     _undo: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
     def restore(self) -> nn.Module:
-        """Undo everything; returns the model."""
-        while self._undo:
-            self._undo.pop()()
+        """Undo everything, and what later calls of `accelerate` changed in the same model; returns the model."""
+        active = _active.get(self.model, [])
+        while self in active:
+            last = active.pop()
+            while last._undo:
+                last._undo.pop()()
         return self.model
 
     def __str__(self) -> str:
@@ -80,6 +80,10 @@ class Accelerated:
         table = Table([Column(name) for name in ("modules", "count", "now", "why", "expected")], rows)
         compared = f"outputs on the probe batch differ by {self.difference:.1e} of the largest, bound {self.bound:.0e}"
         return f"{table}\n{compared}"
+
+
+# What is accelerated now, the latest last. Not kept on the model: copies of the model have reports of no one.
+_active: weakref.WeakKeyDictionary[nn.Module, list[Accelerated]] = weakref.WeakKeyDictionary()
 
 
 def accelerate(
@@ -97,23 +101,30 @@ def accelerate(
     example: inputs for the comparison, by name or one tensor; needed where they cannot be made up for the model.
 
     GPT-2, Llama, Mistral and Qwen2 of Hugging Face also get `generate` by one native call for each token, for greedy
-    decoding; other options of `generate` run as before. The model is changed in place; `restore()` of the result
-    undoes it. If outputs differ beyond the bound, everything is undone and an error says by how much.
+    decoding; other options of `generate` run as before, and so does all of it once weights have changed. The model is
+    changed in place; `restore()` of the result undoes it. If outputs differ beyond the bound, everything is undone and
+    an error says by how much. A model with rounded weights takes no gradients, and is saved after `restore()`.
     """
     _check(model, weights, training)
     probe = make_probe(model, example)
-    mode = model.training
     with eval_mode(model):
         before = run_probe(model, probe)
     report = Accelerated(model, weights, BOUNDS[weights])
+    _active.setdefault(model, []).append(report)
     try:
+        decoder, reason = (None, "") if training else convert_decoder(model, weights)
+        if decoder is not None:  # `generate` does not run the model, so it is compared by itself
+            ids = make_token_probe(model)
+            with eval_mode(model):
+                report.difference = _measure_difference(run_probe(decoder, ids), run_probe(model, ids))
         _replace_attention(report)
         if not training:
-            _replace_generation(report)
             _replace_linear(report)
+            _replace_generation(report, decoder, reason)
+        if weights != "float32":
+            _freeze(report)
         with eval_mode(model):
-            after = run_probe(model, probe)
-        report.difference = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+            report.difference = max(report.difference, _measure_difference(run_probe(model, probe), before))
     except BaseException:
         report.restore()
         raise
@@ -127,8 +138,11 @@ def accelerate(
             because=f"the bound of {weights} is {report.bound:.0e}",
             instead='weights="float32"' if weights != "float32" else "regard.use or attn_implementation alone",
         )
-    model.train(mode)
     return report
+
+
+def _measure_difference(after: Tensor, before: Tensor) -> float:
+    return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
 def _check(model: nn.Module, weights: str, training: bool) -> None:
@@ -177,11 +191,10 @@ def _replace_attention(report: Accelerated) -> None:
         _add(report, listed, "regard", "masks are patterns: hidden pairs are not computed", "less time for long inputs")
     others = {name: layer for name, layer in layers.items() if name not in listed}
     others = {name: layer for name, layer in others.items() if not isinstance(layer, nn.MultiheadAttention)}
+    unchanged = Override()
     for name, layer in others.items():
-        layer.__dict__["forward"] = functools.partial(run_layer, name, layer, Override(), must_call=False)
-        if getattr(layer, "fused_attn", True) is False:
-            switch(layer, "fused_attn", True)
-        report._undo.append(functools.partial(restore_layer, layer))
+        install(name, layer, unchanged)
+        report._undo.append(functools.partial(uninstall, layer, unchanged))
     if others:
         _add(
             report, others, "regard.sdpa", "its scaled_dot_product_attention is attend", "1.1 to 1.5 times sdpa's speed"
@@ -217,19 +230,38 @@ def _replace_linear(report: Accelerated) -> None:
         _add(report, small, "as before", "the weights stay in the CPU caches, where torch is as fast", "no change")
 
 
-def _replace_generation(report: Accelerated) -> None:
+def _replace_generation(report: Accelerated, decoder: GPT | None, reason: str) -> None:
     model: Any = report.model
-    decoder, reason = convert_decoder(model, report.weights)
     if decoder is None:
         if reason:
             report.changes.append(Change("generate", 1, "as before", reason, "no change"))
         return
-    model.__dict__["generate"] = functools.partial(generate_like_huggingface, model, decoder)
+    model.__dict__["generate"] = functools.partial(generate_like_huggingface, model, decoder, WeightVersions(model))
     report._undo.append(lambda: model.__dict__.pop("generate", None))
     why = "the architecture is known exactly; greedy tokens by one native call each"
     size = sum(parameter.numel() for parameter in decoder.parameters())
     expected = f"{size * BYTES[report.weights] / 1e6:.0f} MB read a token, {size * 4 / 1e6:.0f} before"
     report.changes.append(Change("generate", 1, "regard.models.GPT", why, expected))
+
+
+def _freeze(report: Accelerated) -> None:
+    """No parameter asks for gradients, which rounded weights could not pass on, and none is saved."""
+    for parameter in report.model.parameters():
+        if parameter.requires_grad:
+            parameter.requires_grad_(False)
+            report._undo.append(functools.partial(parameter.requires_grad_, True))
+    if hasattr(report.model, "save_pretrained"):
+        report.model.__dict__["save_pretrained"] = functools.partial(_refuse_saving, type(report.model).__name__)
+        report._undo.append(lambda: report.model.__dict__.pop("save_pretrained", None))
+
+
+def _refuse_saving(name: str, *args: Any, **kwargs: Any) -> None:
+    raise InputError(
+        "A model with rounded weights is not saved.",
+        asked=f"{name}.save_pretrained(...) after regard.accelerate",
+        because="a checkpoint holds the weights as they were before they were rounded",
+        instead="report.restore() first, and regard.accelerate again afterwards",
+    )
 
 
 def _add(report: Accelerated, modules: dict[str, nn.Module], now: str, why: str, expected: str) -> None:

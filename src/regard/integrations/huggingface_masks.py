@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.integrations.pattern_mask import PatternMask
+from regard.integrations.pattern_mask import PatternMask, is_jit_traced
 from regard.patterns import Blocks, Causal, Full, Lengths, Mask, Padding, Pattern, Segments, Window
 
 
@@ -67,7 +67,7 @@ def make_pattern_mask(
 
     `None` where the one query of a decode step sees all keys. Elsewhere a `PatternMask`, also where a bidirectional
     mask hides nothing: without one, a layer that does not say whether it is causal would count as such. Under
-    torch.compile and with fake tensors it is the dense mask, since there are no values to look at.
+    torch.compile, in torch.jit.trace and with fake tensors it is the dense mask, since there are no values to look at.
     """
     library: Any = sys.modules["transformers.masking_utils"]
     function: Callable = library.causal_mask_function if mask_function is None else mask_function
@@ -82,14 +82,14 @@ def make_pattern_mask(
         "allow_is_bidirectional_skip": allow_is_bidirectional_skip,
         **kwargs,
     }
-    if library.is_tracing(attention_mask) or library.is_tracing(q_offset):
+    if is_jit_traced() or library.is_tracing(attention_mask) or library.is_tracing(q_offset):
         return library.sdpa_mask(**dense_arguments, allow_is_causal_skip=False)
     if torch.device(kwargs.get("device", "cpu")).type != "cpu":
         return library.sdpa_mask(**dense_arguments, allow_is_causal_skip=allow_is_causal_skip)
     first_query = int(q_offset)
     padding = library.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
-        padding = padding[:, kv_offset : kv_offset + kv_length]
+        padding = padding[:batch_size, kv_offset : kv_offset + kv_length]
     local = kwargs.get("local_size")
     is_local = local is not None and kv_length >= local
     is_open = not is_local and (padding is None or bool(padding.all()))

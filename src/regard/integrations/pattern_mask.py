@@ -78,6 +78,11 @@ class PatternMask(Tensor):
         return func(*args, **kwargs)  # type: ignore[reportCallIssue]
 
 
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace records: values that are read now would be constants of the recorded program."""
+    return torch._C._get_tracing_state() is not None
+
+
 def _find_unchanged(func: Any, mask: PatternMask, args: tuple) -> tuple[int, ...] | None:
     """The shape of a view that hides and shows the same pairs, or `None`."""
     shape = tuple(mask.shape)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.override import Override, find_override
 from regard.attention import Attention, attend, weights
 from regard.attention.decode_step import decode_step
 from regard.errors import InputError, PatternError
 from regard.integrations.dense_rows import attend_dense_rows
 from regard.integrations.huggingface_masks import make_pattern_mask
-from regard.integrations.override import Override, find_override
-from regard.integrations.pattern_mask import PatternMask
+from regard.integrations.pattern_mask import PatternMask, is_jit_traced
 from regard.patterns import Causal, Full, Lengths, Mask, Pattern
 from regard.patterns.submatrix import Submatrix
 
@@ -129,7 +129,7 @@ def _read_mask(
 
 def _has_no_values(mask: Tensor) -> bool:
     """Whether a mask is traced, or on a device whose values would have to be waited for."""
-    return torch.compiler.is_compiling() or not mask.is_cpu or type(mask) is not Tensor
+    return torch.compiler.is_compiling() or is_jit_traced() or not mask.is_cpu or type(mask) is not Tensor
 
 
 def _to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,7 +139,7 @@ def _to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _find_hidden(mask: Tensor) -> Tensor | None:
     """The pairs that a mask of scores hides, if it has no other scores than 0 and those of hidden pairs.
 
-    Where it hides all keys of a query, its scores stay: added to others they give that query a mean over all keys.
+    Where it hides all keys of a query its scores stay scores, to which those of the layer are added.
     """
     if mask.requires_grad:
         return None

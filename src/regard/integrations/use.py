@@ -9,43 +9,46 @@ regard.restore(model)
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.adapters.override import ATTRIBUTE, Override, find_override
 from regard.biases.base import Bias
 from regard.errors import InputError
-from regard.integrations.override import ATTRIBUTE, Override
-from regard.integrations.torch import run_multihead, sdpa
+from regard.integrations.attention_layers import (
+    Layers,
+    find_attention_layers,
+    reads_table,
+    refuse_choice,
+    refuse_model,
+    select_layers,
+)
+from regard.integrations.overridden_layers import SWITCHED, install, switch, switch_back, uninstall, uninstall_changes
 from regard.patterns import Pattern
 
-Layers = None | int | str | Iterable[Any] | Callable[[str, nn.Module], bool]
-
 BEFORE = "_regard_attention_before"  # on a model of Hugging Face: the implementations of its configurations
-SWITCHED = "_regard_switched"  # on a module: attributes that had other values, or hooks that are ours
-# Parts of names by which libraries tell attention over other tokens, or over channels.
-CROSS = ("cross", "encoder_attn", "encdec", "channel", "memory_attn", "multihead_attn")
 
 
 class Used:
-    """What `regard.use` changed; leaving it as a context undoes it.
+    """What one call of `regard.use` changed; leaving it as a context undoes it, and no other call.
 
     Attributes:
         model: the model.
         layers: the names of the changed layers.
     """
 
-    def __init__(self, model: nn.Module, layers: list[str]) -> None:
-        self.model, self.layers = model, layers
+    def __init__(self, model: nn.Module, chosen: dict[str, nn.Module], override: Override) -> None:
+        self.model, self.layers = model, list(chosen)
+        self._modules, self._override = list(chosen.values()), override
 
     def __enter__(self) -> nn.Module:
         return self.model
 
     def __exit__(self, *_: object) -> None:
-        restore(self.model)
+        for module in self._modules:
+            uninstall(module, self._override)
+        _switch_back(self.model)
 
     def __repr__(self) -> str:
         shown = ", ".join(self.layers[:3]) + (", …" if len(self.layers) > 3 else "")
@@ -75,8 +78,44 @@ def use(
     replace_mask: let the pattern replace the mask of the model; in Hugging Face padding stays hidden.
 
     The change stays until the returned value is left as a context, or until `regard.restore(model)`. Several calls for
-    different layers add up; for one layer the last one counts.
+    different layers add up; for one layer the last one counts, and once it is undone the one before. All threads see
+    the change. With gradient checkpointing, backward belongs inside the context as well: it runs the layers again.
     """
+    _check_arguments(model, pattern, bias, scale)
+    override = Override(pattern, bias, scale, replace_mask)
+    found = find_attention_layers(model)
+    if not found:
+        raise refuse_model(model)
+    chosen = select_layers(found, layers)
+    if not chosen:
+        raise refuse_choice(found, layers)
+    if any(reads_table(module) for module in chosen.values()):
+        _switch_implementation(model)
+    for name, module in chosen.items():
+        install(name, module, override)
+    if any(isinstance(module, nn.MultiheadAttention) for module in chosen.values()):
+        for part in model.modules():
+            if isinstance(part, nn.TransformerEncoder):  # nested tensors have no patterns
+                switch(part, "enable_nested_tensor", False)
+                switch(part, "use_nested_tensor", False)
+    return Used(model, chosen, override)
+
+
+def restore(model: nn.Module) -> None:
+    """Undo every `regard.use` of a model."""
+    for module in model.modules():
+        uninstall_changes(module)
+    _switch_back(model)
+
+
+def _check_arguments(model: Any, pattern: Any, bias: Any, scale: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{type(model).__name__} is not a module.",
+            asked=f"regard.use({type(model).__name__}, ...)",
+            because="attention layers are found among the submodules of a torch.nn.Module",
+            instead="regard.use(model, ...) with the model itself",
+        )
     if pattern is None and bias is None and scale is None:
         raise InputError(
             "Nothing was asked for.",
@@ -84,121 +123,35 @@ def use(
             because="without a pattern, a bias or a scale the model stays as it is",
             instead="pattern=Window(256, 256), say; regard.accelerate(model) makes a model faster without a change",
         )
-    override = Override(pattern, bias, scale, replace_mask)
-    found = find_attention_layers(model)
-    chosen = _select(found, layers)
-    if not chosen:
-        raise InputError(
-            f"{type(model).__name__} has no such attention layer.",
-            asked=f"regard.use(..., layers={layers!r})",
-            found=", ".join(found) or "no module that is known as attention",
-            because="layers are chosen among the attention layers that were found",
-            instead="layers=lambda name, module: ... to name the modules themselves",
-        )
-    if any(reads_table(module) for module in chosen.values()):
-        _switch_implementation(model)
-    for name, module in chosen.items():
-        _install(model, name, module, override)
-    if any(isinstance(module, nn.MultiheadAttention) for module in chosen.values()):
-        for part in model.modules():
-            if isinstance(part, nn.TransformerEncoder):  # nested tensors have no patterns
-                switch(part, "enable_nested_tensor", False)
-                switch(part, "use_nested_tensor", False)
-    return Used(model, list(chosen))
+    kinds: list[tuple[str, Any, Any, str]] = [
+        ("pattern", pattern, Pattern, "pattern=Window(256, 256), or Mask(tensor) for a tensor of booleans"),
+        ("bias", bias, Bias | Tensor, "bias=Alibi(heads), or a tensor of floating-point scores"),
+        ("scale", scale, int | float, "scale=0.125"),
+    ]
+    for name, value, kind, instead in kinds:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise InputError(
+                f"This is no {name}.",
+                asked=f"regard.use(..., {name}=...) of type {type(value).__name__}",
+                because=f"the layers were to compute with it as their {name}",
+                instead=instead,
+            )
 
 
-def restore(model: nn.Module) -> None:
-    """Undo every `regard.use` of a model."""
+def _switch_back(model: nn.Module) -> None:
+    """Undo what belongs to no single layer, where no layer needs it any more."""
     for module in model.modules():
-        if ATTRIBUTE in module.__dict__ or SWITCHED in module.__dict__:
-            restore_layer(module)
-        before = module.__dict__.pop(BEFORE, None)
-        if before is not None:
-            module.set_attn_implementation(before)  # type: ignore[operator]
-
-
-def restore_layer(module: nn.Module) -> None:
-    """Undo what was changed in one module."""
-    module.__dict__.pop(ATTRIBUTE, None)
-    module.__dict__.pop("forward", None)
-    for name, value in module.__dict__.pop(SWITCHED, {}).items():
-        if name == "hook":
-            value.remove()
-        else:
-            setattr(module, name, value)
-
-
-def find_attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that compute attention, by name, in the order of the model."""
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        if is_attention(module) and not any(_is_inside(name, outer) for outer in found):
-            found[name or type(module).__name__] = module
-    return found
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Whether a module is known to compute one attention."""
-    if isinstance(module, nn.MultiheadAttention):
-        return True
-    library = type(module).__module__.split(".")[0]
-    if library == "transformers":
-        return _reads_table_of(type(module))
-    if library == "x_transformers":
-        return type(module).__name__ == "Attend"
-    return type(module).__name__.lower().endswith(("attention", "attentionrope", "attn")) and bool(
-        list(module.children())
-    )
-
-
-def _is_inside(name: str, outer: str) -> bool:
-    return name.startswith(f"{outer}.")
-
-
-@functools.cache
-def _reads_table_of(kind: type) -> bool:
-    """Whether the code of a class of transformers looks up its attention in the table of the library."""
-    names = getattr(getattr(kind.forward, "__wrapped__", kind.forward), "__code__", None)
-    return names is not None and "ALL_ATTENTION_FUNCTIONS" in names.co_names
-
-
-def reads_table(module: nn.Module) -> bool:
-    """Whether a layer of Hugging Face looks up its attention in the table of the library."""
-    return type(module).__module__.startswith("transformers.") and _reads_table_of(type(module))
-
-
-def _select(found: dict[str, nn.Module], layers: Layers) -> dict[str, nn.Module]:
-    if callable(layers):
-        return {name: module for name, module in found.items() if layers(name, module)}
-    own = {name: module for name, module in found.items() if not _is_cross(name, module)}
-    if layers is None:
-        return own
-    wanted = [layers] if isinstance(layers, int | str) else list(layers)
-    chosen = {}
-    for index, (name, module) in enumerate(own.items()):
-        numbers = [number % len(own) for number in wanted if isinstance(number, int) and -len(own) <= number < len(own)]
-        if index in numbers or any(isinstance(text, str) and fnmatch.fnmatch(name, text) for text in wanted):
-            chosen[name] = module
-    for name, module in found.items():  # cross-attention, if it is named
-        if name not in own and any(isinstance(text, str) and fnmatch.fnmatch(name, text) for text in wanted):
-            chosen[name] = module
-    return chosen
-
-
-def _is_cross(name: str, module: nn.Module) -> bool:
-    text = f"{name} {type(module).__name__}".lower().replace("_", "")
-    return bool(getattr(module, "is_cross_attention", False)) or any(mark.replace("_", "") in text for mark in CROSS)
+        if SWITCHED in module.__dict__ and not any(ATTRIBUTE in part.__dict__ for part in module.modules()):
+            switch_back(module)
+        if BEFORE in module.__dict__ and all(find_override(part) is None for part in module.modules()):
+            module.set_attn_implementation(module.__dict__.pop(BEFORE))  # type: ignore[operator]
 
 
 def _switch_implementation(model: Any) -> None:
     """Let a model of Hugging Face use our attention, and remember which one it used."""
     import regard.integrations.transformers  # noqa: F401  registers it
 
-    owner = (
-        model
-        if hasattr(model, "set_attn_implementation")
-        else next((part for part in model.modules() if hasattr(part, "set_attn_implementation")), None)
-    )
+    owner = next((part for part in model.modules() if hasattr(part, "set_attn_implementation")), None)
     if owner is None:
         raise InputError(
             "This layer has no model around it.",
@@ -207,9 +160,8 @@ def _switch_implementation(model: Any) -> None:
             instead="regard.use(model) with the whole model",
         )
     if BEFORE not in owner.__dict__:
-        before = list_implementations(owner)
-        owner.set_attn_implementation("regard")
-        owner.__dict__[BEFORE] = before
+        owner.__dict__[BEFORE] = list_implementations(owner)
+    owner.set_attn_implementation("regard")
 
 
 def list_implementations(model: Any) -> str | dict[str, Any]:
@@ -221,47 +173,3 @@ def list_implementations(model: Any) -> str | dict[str, Any]:
     }
     own = model.config._attn_implementation
     return {"": own, **inner} if inner else own
-
-
-def _install(model: nn.Module, name: str, module: nn.Module, override: Override) -> None:
-    module.__dict__[ATTRIBUTE] = override
-    if reads_table(module):
-        return
-    if isinstance(module, nn.MultiheadAttention):
-        module.__dict__["forward"] = functools.partial(run_multihead, module, override)
-        # nn.TransformerEncoderLayer runs a fused layer of its own in eval mode, unless a part of it has a hook.
-        switched = module.__dict__.setdefault(SWITCHED, {})
-        if "hook" not in switched:
-            switched["hook"] = module.register_forward_pre_hook(_do_nothing)
-        return
-    if getattr(module, "fused_attn", True) is False:
-        switch(module, "fused_attn", True)  # timm: the path through torch's function
-    module.__dict__["forward"] = functools.partial(run_layer, name, module, override)
-
-
-def switch(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute until `restore`."""
-    if hasattr(module, name):
-        module.__dict__.setdefault(SWITCHED, {}).setdefault(name, getattr(module, name))
-        setattr(module, name, value)
-
-
-def _do_nothing(module: nn.Module, args: tuple) -> None:
-    return None
-
-
-def run_layer(
-    name: str, module: nn.Module, override: Override, *args: Any, must_call: bool = True, **kwargs: Any
-) -> Any:
-    """The forward of a layer whose `scaled_dot_product_attention` is ours."""
-    with sdpa(override) as mode:
-        output = type(module).forward(module, *args, **kwargs)
-    if must_call and not mode.calls:
-        raise InputError(
-            f"The layer {name} does not call scaled_dot_product_attention.",
-            asked="regard.use on a " + type(module).__name__,
-            because="its attention is computed by operations that cannot be told from others",
-            instead=f"layers= without {name}, or an option of the layer that uses torch's function "
-            "(fused_attn in timm, attn_flash=True in x-transformers)",
-        )
-    return output

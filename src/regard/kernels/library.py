@@ -23,10 +23,13 @@ ATTENTION = struct.Struct("=9qd2qd2q12q4q3q5q5q4q12q2q")
 DECODE = struct.Struct("=9qd12q4q2q")
 LINEAR_ATTENTION = struct.Struct("=9q2d12q6q8q")
 GEMV = struct.Struct("=11q")
-GEMM = struct.Struct("=12q")
+GEMM = struct.Struct("=15q")
+PACK_WEIGHT = struct.Struct("=7q")
+CHANNEL_ATTENTION = struct.Struct("=6qd2q")
+GRID_CONVOLUTION = struct.Struct("=6qd7q")
 PACKED_MATRIX = struct.Struct("=8q")
 WEIGHT_PRODUCTS = struct.Struct("=15q")
-MODEL_PART = struct.Struct("=q3qdq9q9q4qd7q")
+MODEL_PART = struct.Struct("=q3qdq25q9q4qd7q")
 STEP_CACHE = struct.Struct("=11q")
 MODEL_STEP = struct.Struct("=10q8qd3q3qd3qd8q2q")
 MATMUL = struct.Struct("=20q")
@@ -68,19 +71,8 @@ def _load_library() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
     found.regard_fields.argtypes, found.regard_fields.restype = [ctypes.c_int32], ctypes.c_int32
-    structs = (
-        ATTENTION,
-        DECODE,
-        LINEAR_ATTENTION,
-        GEMV,
-        GEMM,
-        WEIGHT_PRODUCTS,
-        MODEL_PART,
-        STEP_CACHE,
-        MODEL_STEP,
-        MATMUL,
-        NORM,
-    )
+    structs = (ATTENTION, DECODE, LINEAR_ATTENTION, GEMV, GEMM, WEIGHT_PRODUCTS, MODEL_PART, STEP_CACHE, MODEL_STEP)
+    structs += (PACK_WEIGHT, CHANNEL_ATTENTION, GRID_CONVOLUTION, MATMUL, NORM)
     for number, fields in enumerate(structs):
         if 8 * found.regard_fields(number) != fields.size:
             raise AttributeError(f"{found._name} belongs to another version of regard")
@@ -94,6 +86,9 @@ def _declare_functions(found: ctypes.CDLL) -> ctypes.CDLL:
         "gemm",
         "weight_products",
         "model_step",
+        "pack_weight",
+        "channel_attention",
+        "grid_convolution",
         "matmul",
         "norm",
         "norm_backward",

@@ -33,6 +33,7 @@ NORM_KINDS = {"none": 0, "layer": 1, "rms": 2}
 PART_KINDS = {"self_attention": 0, "cross_attention": 1, "feed_forward": 2}
 ACTIVATION_CODES = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 _NO_MATRIX = (0,) * 8
+MOST_FORMATS = 3  # of the rows of one matrix: queries, keys and values are stored apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,8 @@ class ModelPart:
         kind: a key of `PART_KINDS`.
         norm: before the part.
         from_normed: whether the residual connection begins after the norm, as in post-norm models.
-        first, first_bias: `(q | k | v)`, `q`, or the hidden channels, the gate above.
+        first, first_bias: `(q | k | v)`, `q`, or the hidden channels, the gate above, as up to `MOST_FORMATS` matrices,
+            one below the other.
         second, second_bias: the output of the part.
         heads, kv_heads, dim, value_dim, scale: of an attention.
         slopes: ALiBi's, `(head,)`.
@@ -69,7 +71,7 @@ class ModelPart:
     kind: str
     norm: StepNorm
     from_normed: bool
-    first: PackedMatrix
+    first: tuple[PackedMatrix, ...]
     first_bias: Tensor | None
     second: PackedMatrix
     second_bias: Tensor | None
@@ -91,7 +93,8 @@ class ModelPart:
             PART_KINDS[self.kind],
             *self.norm.fields(),
             self.from_normed,
-            *self.first.fields(),
+            *(field for matrix in self.first for field in matrix.fields()),
+            *_NO_MATRIX * (MOST_FORMATS - len(self.first)),
             _address(self.first_bias),
             *self.second.fields(),
             _address(self.second_bias),
@@ -112,9 +115,9 @@ class ModelPart:
 
 @dataclass(frozen=True, eq=False)
 class StepEmbedding:
-    """`x = scale table[token] + positions[position]`, float32 tables; `positions` may be absent."""
+    """`x = scale table[token] + positions[position]`: a table of any format, float32 `positions` or none."""
 
-    table: Tensor
+    table: PackedMatrix
     positions: Tensor | None = None
     scale: float = 1.0
 
@@ -155,8 +158,7 @@ class ModelProgram:
         self._end = (*norms, *(_NO_MATRIX if self.output is None else self.output.fields()))
         self._table: tuple[float, ...] = (*_NO_MATRIX, 0.0, 0)
         if self.embedding is not None:
-            table = PackedMatrix.from_tensor(self.embedding.table).fields()
-            self._table = (*table, self.embedding.scale, _address(self.embedding.positions))
+            self._table = (*self.embedding.table.fields(), self.embedding.scale, _address(self.embedding.positions))
 
     @property
     def weight_bytes(self) -> int:
@@ -165,7 +167,7 @@ class ModelProgram:
 
     def matrices(self) -> list[PackedMatrix]:
         """All matrices that a step reads."""
-        found = [matrix for part in self.parts for matrix in (part.first, part.second)]
+        found = [matrix for part in self.parts for matrix in (*part.first, part.second)]
         return found if self.output is None else [*found, self.output]
 
     def run(self, step: StepInputs) -> Tensor | None:

@@ -89,13 +89,18 @@ class QuantizedTensor(Tensor):
                 start += len(data)
         return found.reshape(*index.shape, self.shape[1])
 
-    def packed(self) -> PackedMatrix | None:
-        """The matrix as kernels read it, where all rows have one format."""
-        if len(self.parts) != 1:
-            return None
-        format, data = self.parts[0]
-        name = "bfloat16" if format == "bf16" else format
-        return PackedMatrix(name, self.shape[0], self.shape[1], data, data.stride(0))
+    def packed(self) -> list[PackedMatrix]:
+        """The matrix as kernels read it: one below the other, a matrix for each run of rows of one format."""
+        return [
+            PackedMatrix(
+                "bfloat16" if part.format == "bf16" else part.format,
+                len(part.data),
+                self.shape[1],
+                part.data,
+                part.data.stride(0),
+            )
+            for part in self.parts
+        ]
 
     @property
     def formats(self) -> tuple[str, ...]:

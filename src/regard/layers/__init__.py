@@ -7,7 +7,7 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.grid import GridAttention
 from regard.layers.incremental import IncrementalAttention
 from regard.layers.lattice import Lattice
-from regard.layers.linear import Linear, use_huge_pages
+from regard.layers.linear import Linear, forget_weights, pack_weights, use_huge_pages
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.patches import PatchEmbedding
 from regard.layers.positions import GridPositions, LearnedPositions, SinusoidalPositions
@@ -42,7 +42,9 @@ __all__ = [
     "TableAttention",
     "TransformerBlock",
     "WindowAttention",
+    "forget_weights",
     "head_profile",
     "head_profiles",
+    "pack_weights",
     "use_huge_pages",
 ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, InputError
 from regard.layers.cache import CrossCache, KVCache, StateCache
 from regard.layers.feedforward import FeedForward
-from regard.layers.fused_training import feed_forward, feed_forward_with_residual, is_unhooked, norm_with_residual
-from regard.layers.linear import Linear
+from regard.layers.fused_training import feed_forward, feed_forward_with_residual, norm_with_residual
+from regard.layers.linear import Linear, is_plain_module
 from regard.layers.multihead import MultiHeadAttention
 from regard.layers.rotary import Rotation
 from regard.patterns import Pattern
@@ -102,14 +102,10 @@ class TransformerBlock(nn.Module):
         cross_cache: CrossCache | None = None,
     ) -> Tensor:
         before = self.order == "pre"
-        drops = self.training and (self.dropout.p > 0 or not is_unhooked(self.dropout, nn.Dropout))
         read, x = norm_with_residual(self.attention_norm, x) if before else (x, x)
         residual = x if self.shortcut is None else self.shortcut(x)
-        words = {"pattern": pattern, "cache": cache, "lengths": lengths, "rotation": rotation}
-        if drops:
-            x = residual + self.dropout(self.attention(read, **words))
-        else:
-            x = self.attention.add_to(residual, read, **words)
+        options = {"pattern": pattern, "cache": cache, "lengths": lengths, "rotation": rotation}
+        x = self._add(residual, self.attention, read, **options)
         x = x if before else norm_with_residual(self.attention_norm, x)[0]
         if self.cross is not None and self.cross_norm is not None:
             if context is None and (cross_cache is None or cross_cache.key is None):
@@ -120,19 +116,27 @@ class TransformerBlock(nn.Module):
                     instead="block(x, context=...), or a cross_cache that was filled before",
                 )
             read, x = norm_with_residual(self.cross_norm, x) if before else (x, x)
-            words = {"pattern": context_pattern, "cache": cross_cache}
-            if drops:
-                x = x + self.dropout(self.cross(read, context, **words))
-            else:
-                x = self.cross.add_to(x, read, context, **words)
+            x = self._add(x, self.cross, read, context, pattern=context_pattern, cache=cross_cache)
             x = x if before else norm_with_residual(self.cross_norm, x)[0]
         norm = self.feed_forward_norm
-        made = None if drops else feed_forward_with_residual(self.feed_forward, x, norm if before else None)
-        if made is None:
+        fused = None if self._drops() else feed_forward_with_residual(self.feed_forward, x, norm if before else None)
+        if fused is None:
             read, x = norm_with_residual(norm, x) if before else (x, x)
-            made = feed_forward(self.feed_forward, read)
-            made = x + (self.dropout(made) if drops else made)
-        return made if before else norm_with_residual(norm, made)[0]
+            fused = self._add(x, self.feed_forward, read)
+        return fused if before else norm_with_residual(norm, fused)[0]
+
+    def _add(self, residual: Tensor, part: nn.Module, x: Tensor, *inputs: Tensor | None, **options: Any) -> Tensor:
+        """`residual + part(x, ...)`; parts of ours do it in one pass where nothing is dropped."""
+        if self._drops():
+            made = feed_forward(part, x) if isinstance(part, FeedForward) else part(x, *inputs, **options)
+            return residual + self.dropout(made)
+        if isinstance(part, MultiHeadAttention | FeedForward):
+            return part.add_to(residual, x, *inputs, **options)
+        return residual + part(x, *inputs, **options)
+
+    def _drops(self) -> bool:
+        """Whether something happens between a part and its residual connection."""
+        return (self.training and self.dropout.p > 0) or not is_plain_module(self.dropout, nn.Dropout)
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

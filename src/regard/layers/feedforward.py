@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError
 from regard.kernels.eager import is_plain_eager
-from regard.layers.linear import ACTIVATIONS, Linear, is_plain_linear, linear
+from regard.layers.linear import ACTIVATIONS, Linear, can_fuse_residual, is_plain_linear, is_plain_module, linear
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = ACTIVATIONS | {"silu": functional.silu}
 GATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -67,6 +67,18 @@ class FeedForward(nn.Module):
             return self.outer(self.dropout(self.activation_fn(self.inner(x))))
         else:
             return self.outer(self.dropout(self._expand(x)))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual + self(x)`, in one pass over the result where that is possible."""
+        drops = (self.training and self.dropout.p > 0) or not is_plain_module(self.dropout, nn.Dropout)
+        if drops or not can_fuse_residual(self, FeedForward, self.outer, residual, x):
+            return residual + self(x)
+        if self.gated:
+            gate, up = self.inner(x).chunk(2, -1)
+            hidden = self.activation_fn(gate) * up
+        else:
+            hidden = self._expand(x)
+        return linear(hidden, self.outer.weight, self.outer.bias, residual=residual)
 
     def _expand(self, x: Tensor) -> Tensor:
         """The hidden channels after the activation, which gemm fuses where no gradient is needed."""

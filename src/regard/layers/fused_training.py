@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
 
 from regard.kernels import library, matmul, training
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.training import FeedForwardKind, NormKind
 from regard.layers.feedforward import FeedForward
-from regard.layers.linear import Linear
+from regard.layers.linear import is_plain_linear, is_plain_module
 
 MIN_NUMBERS = 1 << 13  # of a norm: below, a function in Python costs more than it saves
 
 
-def is_unhooked(module: nn.Module, *classes: type[nn.Module]) -> bool:
-    """Whether the module is of exactly one of these classes, and calling it does what its class says and no more."""
-    return type(module) in classes and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-        or modules._has_any_global_hook()
-    )
-
-
 def find_norm_kind(norm: nn.Module, dtype: torch.dtype) -> NormKind | None:
     """What the kernels have to know of a norm over channels, or `None` if they cannot compute it."""
-    if is_unhooked(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:  # pyright: ignore[reportArgumentType]
+    if is_plain_module(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:  # pyright: ignore[reportArgumentType]
         return NormKind(norm.eps, True)  # pyright: ignore[reportArgumentType]
-    if is_unhooked(norm, nn.RMSNorm) and len(norm.normalized_shape) == 1:  # pyright: ignore[reportArgumentType]
+    if is_plain_module(norm, nn.RMSNorm) and len(norm.normalized_shape) == 1:  # pyright: ignore[reportArgumentType]
         return NormKind(torch.finfo(dtype).eps if norm.eps is None else norm.eps, False)  # pyright: ignore[reportArgumentType]
     return None
 
@@ -74,10 +61,10 @@ def feed_forward_with_residual(layer: nn.Module, x: Tensor, norm: nn.Module | No
 
 
 def _run_feed_forward(layer: nn.Module, x: Tensor, norm: nn.Module | None, residual: bool) -> Tensor | None:
-    if not is_unhooked(layer, FeedForward) or not isinstance(layer, FeedForward) or layer.gated:
+    if not is_plain_module(layer, FeedForward) or not isinstance(layer, FeedForward) or layer.gated:
         return None
     inner, outer, dropout = layer.inner, layer.outer, layer.dropout
-    if not (is_unhooked(inner, Linear) and is_unhooked(outer, Linear) and is_unhooked(dropout, nn.Dropout)):
+    if not (is_plain_linear(inner) and is_plain_linear(outer) and is_plain_module(dropout, nn.Dropout)):
         return None
     if layer.training and dropout.training and dropout.p > 0:
         return None
@@ -93,15 +80,3 @@ def _run_feed_forward(layer: nn.Module, x: Tensor, norm: nn.Module | None, resid
     parameters = (None, None) if norm is None else (norm.weight, getattr(norm, "bias", None))
     described = FeedForwardKind(layer.activation, kind, residual)
     return training.feed_forward(x, (inner.weight, inner.bias), (outer.weight, outer.bias), described, parameters)  # pyright: ignore[reportArgumentType]
-
-
-def add_projection(residual: Tensor, x: Tensor, output: nn.Module) -> Tensor:
-    """`residual + output(x)`."""
-    if (
-        is_unhooked(output, Linear)
-        and isinstance(output, Linear)
-        and residual.shape == (*x.shape[:-1], output.out_features)
-        and training.can_train(x, output.weight, output.bias, residual)
-    ):
-        return training.linear(x, output.weight, output.bias, residual)
-    return residual + output(x)

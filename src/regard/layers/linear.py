@@ -13,14 +13,17 @@ from torch.nn.modules import module as modules
 
 from regard.kernels import training
 from regard.kernels.bandwidth import HUGE_PAGE, allocate_on_huge_pages
-from regard.kernels.eager import is_plain_eager
-from regard.kernels.library import missing
+from regard.kernels.eager import is_plain_eager, is_plain_inference
+from regard.kernels.library import lanes, missing
 from regard.kernels.linear import DTYPES, run_gemm, run_gemv
+from regard.kernels.packed import forget_packed, keep_packed
 from regard.kernels.quantized import QuantizedTensor, quantized_linear
 
 # Measured on two cores with AVX2 against torch's own product: the kernels are faster, gemv up to this many rows and
 # gemm beyond, ...
 GEMV_ROWS = 32
+# ... (with AVX-512, whose vectors make gemm's sums but not gemv's twice as fast, up to this many)
+WIDE_GEMV_ROWS = 10
 # ... unless the weights are so few that they stay in the CPU caches, where torch is as fast; ...
 MIN_WEIGHTS = 1 << 17
 # ... but for this many multiply-adds gemm is faster with any weights.
@@ -64,24 +67,53 @@ class Linear(nn.Linear):
             return linear(input, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """`activation(x weight^T + bias)`, by a kernel where possible; `activation` is relu, gelu, gelu_tanh or None."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`residual + activation(x weight^T + bias)`, by a kernel where possible; `activation` is relu, gelu, gelu_tanh or
+    None."""
     if isinstance(weight, QuantizedTensor):
         made = quantized_linear(x, weight, bias)
     elif _can_use_kernel(x, weight, bias):
-        if x.numel() > GEMV_ROWS * weight.shape[1]:
-            return run_gemm(x, weight, bias, activation)
+        if x.numel() > max_gemv_rows(x.dtype) * weight.shape[1]:
+            fused = residual if residual is not None and _can_fuse(residual, x, weight) else None
+            made = run_gemm(x, weight, bias, activation, fused)
+            return made if residual is None or fused is not None else residual + made
         made = run_gemv(x, weight, bias)
     elif training.can_train(x, weight, bias):
-        made = training.linear(x, weight, bias)
+        fits = residual is not None and activation is None and residual.shape == (*x.shape[:-1], weight.shape[0])
+        fused = residual if fits and training.can_train(x, weight, bias, residual) else None
+        made = training.linear(x, weight, bias, fused)
+        residual = None if fused is not None else residual
     else:
         made = F.linear(x, weight, bias)
-    return made if activation is None else ACTIVATIONS[activation](made)
+    made = made if activation is None else ACTIVATIONS[activation](made)
+    return made if residual is None else residual + made
+
+
+def max_gemv_rows(dtype: torch.dtype = torch.float32) -> int:
+    """Rows up to which `linear` takes gemv with the kernels in use; in float64 it never takes gemm."""
+    return WIDE_GEMV_ROWS if dtype == torch.float32 and lanes(dtype) >= 16 else GEMV_ROWS
+
+
+def _can_fuse(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """Whether gemm can add this residual; others are broadcast or converted by torch."""
+    fits = residual.dtype == x.dtype and residual.shape == (*x.shape[:-1], weight.shape[0])
+    return is_plain_inference(residual) and fits
 
 
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether `linear` can be called in place of this module: no subclass, no hooks, no patched forward."""
-    return type(module) is Linear and not (
+    return is_plain_module(module, Linear)
+
+
+def is_plain_module(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether this module does what its class says: no subclass, no hooks, no patched forward."""
+    return type(module) is kind and not (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -91,19 +123,14 @@ def is_plain_linear(module: nn.Module) -> bool:
     )
 
 
+def can_fuse_residual(part: nn.Module, kind: type[nn.Module], last: nn.Module, *tensors: Tensor) -> bool:
+    """Whether `linear` can add the residual in place of the last layer of this part; tracers and hooks see the part."""
+    return is_plain_eager(*tensors) and is_plain_module(part, kind) and is_plain_linear(last)
+
+
 def _can_use_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    # First: a tracer must not see that shapes are compared.
-    if not is_plain_eager(x, weight, bias) or not fits_kernel(x, weight, bias):
-        return False
-    needs_grad = torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    return (
-        not needs_grad
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._len_torch_function_stack()
-        and missing() is None
-    )
+    # In this order: a tracer must not see that shapes are compared.
+    return is_plain_inference(x, weight, bias) and fits_kernel(x, weight, bias)
 
 
 def fits_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -121,9 +148,46 @@ def fits_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def _is_faster(numbers: int, inside: int, out: int, dtype: torch.dtype) -> bool:
     """Whether a kernel is faster for `numbers / inside` rows."""
-    if numbers <= GEMV_ROWS * inside:
+    if numbers <= max_gemv_rows(dtype) * inside:
         return inside * out >= MIN_WEIGHTS
     return dtype == torch.float32 and (inside * out >= MIN_WEIGHTS or numbers * out >= MIN_PRODUCTS)
+
+
+def pack_weights(module: nn.Module) -> int:
+    """Keep the weights of linear layers packed for products with many rows; returns the bytes of the packed copies.
+
+    Without it `regard::gemm` packs at each call. That costs an eighth of a product with 48 rows, a twentieth with 128
+    and nothing that can be measured from 512 on (768 x 768, one core, AVX-512); a packed copy takes as much memory
+    as the weights. So this is for a model that reads many short texts, one at a time.
+
+    A weight may change afterwards: in place, by an optimizer, by `load_state_dict` or by assignment to `.data`. The
+    copy is then made anew at the next call. What torch cannot see, a single number written through `numpy()`, needs
+    `forget_weights(module)`.
+
+        >>> from regard.layers.linear import Linear, pack_weights
+        >>> layer = Linear(768, 512).requires_grad_(False)
+        >>> pack_weights(layer) >= 4 * 768 * 512
+        True
+    """
+    if missing() is not None:
+        return 0
+    return sum(keep_packed(weight).panels.nbytes for weight in _find_packable(module))
+
+
+def forget_weights(module: nn.Module) -> None:
+    """Give back what `pack_weights` has packed."""
+    for weight in module.parameters():
+        forget_packed(weight)
+
+
+def _find_packable(module: nn.Module) -> list[Tensor]:
+    """Weights that `linear` multiplies by a kernel."""
+    kinds = (weight for weight in module.parameters() if weight.dim() == 2 and weight.dtype in DTYPES)
+    return [
+        weight
+        for weight in kinds
+        if _has_plain_storage(weight) and not weight.is_inference() and weight.numel() >= MIN_WEIGHTS
+    ]
 
 
 def use_huge_pages(module: nn.Module) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,7 @@ from regard.errors import CacheError, ConfigError, InputError
 from regard.layers import rewrite
 from regard.layers.cache import CrossCache, KVCache, StateCache, make_cache
 from regard.layers.cache_requirements import check_padded_rows, fits_padded_rows
-from regard.layers.fused_training import add_projection, is_unhooked
-from regard.layers.linear import Linear
+from regard.layers.linear import Linear, can_fuse_residual, linear
 from regard.layers.projections import AttentionSizes, Projections, bias_letters
 from regard.layers.rotary import Rotary, Rotation
 from regard.layers.row_subset import restrict_to_queries
@@ -111,13 +109,22 @@ class MultiHeadAttention(nn.Module):
         head_outputs = self._attend(x, context, values, pattern, cache, lengths, rotation)
         return self.output(head_outputs.transpose(-2, -3).flatten(-2))
 
-    def add_to(self, residual: Tensor, x: Tensor, context: Tensor | None = None, **arguments: Any) -> Tensor:
-        """`residual + self(x, context, ...)`, where training makes the addition part of the last product."""
-        if not torch.is_grad_enabled() or not is_unhooked(self, MultiHeadAttention):
-            return residual + self(x, context, **arguments)
-        words = {"values": None, "pattern": None, "cache": None, "lengths": None, "rotation": None} | arguments
-        head_outputs = self._attend(x, context, *words.values())
-        return add_projection(residual, head_outputs.transpose(-2, -3).flatten(-2), self.output)
+    def add_to(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        pattern: Pattern | None = None,
+        cache: KVCache | StateCache | CrossCache | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """`residual + self(x, ...)`, in one pass over the result where that is possible."""
+        if not can_fuse_residual(self, MultiHeadAttention, self.output, residual, x):
+            return residual + self(x, context, pattern=pattern, cache=cache, lengths=lengths, rotation=rotation)
+        head_outputs = self._attend(x, context, None, pattern, cache, lengths, rotation).transpose(-2, -3).flatten(-2)
+        return linear(head_outputs, self.output.weight, self.output.bias, residual=residual)
 
     def weights(
         self,
@@ -140,6 +147,22 @@ class MultiHeadAttention(nn.Module):
             query = query[..., places, :]
             described = restrict_to_queries(described, places + first, query, key, first)
         return attention_weights(query, key, described)
+
+    def project_heads(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        pattern: Pattern | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Attention]:
+        """Queries, keys and values of the heads as the attention takes them, positions included, and its description.
+
+        Keys and values have a head for each group of query heads: `(*batch, kv_head, token, dim)`.
+        """
+        query, key, value = self.projections(x, context, values)
+        return (*self._rotate(query, key, x, context, rotation, None, None), value, self._join_pattern(pattern))
 
     def head_contributions(
         self,

@@ -12,8 +12,7 @@ from regard.attention import Attention, attend
 from regard.attention import weights as attention_weights
 from regard.errors import ConfigError, InputError
 from regard.kernels import library, training
-from regard.layers.fused_training import is_unhooked
-from regard.layers.linear import Linear
+from regard.layers.linear import Linear, can_fuse_residual, is_plain_linear, linear
 from regard.layers.row_subset import restrict_to_queries
 from regard.patterns import GridWindow
 
@@ -66,9 +65,17 @@ class WindowAttention(nn.Module):
         self._check_grid(grid)
         rows, columns = grid.shape[1:3]
         padded = self._pad(grid)
-        heads = self._project_for_training(padded)
-        mixed = self.proj(self._attend(self.qkv(padded)) if heads is None else self._attend_heads(*heads, padded))
+        mixed = self.proj(self._mix(padded))
         return mixed if padded is grid else mixed[:, :rows, :columns]
+
+    def add_to(self, residual: Tensor, grid: Tensor) -> Tensor:
+        """`residual + self(grid)`, in one pass over the result where that is possible."""
+        if not can_fuse_residual(self, WindowAttention, self.proj, residual, grid):
+            return residual + self(grid)
+        self._check_grid(grid)
+        if self._pad(grid) is not grid:
+            return residual + self(grid)
+        return linear(self._mix(grid), self.proj.weight, self.proj.bias, residual=residual)
 
     def weights(self, grid: Tensor, queries: Sequence[int]) -> Tensor:
         """Attention weights of some tokens over all tokens of the grid, `(batch, head, query, key)`, for study.
@@ -102,6 +109,11 @@ class WindowAttention(nn.Module):
         below, right = -grid.shape[1] % self.window[0], -grid.shape[2] % self.window[1]
         return pad(grid, (0, 0, 0, right, 0, below)) if self.sees_padding and (below or right) else grid
 
+    def _mix(self, grid: Tensor) -> Tensor:
+        """What the heads read from their windows, `(batch, row, column, channel)`."""
+        heads = self._project_for_training(grid)
+        return self._attend(self.qkv(grid)) if heads is None else self._attend_heads(*heads, grid)
+
     def _attend(self, qkv: Tensor) -> Tensor:
         """The attention between the projections, by the faster of two equivalent computations.
 
@@ -119,7 +131,7 @@ class WindowAttention(nn.Module):
     def _project_for_training(self, grid: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Query, key and value whose gradients come back side by side, if the projection can be such a function."""
         weight, bias = self.qkv.weight, self.qkv.bias
-        if not is_unhooked(self.qkv, Linear) or not training.can_train(grid, weight, bias):
+        if not is_plain_linear(self.qkv) or not training.can_train(grid, weight, bias):
             return None
         query, key, value = training.project_heads(grid.flatten(1, 2), weight, bias, (self.dim,) * 3, (self.heads,) * 3)
         return query, key, value

@@ -16,6 +16,7 @@ torch's depthwise convolution, which is then up to twice as fast.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -24,10 +25,12 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from regard.errors import ConfigError
+from regard.kernels.eager import is_plain_inference
+from regard.kernels.grid import DTYPES, convolve_and_norm
 from regard.layers.channels import ChannelAttention
 from regard.layers.feedforward import FeedForward
 from regard.layers.fused_training import feed_forward, feed_forward_with_residual, norm_with_residual
-from regard.layers.linear import Linear
+from regard.layers.linear import Linear, is_plain_module
 from regard.layers.patches import PatchEmbedding
 from regard.layers.windows import WindowAttention
 from regard.models.config import Config, find_published
@@ -142,6 +145,24 @@ class ConvolutionalPosition(nn.Module):
         moved = conv2d(grid.permute(0, 3, 1, 2), kernel, self.bias, padding=1, groups=len(kernel))
         return moved.permute(0, 2, 3, 1)
 
+    def with_norm(self, grid: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """`self(grid)` and its norm, in one pass over the grid where no gradient is needed."""
+        parameters = (self.weight, self.bias, norm.weight, norm.bias)
+        if (
+            is_plain_inference(grid, *parameters)
+            and is_plain_module(self, ConvolutionalPosition)
+            and is_plain_module(norm, nn.LayerNorm)
+            and _can_convolve(grid, parameters)
+        ):
+            return convolve_and_norm(grid, self.weight + _identity_kernel(self.weight), self.bias, norm)
+        normed, grid = norm_with_residual(norm, self(grid))
+        return grid, normed
+
+
+def _can_convolve(grid: Tensor, parameters: Sequence[Tensor | None]) -> bool:
+    alike = all(each is None or each.dtype == grid.dtype for each in parameters)
+    return alike and grid.dtype in DTYPES and grid.ndim == 4
+
 
 def _identity_kernel(weight: Tensor) -> Tensor:
     """The 3 x 3 kernel that changes nothing."""
@@ -170,20 +191,29 @@ class DaViTBlock(nn.Module):
         self.drop_path = drop_path
 
     def forward(self, grid: Tensor) -> Tensor:
-        grid = self.position1(grid)
-        read, grid = norm_with_residual(self.norm1, grid)
-        grid = self.position2(grid + self._apply_drop_path(self.attention(read)))
-        if not (self.training and self.drop_path):
+        grid, normed = self.position1.with_norm(grid, self.norm1)
+        grid = self._add(grid, self.attention, normed)
+        if torch.is_grad_enabled() and not self._drops():  # norm, feed-forward and residual train as one function
+            grid = self.position2(grid)
             made = feed_forward_with_residual(self.feed_forward, grid, self.norm2)
             if made is not None:
                 return made
-        read, grid = norm_with_residual(self.norm2, grid)
-        return grid + self._apply_drop_path(feed_forward(self.feed_forward, read))
+            normed, grid = norm_with_residual(self.norm2, grid)
+        else:
+            grid, normed = self.position2.with_norm(grid, self.norm2)
+        return self._add(grid, self.feed_forward, normed)
+
+    def _add(self, grid: Tensor, part: WindowAttention | ChannelAttention | FeedForward, normed: Tensor) -> Tensor:
+        if self._drops():
+            made = feed_forward(part, normed) if isinstance(part, FeedForward) else part(normed)
+            return grid + self._apply_drop_path(made)
+        return part.add_to(grid, normed)
+
+    def _drops(self) -> bool:
+        return self.training and self.drop_path > 0
 
     def _apply_drop_path(self, branch: Tensor) -> Tensor:
         """The branch of some images only, larger so that its mean stays."""
-        if not self.training or self.drop_path == 0:
-            return branch
         keep = 1 - self.drop_path
         return branch * (branch.new_empty(len(branch), 1, 1, 1).bernoulli_(keep) / keep)
 

@@ -8,9 +8,11 @@ they are, so that changes in place need no check.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import operator
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.biases import Alibi
 from regard.kernels.eager import is_plain_eager
 from regard.kernels.library import missing
-from regard.kernels.model_step import ModelPart, ModelProgram, StepEmbedding, StepInputs, StepNorm
+from regard.kernels.model_step import MOST_FORMATS, ModelPart, ModelProgram, StepEmbedding, StepInputs, StepNorm
 from regard.kernels.quantized import QuantizedTensor
 from regard.kernels.weights import PackedMatrix
 from regard.layers.block import BlockList, TransformerBlock
@@ -78,6 +80,7 @@ class Watch:
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.tensors: list[Tensor] = []
+        self.quantized: list[QuantizedTensor] = []
         self.drops = False
 
     def add(self, module: nn.Module, where: str) -> None:
@@ -111,7 +114,11 @@ class Watch:
         self._states = [module.__dict__ for module in self.modules]
         self._attributes = [*map(len, self._states)]
         dicts = [own for m in self.modules for own in (m._modules, m._parameters, m._buffers) if own]
-        self._dicts, self._values = dicts, [value for own in dicts for value in own.values()]
+        self._dicts, self._values = dicts, list(itertools.chain.from_iterable(map(dict.values, dicts)))
+        # `==` of lists takes identical entries as equal, and is ten times as fast as comparing them one by one. Other
+        # tensors of one number may be equal as well; those of more have no truth value, and raise.
+        self._small = [n for n, value in enumerate(self._values) if isinstance(value, Tensor) and value.numel() <= 1]
+        self._blocks = [weight.parts for weight in self.quantized]
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
         # A parameter may be given other memory; what was read until now has to live as long as the program.
         self._kept = [tensor.detach() for tensor in self.tensors]
@@ -123,12 +130,17 @@ class Watch:
             if any(map(_is_hooked, self.modules)) or modules._has_any_global_hook():
                 return False
             self._handles = RemovableHandle.next_id
-        found = [value for own in self._dicts for value in own.values()]
+        found = list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
+        try:
+            if len(found) != len(self._values) or found != self._values:
+                return False
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # other tensors, even of another shape
+            return False
         return (
-            len(found) == len(self._values)
-            and all(map(operator.is_, found, self._values))
+            all(found[place] is self._values[place] for place in self._small)
             and [*map(len, self._states)] == self._attributes
             and [tensor.data_ptr() for tensor in self.tensors] == self._addresses
+            and all(map(operator.is_, [weight.parts for weight in self.quantized], self._blocks))
             and not (self.drops and any(module.training for module in self.modules))
         )
 
@@ -154,7 +166,7 @@ class NativeDecoder:
         parts, final = self._lower_blocks(model, stack)
         output = None
         if model._modules.get(stack.output) is not None:
-            output, bias = self._find_linear(model, stack.output)
+            (output,), bias = self._find_linear(model, stack.output)
             if bias is not None:
                 raise NotNativeError("the output matrix has a bias")
         self.embedding = self._find_embedding(model, stack)
@@ -173,12 +185,11 @@ class NativeDecoder:
         if positions is not None and (type(positions) is not LearnedPositions or _is_hooked(positions)):
             return None
         try:
-            table = self.watch.parameter(tokens, "weight")
+            (table,) = self._find_rows(tokens, "the embedding", most=1)
             added = None if positions is None else self.watch.parameter(positions, "weight")
         except NotNativeError:
             return None
         self.watch.modules += [module for module in (tokens, positions) if module is not None]
-        assert table is not None
         return StepEmbedding(table, added, stack.scale)
 
     def _lower_blocks(
@@ -217,25 +228,28 @@ class NativeDecoder:
         kind = "layer" if type(norm) is nn.LayerNorm else "rms"
         return StepNorm(kind, self.watch.parameter(norm, "weight"), self.watch.parameter(norm, "bias"), eps)
 
-    def _find_matrix(self, module: nn.Module, where: str) -> PackedMatrix:
-        """The weights of a linear layer, in the format they are stored in."""
-        if type(module) not in (Linear, nn.Linear, Projections) or _is_hooked(module):
-            raise NotNativeError(f"{where} is {type(module).__name__}, or has hooks")
+    def _find_rows(self, module: nn.Module, where: str, most: int) -> list[PackedMatrix]:
+        """The matrix of a module in the format it is stored in, as runs of rows with one format each."""
         weight = module._parameters["weight"]
         if isinstance(weight, QuantizedTensor):
-            if (matrix := weight.packed()) is None:
+            if len(weight.parts) > most:
                 raise NotNativeError(f"the rows of {where} have several formats: {', '.join(weight.formats)}")
-            self.watch.tensors.append(weight)
-            return matrix
+            self.watch.quantized.append(weight)
+            return weight.packed()
         weight = self.watch.parameter(module, "weight")
         assert weight is not None
-        return PackedMatrix.from_tensor(weight)
+        return [PackedMatrix.from_tensor(weight)]
 
-    def _find_linear(self, parent: nn.Module, name: str) -> tuple[PackedMatrix, Tensor | None]:
+    def _find_linear(
+        self, parent: nn.Module, name: str, most: int = 1
+    ) -> tuple[tuple[PackedMatrix, ...], Tensor | None]:
+        """The weights of a linear layer, and its bias."""
         module = parent._modules[name]
         assert module is not None
         self.watch.add(module, name)
-        return self._find_matrix(module, name), self.watch.parameter(module, "bias")
+        if type(module) not in (Linear, nn.Linear):
+            raise NotNativeError(f"{name} is {type(module).__name__}")
+        return tuple(self._find_rows(module, name, most)), self.watch.parameter(module, "bias")
 
     def _lower_feed_forward(self, block: nn.Module, norm: StepNorm, post: bool) -> ModelPart:
         layer = self.watch.child(block, "feed_forward", (FeedForward,))
@@ -244,8 +258,8 @@ class NativeDecoder:
         name = GATE_ACTIVATIONS[layer.activation] if layer.gated else str(layer.activation)
         if layer.activation_fn is not (GATED if layer.gated else PLAIN).get(layer.activation):
             raise NotNativeError("the activation of a feed-forward layer was replaced")
-        first, first_bias = self._find_linear(layer, "inner")
-        second, second_bias = self._find_linear(layer, "outer")
+        first, first_bias = self._find_linear(layer, "inner", MOST_FORMATS)
+        (second,), second_bias = self._find_linear(layer, "outer")
         return ModelPart(
             "feed_forward",
             norm,
@@ -278,21 +292,22 @@ class NativeDecoder:
         window = -1 if is_cross else _find_window(layer)
         if projections.letters not in ("", "qkv"):
             raise NotNativeError(f"of the projections, only {projections.letters!r} have biases")
-        first, bias = self._find_matrix(projections, "projections"), self.watch.parameter(projections, "bias")
+        first = self._find_rows(projections, "projections", MOST_FORMATS)
+        bias = self.watch.parameter(projections, "bias")
         if is_cross:
             width = projections.widths[0]
-            first, bias = dataclasses.replace(first, rows=width), None if bias is None else bias[:width]
+            first, bias = _take_rows(first, width), None if bias is None else bias[:width]
         elif layer.rotary is not None:
             if self.rotary not in (None, layer.rotary):
                 raise NotNativeError("layers have different rotary positions")
             self.rotary = layer.rotary
-        second, second_bias = self._find_linear(layer, "output")
+        (second,), second_bias = self._find_linear(layer, "output")
         self.attentions.append(layer)
         return ModelPart(
             "cross_attention" if is_cross else "self_attention",
             norm,
             post,
-            first,
+            tuple(first),
             bias,
             second,
             second_bias,
@@ -345,6 +360,16 @@ class NativeDecoder:
             return (cosine.data_ptr() + offset, sine.data_ptr() + offset, 0), None
         kept = cosine[places], sine[places]
         return (kept[0].data_ptr(), kept[1].data_ptr(), cosine.shape[1]), kept
+
+
+def _take_rows(stack: Sequence[PackedMatrix], count: int) -> list[PackedMatrix]:
+    """The first rows of matrices that stand one below the other."""
+    taken: list[PackedMatrix] = []
+    for matrix in stack:
+        rows = min(matrix.rows, count)
+        taken += [dataclasses.replace(matrix, rows=rows)] if rows else []
+        count -= rows
+    return taken
 
 
 def _find_window(layer: MultiHeadAttention) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from regard.errors import ConfigError
 from regard.models.bert import Bert
@@ -82,10 +83,19 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = 
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
-    for unit in list_units(model):
+    # FSDP would cast inputs too, and rebuild a pattern among them from its fields, which are not its arguments.
+    policy = MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32, cast_forward_inputs=False)
+    for unit in (*list_units(model), model):
+        if dtype is not None:
+            unit.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def cast(each: Any) -> Any:
+        return each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+
+    return tree_map(cast, (args, kwargs))
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -103,8 +103,8 @@ class Pretrained(nn.Module):
         path = Path(source).expanduser()
         if not path.exists() and isinstance(source, str) and HUB_ID.fullmatch(source) and path.suffix not in FILES:
             path = _download_from_hub(source)
-        config, state = read_checkpoint(path, quantized=bool(quantized))
-        model = cls._load(config, state, dtype, str(path))
+        # Nothing here keeps the tensors as they were read: quantised ones are moved.
+        model = cls._load(*read_checkpoint(path, quantized=bool(quantized)), dtype, str(path))
         model.companions = read_companions(path)
         if is_quantized(model):
             model.requires_grad_(False)
@@ -123,8 +123,9 @@ class Pretrained(nn.Module):
         the name of a format of GGUF: "q8_0", "q4_0", "q4_1".
 
         Each block of 32 channels of a row has its own scale, so that a weight is off by half a step at most. Products
-        with blocks round activations to 8 bits, too, 32 at a time; `regard.kernels.quantized` has both bounds. Norms,
-        biases, positions and convolutions stay as they are. `save_pretrained` keeps the blocks.
+        with blocks round activations to 8 bits, too, 32 at a time; `csrc/quantized.h` has the bound. Beside matrices of
+        4 bits, token embeddings (and an output matrix that is the same) have 8, as in llama.cpp's files. Norms, biases,
+        positions and convolutions stay as they are. `save_pretrained` keeps the blocks.
         """
         quantize_model(self, format)
         return self.eval()

@@ -6,6 +6,7 @@ positions and convolutions keep their dtype. Parameters stay where they are, tie
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,8 @@ State = dict[str, Tensor]
 
 # Words of `model.quantize`; the formats of GGUF that weights can be rounded to are words, too.
 WORDS = {"int8": "q8_0", "int4": "q4_1"}
+# Tables of embeddings, often the output matrix as well, have 8 bits beside matrices of 4, as in llama.cpp's files.
+FOUR_BITS, EMBEDDING_FORMAT = ("q4_0", "q4_1"), "q8_0"
 # The key of config.json that says which tensors are blocks.
 KEY = "quantization"
 SMALLEST_EMBEDDING = 8  # rows: a table of segments is not worth rounding
@@ -68,6 +71,7 @@ def quantize_model(model: nn.Module, word: str) -> None:
     matrices = list(find_matrices(model))
     for module, name, path in matrices:
         _check_weight(module._parameters[name], path, format)
+    tables = {id(module._parameters[name]) for module, name, _ in matrices if isinstance(module, nn.Embedding)}
     made: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the old one, so that its id is not given to another
     for module, name, _ in matrices:
         weight = module._parameters[name]
@@ -75,7 +79,8 @@ def quantize_model(model: nn.Module, word: str) -> None:
         if isinstance(weight, QuantizedTensor):
             continue
         if id(weight) not in made:
-            quantized = QuantizedTensor.quantize(weight, format)
+            kept = EMBEDDING_FORMAT if id(weight) in tables and format in FOUR_BITS else format
+            quantized = QuantizedTensor.quantize(weight, kept)
             made[id(weight)] = weight, nn.Parameter(quantized, requires_grad=False)
         module._parameters[name] = made[id(weight)][1]
     model.requires_grad_(False)
@@ -134,6 +139,15 @@ def pack_blocks(model: nn.Module) -> None:
             place += -(-data.nbytes // LINE) * LINE
             data = None
         weight.parts = tuple(parts)  # the old memory is free before the next is touched
+    _return_freed_memory()
+
+
+def _return_freed_memory() -> None:
+    """Give the system back what the C library keeps for later: as much as the blocks, of which there was a copy."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library than glibc
+        return
 
 
 # Stored

@@ -1,6 +1,7 @@
 """Tensor parallelism: the heads of attention and the hidden channels of feed-forward layers over several processes.
 
-    attention      process r has the heads r H/P to (r + 1) H/P: their rows of W^q, W^k, W^v and their columns of W^o
+    attention      process r has the heads r H/P to (r + 1) H/P: their rows of W^q, W^k, W^v, their columns of W^o and
+                   their part of a bias
     feed-forward   process r has F/P hidden channels: their rows of W1 and their columns of W2
 
 Each process computes its part of a sum, and an all-reduce adds them up: two forward and two backward for each block.
@@ -10,6 +11,7 @@ Norms, embeddings and the output are the same on all. Source: Shoeybi et al., Me
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.biases import Bias
 from regard.errors import ConfigError
 from regard.layers import AttentionSizes, FeedForward, MultiHeadAttention
 from regard.layers.linear import Linear
@@ -88,6 +91,7 @@ def split_model(model: nn.Module, group: Any) -> dict[str, Split]:
     """Leave this process its part of every block, in place; how each parameter was split, by name."""
     size = dist.get_world_size(group)
     splits: dict[str, Split] = {}
+    cut: set[int] = set()
     names = {id(module): name for name, module in model.named_modules()}
     for unit in list_units(model):
         for module in list(unit.modules()):
@@ -95,6 +99,10 @@ def split_model(model: nn.Module, group: Any) -> dict[str, Split]:
             if isinstance(module, MultiHeadAttention):
                 _check_heads(module, size)
                 found = _split_attention(module, group)
+                bias = module.attention.bias
+                if isinstance(bias, Bias) and id(bias) not in cut:  # layers may share it
+                    cut.add(id(bias))
+                    found |= _split_bias(bias, module.sizes.heads, group)
             elif isinstance(module, FeedForward):
                 found = _split_feed_forward(module, group)
             else:
@@ -115,8 +123,8 @@ def _check_heads(layer: MultiHeadAttention, size: int) -> None:
     reason = ""
     if sizes.heads % size or sizes.kv_heads % size:
         reason = f"{sizes.heads} heads and {sizes.kv_heads} key heads cannot be shared evenly"
-    elif bias is not None and getattr(bias, "heads", 2) > 1:
-        reason = "its bias differs between heads"
+    elif bias is not None and getattr(bias, "heads", 2) > 1 and not getattr(bias, "heads_first", False):
+        reason = "its bias differs between heads, and how to cut it is not known"
     elif layer.attention.pattern is not None and layer.attention.pattern.heads is not None:
         reason = "its pattern differs between heads"
     if reason:
@@ -150,6 +158,22 @@ def _split_attention(layer: MultiHeadAttention, group: Any) -> dict[str, Split]:
     _sum_output(layer.output, group)
     layer.register_forward_pre_hook(_make_copy(group))
     return splits
+
+
+def _split_bias(bias: Bias, part: int, group: Any) -> dict[str, Split]:
+    """Leave a process the scores of its heads, so many; the gradients of a bias that all heads share are summed."""
+    rank, whole = dist.get_rank(group), bias.heads
+    if whole == 1:
+        for parameter in bias.parameters():
+            parameter.register_hook(partial(_sum_gradient, group))
+        return {}
+    return {f"score_bias.{name}": Split(0, (whole,)) for name in bias.keep_heads(rank * part, (rank + 1) * part)}
+
+
+def _sum_gradient(group: Any, gradient: Tensor) -> Tensor:
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def _split_feed_forward(layer: FeedForward, group: Any) -> dict[str, Split]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,13 @@ from regard.patterns.sequence import Full
 from regard.patterns.token_order import NATURAL_ORDER, TokenOrder
 
 Runs = tuple[tuple[int, int], ...]  # [start, stop) of token numbers, in rising order
+
+
+class SequencePart(NamedTuple):
+    """Some queries of a longer sequence: the lengths of the whole, and which of its queries they are."""
+
+    whole: Lengths
+    queries: Runs
 
 
 def count_tokens(runs: Runs) -> int:

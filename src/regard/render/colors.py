@@ -62,15 +62,22 @@ def head_color(head: int, dark: bool = False) -> str:
 
 
 def css_variables() -> str:
-    """The palette as CSS: `--ink`, `--paper`, ... and `--h0` to `--h8` for heads, each for light and dark mode."""
+    """The palette as CSS, for light and dark mode: `--ink`, ..., `--h0` to `--h8` of heads, `--c0` to `--c6` of curves.
 
-    def variables(palette: Mapping[str, str], heads: Sequence[str]) -> str:
+    The mode is the reader's own, unless the page says `<html data-theme="light">` or `"dark"`.
+    """
+
+    def variables(palette: Mapping[str, str], heads: Sequence[str], curves: Sequence[str]) -> str:
         named = [*palette.items(), *((f"h{index}", color) for index, color in enumerate(heads))]
+        named += [(f"c{index}", color) for index, color in enumerate(curves)]
         return " ".join(f"--{name}: {value};" for name, value in named)
 
+    dark = variables(DARK, HEADS_DARK, CURVES_DARK)
     return (
-        f":root {{ color-scheme: light dark; {variables(LIGHT, HEADS)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK, HEADS_DARK)} }} }}\n"
+        f":root {{ color-scheme: light dark; {variables(LIGHT, HEADS, CURVES)} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}\n"
+        f":root[data-theme=light] {{ color-scheme: light; }}\n"
+        f":root[data-theme=dark] {{ color-scheme: dark; {dark} }}\n"
     )
 
 

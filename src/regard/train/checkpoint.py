@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +216,14 @@ def update_average(average: dict[str, Tensor], model: nn.Module, share: float) -
 
 
 @torch.no_grad()
-def copy_buffers(model: nn.Module, source: nn.Module) -> None:
-    """Copy the buffers of another model of the same kind: running means of batch norms and the like."""
-    for buffer, other in zip(model.buffers(), source.buffers(), strict=True):
-        buffer.copy_(other)
+def copy_buffers(model: nn.Module, source: nn.Module, split: Container[str] = ()) -> None:
+    """Copy the buffers of another model of the same kind: running means of batch norms and the like.
+
+    split: the names of those of which the other has a part; they are gathered with the weights.
+    """
+    for (name, buffer), other in zip(model.named_buffers(), source.buffers(), strict=True):
+        if name not in split:
+            buffer.copy_(other)
 
 
 def find_checkpoints(folder: Path) -> list[Path]:

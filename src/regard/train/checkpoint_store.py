@@ -69,6 +69,8 @@ class Store:
         with torch.no_grad():
             for name, parameter in whole[0].named_parameters():
                 model.get_parameter(name).copy_(take(name, parameter))
+            for name, buffer in whole[0].named_buffers():
+                model.get_buffer(name).copy_(take(name, buffer))
             for name, tensor in (average or {}).items():
                 tensor.copy_(take(name, (whole[2] or {})[name]))
         state = optimizer_state(whole[1], whole[0])
@@ -99,7 +101,7 @@ class Store:
         if weights is None or state is None or self.folder is None:
             return
         whole, whole_optimizer, _ = self._make_whole(model, average)
-        checkpoint.copy_buffers(whole, model)
+        checkpoint.copy_buffers(whole, model, self.workers.splits)
         checkpoint.copy_weights(whole, weights)
         load_optimizer_state(whole_optimizer, whole, state)
         checkpoint.save(self.folder, whole, whole_optimizer, position, averaged, keep)

@@ -98,6 +98,7 @@ def train(
     place = None if folder is None else Path(folder).expanduser()
     with torch.random.fork_rng(devices=[]):
         workers = Workers(parallelism or Parallelism())
+        workers.check_same({"minutes": minutes, "folder": place is not None, "start": start is not None})
         training = Training(task, place, start, workers)  # before there is a folder: a model may be refused
         if place is None:
             return training.run(**settings)
@@ -400,7 +401,7 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             whole = self.task.build_model().to(DTYPES[self.recipe.precision])
         whole.companions |= self.model.companions
-        checkpoint.copy_buffers(whole, self.model)
+        checkpoint.copy_buffers(whole, self.model, self.workers.splits)
         checkpoint.copy_weights(whole, weights)
         yield whole.eval()
 

@@ -8,6 +8,7 @@ the sum. Source of the strategies: torch's DistributedDataParallel and `fully_sh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,7 @@ class Workers:
     def __init__(self, parallelism: Parallelism) -> None:
         self.parallelism = parallelism
         self.rank, self.size = join_processes()
+        self.check_same(dataclasses.asdict(parallelism))
         width = parallelism.context * parallelism.tensor
         if self.size % width:
             divisors = [each for each in range(1, self.size + 1) if self.size % each == 0]
@@ -188,8 +190,25 @@ class Workers:
 
     # The data
 
+    def check_same(self, settings: dict[str, Any]) -> None:
+        """Raise on all processes if one of them has other settings than the first: they would wait for each other."""
+        mine = json.loads(json.dumps(settings))
+        first = self.share(mine)
+        names = sorted(name for name in mine.keys() | first.keys() if mine.get(name) != first.get(name))
+        if not self.any(bool(names)):
+            return
+        raise ConfigError(
+            "The processes of this run were not started alike.",
+            asked=", ".join(f"{name}={mine.get(name)!r}" for name in names) or "one run on all processes",
+            found=", ".join(f"{name}={first.get(name)!r} on the first process" for name in names)
+            or "other settings on another process, which names them",
+            because="all of them compute parts of the same step",
+            instead="the same command, data and version on every machine",
+        )
+
     def check_task(self, task: Task) -> None:
-        """Raise if a task cannot be spread so."""
+        """Raise if a task cannot be spread so, or is not that of the other processes."""
+        self.check_same({**task.recipe.to_json(), "data": task.digest})
         reason = task.check_split() if self.data_size > 1 else None
         if reason is None and self.parallelism.context > 1 and type(task).take_tokens is Task.take_tokens:
             reason = "its sequences cannot be cut over processes; those of a language model can"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
@@ -86,12 +87,32 @@ class PendingSave:
 
     def finish(self) -> None:
         """Wait until all parts are on the disk, and give the checkpoint its name."""
-        self.future.result()
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            self.future.result()
+        except CheckpointException as failure:  # of any process; torch tells all of them
+            if dist.get_rank() == 0:
+                shutil.rmtree(self.work, ignore_errors=True)
+            rank, reason = find_first_failure(failure)
+            raise CheckpointError(
+                f"The checkpoint {self.place.name} cannot be written.",
+                asked=str(self.place),
+                found=f"on process {rank}, {type(reason).__name__}: {reason}",
+                because="every process writes its part",
+                instead="free space and permission to write there: the same call resumes from the last checkpoint",
+            ) from reason
         dist.barrier(group=self.group)
         if dist.get_rank() == 0:
             with atomic.temporary_folder(self.place.parent) as old:
                 atomic.replace_folder(self.work, self.place, old)
         dist.barrier(group=self.group)
+
+
+def find_first_failure(failure: Any) -> tuple[int, BaseException]:
+    """The first process that has failed, and its error, of a CheckpointException of torch."""
+    rank, (reason, _) = min(failure.failures.items(), key=lambda each: each[0])
+    return rank, reason
 
 
 def read_position(place: Path) -> ResumePoint:
@@ -111,6 +132,7 @@ def read_position(place: Path) -> ResumePoint:
 
 def load_state(place: Path, state: dict[str, Tensor]) -> None:
     """Fill these tensors from a checkpoint; each process reads its own parts, alone or with the others."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -125,15 +147,20 @@ def load_state(place: Path, state: dict[str, Tensor]) -> None:
                 f"{place.name} does not fit the recipe.",
                 asked=str(place),
                 found=f"other tensors: {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
-                because="it was written by a run with another model or optimizer",
-                instead="the unmodified folder of the run, or a new one",
+                because="it was written by a run with another model or optimizer, or a part is missing",
+                instead=f"the unmodified folder of the run, or remove {place} to resume from an earlier one or to "
+                "start again",
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*single process")  # that is meant
             load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointError:
         raise
-    except Exception as failure:  # readers of damaged files raise anything
+    # Readers of damaged files raise anything; what one of several processes raised, torch raises in all of them as a
+    # CheckpointException, which is no Exception.
+    except (Exception, CheckpointException) as failure:
+        if isinstance(failure, CheckpointException):
+            failure = find_first_failure(failure)[1]
         raise CheckpointError(
             f"{place.name} cannot be read.",
             asked=str(place),

@@ -11,6 +11,7 @@ from regard.visualize.dispatch import show
 from regard.visualize.explorer import ExplorerModel, make_explorer
 from regard.visualize.heads import draw_head_paths, draw_heads
 from regard.visualize.kernels import draw_kernels
+from regard.visualize.notebook import widget
 from regard.visualize.picture import Picture
 from regard.visualize.player import make_player
 
@@ -28,4 +29,5 @@ __all__ = [
     "make_explorer",
     "make_player",
     "show",
+    "widget",
 ]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.render.components import bundle, read_component
 from regard.render.markup import Markup, element, script_data
-from regard.render.page import Widget, read_asset
+from regard.render.page import Widget
 from regard.render.png import data_uri
 from regard.visualize.attention_map import attention_maps
 from regard.visualize.image_maps import to_grayscale
@@ -92,9 +93,9 @@ data-class-token aria-pressed="false" hidden>class token</button></div>
 """
     )
     return Widget(
-        element("figure", body, class_="explorer"),
-        style=read_asset("regard.visualize", "web/explorer.css"),
-        script=read_asset("regard.visualize", "web/explorer.js"),
+        element("figure", element("regard-explorer", body), class_="explorer"),
+        style=read_component("explorer.css")[0].decode(),
+        script=bundle("explorer.js"),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.render.colors import ACCENT, FAINT, overlay
 from regard.visualize.attention_map import AttentionMap
+from regard.visualize.interactive import attention_data, fits_a_page, render_attention
 from regard.visualize.labels import Percent
 from regard.visualize.picture import Picture, draw_per_head, hide_axes, style
 from regard.visualize.selection import select_indices
@@ -69,7 +70,10 @@ def draw_image_maps(
         caption += f" {left_out} layers are left out: their tokens are not a grid of the whole image."
     caption += _describe_weight_outside(maps, rows, grids)
     data = {attention.name: weights for attention, weights in zip(maps, drawn, strict=True)}
-    return Picture(figure, caption, {"layers": data, "token": queries[0], "query": pixel if is_pixel else None})
+    picture = Picture(figure, caption, {"layers": data, "token": queries[0], "query": pixel if is_pixel else None})
+    if fits_a_page(maps, [len(chosen) for chosen in selected]) and len({(*one.grid, one.first) for one in grids}) == 1:
+        picture.page = lambda: render_attention(attention_data(maps, selected, image=image, tokens=grids[0]))
+    return picture
 
 
 def _describe_weight_outside(maps: Sequence[AttentionMap], rows: Sequence[Tensor], grids: Sequence[TokenGrid]) -> str:

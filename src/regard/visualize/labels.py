@@ -134,6 +134,9 @@ def _decode_token(tokenizer: Any, number: int) -> str:
     if hasattr(tokenizer, "piece"):  # ours, of llama2.c
         content = tokenizer.piece(number)
         return content.decode("utf-8", "backslashreplace") if content else _as_text(tokenizer.tokens[number])
+    if hasattr(tokenizer, "find_word_starts"):  # ours, of a run
+        text = tokenizer.decode([number], skip_special_tokens=False)
+        return text if text and "\ufffd" not in text else f"[{number}]"
     name, special, decode = _read_tokenizer(tokenizer, number)
     if name is None:
         return f"[{number}]"  # a padded vocabulary has embeddings without a token

@@ -9,8 +9,9 @@ from typing import Any
 from regard.errors import InputError
 from regard.layers.profiles import HeadProfile
 from regard.render.colors import HEADS
+from regard.render.components import bundle, read_component
 from regard.render.markup import Markup, element, join, script_data
-from regard.render.page import Widget, read_asset
+from regard.render.page import Widget
 from regard.visualize.contours import Contour, contours
 from regard.visualize.heads import find_extent, read_trajectories, select_layers
 from regard.visualize.labels import head_title, in_one_line
@@ -33,20 +34,10 @@ def make_player(
     unless the reader's system prefers reduced motion. A layer whose number of heads changed stands still until then.
     `layers` are those to draw, counted from 0.
     """
-    trajectories, titles = select_layers(read_trajectories(epochs), layers)
-    check_labels(labels, epochs)
-    count = len(epochs)
-    trajectories = {
-        name: [state_at(steps, number, count) for number in range(count)] for name, steps in trajectories.items()
-    }
-    reach = find_extent(trajectories)
-    frames = {name: [_to_frame(profile) for profile in steps] for name, steps in trajectories.items()}
+    data = player_data(epochs, labels, layers=layers)
     panels = [
-        element(
-            "div",
-            Markup(f"\n{element('h3', in_one_line(title[:1].upper() + title[1:]))}\n{_draw_panel(steps, reach)}\n"),
-        )
-        for title, steps in zip(titles, frames.values(), strict=True)
+        element("div", Markup(f"\n{element('h3', title)}\n{_draw_panel(steps, data['reach'])}\n"))
+        for title, steps in zip(data["titles"], data["layers"], strict=True)
     ]
     last = len(labels) - 1
     controls = element(
@@ -57,13 +48,30 @@ def make_player(
         class_="row",
     )
     drawing = element("div", Markup(f"\n{join(panels, chr(10))}\n"), class_="panels")
-    data = script_data({"labels": list(labels), "layers": list(frames.values())})
-    body = join(["", drawing, controls, element("figcaption", caption), data, ""], "\n")
+    body = join(["", drawing, controls, element("figcaption", caption), script_data(data), ""], "\n")
     return Widget(
-        element("figure", body, class_="player", data_eager=eager),
-        style=read_asset("regard.visualize", "web/player.css"),
-        script=read_asset("regard.visualize", "web/player.js"),
+        element("figure", element("regard-player", body), class_="player", data_eager=eager),
+        style=read_component("player.css")[0].decode(),
+        script=bundle("player.js"),
     )
+
+
+def player_data(
+    epochs: Sequence[Mapping[str, HeadProfile]], labels: Sequence[str], *, layers: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """What the player shows, as plain numbers and texts: `labels`, `layers` (their frames), `titles` and `reach`."""
+    trajectories, titles = select_layers(read_trajectories(epochs), layers)
+    check_labels(labels, epochs)
+    count = len(epochs)
+    trajectories = {
+        name: [state_at(steps, number, count) for number in range(count)] for name, steps in trajectories.items()
+    }
+    return {
+        "labels": list(labels),
+        "layers": [[_to_frame(profile) for profile in steps] for steps in trajectories.values()],
+        "titles": [in_one_line(title[:1].upper() + title[1:]) for title in titles],
+        "reach": [float(length) for length in find_extent(trajectories)],
+    }
 
 
 def check_labels(labels: Sequence[str], epochs: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.render.colors import ACCENT, INK, LINE, WEIGHT
 from regard.visualize.attention_map import AttentionMap
+from regard.visualize.interactive import attention_data, fits_a_page, render_attention
 from regard.visualize.labels import Percent, axis_end
 from regard.visualize.picture import Picture, draw_per_head, escape_missing, hide_axes, style
 from regard.visualize.selection import select_indices
@@ -65,7 +66,10 @@ def draw_matrices(
     if words is not None and labels is None:
         caption += f" Words are left out: {longest} tokens, and up to {MOST_LABELS} are labelled."
     data = {attention.name: squares for attention, squares in zip(maps, drawn, strict=True)}
-    return Picture(figure, caption, {"layers": data, "cell": cell})
+    picture = Picture(figure, caption, {"layers": data, "cell": cell})
+    if fits_a_page(maps, [len(chosen) for chosen in selected]):
+        picture.page = lambda: render_attention(attention_data(maps, selected, words, query_words))
+    return picture
 
 
 def draw_top_keys(

@@ -187,7 +187,7 @@ def test_training_is_deterministic(kind: str):
     draws = random.Random(5)
     words = ["".join(draws.choice("abcdefgh") for _ in range(5)) for _ in range(500)]
     rare = " ".join(map(chr, [*range(0x4E00, 0x4F30), *range(0x3B1, 0x3C5)]))
-    texts = [" ".join(words), rare]
+    texts = [" ".join(words * 15), rare]
     assert len({text.make_tokenizer(kind, texts, 420).digest for _ in range(6)}) == 1
 
 
@@ -208,6 +208,26 @@ def test_no_text_is_no_vocabulary(kind: str):
 def test_a_vocabulary_smaller_than_its_bytes_is_refused():
     with refused(ConfigError, "vocab_size=257"):
         text.make_tokenizer("bpe", TEXTS, 257)
+
+
+ENGLISH = 'The quick brown fox jumps over the lazy dog; 10 old owls, 23 pigs, 45 cats (678 or 9?) saw "it": gone!'
+
+
+def test_a_small_wordpiece_vocabulary_knows_the_words_of_its_text():
+    tokenizer = text.make_tokenizer("wordpiece", [ENGLISH], 200)
+    assert tokenizer.unk_token_id not in tokenizer.encode(ENGLISH)
+    assert tokenizer.vocab_size <= 200
+
+
+def test_a_wordpiece_vocabulary_that_makes_words_unknown_is_refused():
+    with pytest.raises(ConfigError) as failure:
+        text.make_tokenizer("wordpiece", [ENGLISH], 60)
+    assert "of the words" in str(failure.value)
+    assert "characters in the text" in str(failure.value)
+    size = int(failure.value.instead.split("=")[1].split()[0])
+    tokenizer = text.make_tokenizer("wordpiece", [ENGLISH], size)
+    found = tokenizer.encode(ENGLISH)
+    assert list(found).count(tokenizer.unk_token_id) <= 0.05 * len(found)
 
 
 @pytest.mark.parametrize("content", ['{"model": {"type": "Strange"}}', '{"version": "1.0"}'])

@@ -6,15 +6,17 @@ import difflib
 
 from regard.book.errata import bishop, eth, nyu_attention, nyu_models, nyu_multihead, prince, prince_models, ttic  # noqa: F401
 from regard.book.errata.erratum import ENTRIES, Erratum
+from regard.book.library import sort_key
 from regard.errors import InputError
 
 
 def list_errata(problem: str | None = None) -> list[Erratum]:
-    """All entries, or those of a problem (`udl-12.1`) or source (`udl`)."""
+    """All entries in the order of the problems, or those of a problem (`udl-12.1`) or source (`udl`)."""
+    entries = sorted(ENTRIES.values(), key=lambda entry: sort_key(entry.problem))
     if problem is None:
-        return list(ENTRIES.values())
+        return entries
     wanted = problem.lower()
-    found = [entry for entry in ENTRIES.values() if entry.id == wanted or _belongs(entry.id, wanted)]
+    found = [entry for entry in entries if entry.id == wanted or _belongs(entry.id, wanted)]
     if not found:
         near = difflib.get_close_matches(
             wanted, [*ENTRIES, *(entry.problem for entry in ENTRIES.values())], n=3, cutoff=0.5

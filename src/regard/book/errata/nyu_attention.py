@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -97,20 +98,27 @@ def _what_grows() -> Iterator[Trial]:
     "nyu-1.1c:limit",
     "NYU 1.1c, solution",
     "wrong",
-    claim="$H = V$ in the limit, where both rows and columns of $A$ sum to 1.",
+    claim=("$H = V$ for $\\beta \\to 1$, and the rows and the columns of $A$ sum to 1."),
     correction=(
-        "For $\\beta \\to \\infty$ each column of $A$ selects the best key (ties average): only columns sum to 1. "
-        "Two queries"
-        " may select the same value, so $H = V$ only for the identity selection."
+        "At $\\beta = 1$ nothing is copied. For $\\beta \\to \\infty$ each column of $A$ selects the best key (ties "
+        "average), and only columns sum to 1: two queries may select the same value, so $H = V$ only for the "
+        "identity selection."
     ),
 )
 def _limit() -> Iterator[Trial]:
     for tokens in (2, 3, 5):
         key, query, value = _random(2, tokens), _random(2, tokens), _random(3, tokens)
         query[:, 1] = query[:, 0]  # two queries that agree
-        computed = attend_rows(query.T, key.T, value.T, scale=float("inf")).T
-        best = (key.T @ query).argmax(0)
-        yield Trial(f"{tokens} tokens, the first two queries equal", value, computed, value[:, best])
+        scores = key.T @ query
+        for beta in (1.0, math.inf):
+            computed = attend_rows(query.T, key.T, value.T, scale=beta).T
+            corrected = value @ scores.softmax(0) if beta == 1 else value[:, scores.argmax(0)]
+            yield Trial(
+                f"H for {tokens} tokens, the first two queries equal, beta = {beta:g}", value, computed, corrected
+            )
+        times_chosen = torch.bincount(scores.argmax(0), minlength=tokens).double()
+        rows = softmax(scores, beta=math.inf, dim=0).sum(1)
+        yield Trial(f"sums of the rows of A for {tokens} tokens, beta = inf", torch.ones_like(rows), rows, times_chosen)
 
 
 @erratum(

@@ -81,4 +81,4 @@ def _new_query() -> Iterator[Trial]:
         before = attend_rows(query[:-1], key[:-1], value[:-1], scale=0.5, pattern=Causal())
         after = attend_rows(query, key, value, scale=0.5, pattern=Causal())
         changed = int((before != after[:-1]).any(1).sum())
-        yield Trial(f"{tokens} tokens and a new one: outputs that change", tokens, changed, 0)
+        yield Trial(f"a new token after N = {tokens}: outputs that change", tokens, changed, 0)

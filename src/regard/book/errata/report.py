@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from regard.book.errata.erratum import Erratum, Outcome
+from regard.book.formulas import replace_formulas
+from regard.book.unicode_formulas import to_unicode
 
 WIDTH = 110
 
@@ -22,7 +24,7 @@ def format_list(entries: Sequence[Erratum]) -> str:
 def format_entry(entry: Erratum, outcome: Outcome | None = None) -> str:
     """Claim and correction, and the smallest counterexample if the entry was run."""
     lines = [f"{entry.id}: {entry.where} ({entry.kind})"]
-    lines += _wrap("claim", entry.claim) + _wrap("instead", entry.correction)
+    lines += _wrap("claim", _without_latex(entry.claim)) + _wrap("instead", _without_latex(entry.correction))
     if outcome is None:
         return "\n".join(lines)
     trial, failure = outcome.counterexample, outcome.correction_failure
@@ -46,6 +48,10 @@ def format_value(value: Any) -> str:
     more = " ..." if value.numel() > len(numbers) else ""
     shape = " x ".join(map(str, value.shape))
     return numbers[0] if value.ndim == 0 else f"{' '.join(numbers)}{more}   ({shape})"
+
+
+def _without_latex(text: str) -> str:
+    return replace_formulas(text, lambda latex, block: to_unicode(latex))
 
 
 def _wrap(label: str, text: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -53,11 +55,54 @@ def _reduce_in_pairs(count: int) -> int:
     ),
 )
 def _serial_sum() -> Iterator[Trial]:
-    for tokens, width in ((4, 4), (16, 4), (256, 4), (4096, 4)):
-        # A serial machine adds one product in each step: run it and count.
-        steps = sum(1 for _ in range(width)) + sum(1 for _ in range(tokens))
-        claimed = width + _reduce_in_pairs(tokens)
-        yield Trial(f"J = {width}, T = {tokens}: steps", claimed, steps, width + tokens)
+    for tokens in (2, 4, 16, 32):
+        width = 4
+        before_output = width + width + 2 + _reduce_in_pairs(tokens)  # projections, scores, and the softmax by a tree
+        case = f"J = U = {width}, T = {tokens}: steps until the last output is there"
+        claimed = before_output + 1 + _reduce_in_pairs(tokens)
+        yield Trial(case, claimed, _run_with_depth(tokens, width), before_output + tokens)
+
+
+class _Timed(NamedTuple):
+    """A number that knows when it is there: one step after the later of the two that it was made from."""
+
+    value: float
+    step: int = 0
+
+    def combine(self, other: _Timed, value: float) -> _Timed:
+        return _Timed(value, max(self.step, other.step) + 1)
+
+
+def _serial_product(left: list[_Timed], right: list[_Timed]) -> _Timed:
+    """An inner product whose terms are added one after the other."""
+    terms = [a.combine(b, a.value * b.value) for a, b in zip(left, right, strict=True)]
+    return functools.reduce(lambda total, term: total.combine(term, total.value + term.value), terms)
+
+
+def _add_as_tree(terms: list[_Timed]) -> _Timed:
+    while len(terms) > 1:
+        pairs = [a.combine(b, a.value + b.value) for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[2 * len(pairs) :]
+    return terms[0]
+
+
+def _run_with_depth(tokens: int, width: int) -> int:
+    """Self-attention of one query, number by number: the step at which its last output is there."""
+    draw = torch.randn(tokens + 3 * width, width, dtype=DOUBLE).tolist()
+    rows = [[_Timed(value) for value in row] for row in draw]
+    x, weights = rows[:tokens], [rows[tokens + part * width : tokens + (part + 1) * width] for part in range(3)]
+    query, key, value = ([[_serial_product(row, w) for w in part] for row in x] for part in weights)
+    exponentials = []
+    for k in key:
+        score = _serial_product(query[0], k)
+        exponentials.append(_Timed(math.exp(score.value), score.step + 1))
+    total = _add_as_tree(exponentials)
+    alpha = [e.combine(total, e.value / total.value) for e in exponentials]
+    outputs = [_serial_product(alpha, [v[channel] for v in value]) for channel in range(width)]
+    made = torch.tensor([[[number.value for number in row] for row in part] for part in (query, key, value)])
+    expected = torch.softmax(made[0, 0] @ made[1].T, 0) @ made[2]
+    assert torch.allclose(torch.tensor([output.value for output in outputs]), expected, atol=1e-5)
+    return max(output.step for output in outputs)
 
 
 @erratum(

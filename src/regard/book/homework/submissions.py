@@ -11,10 +11,14 @@ LINE = re.compile(r"^\s*\**answer\s+([a-z]+-[\w.]+(?:/[\w-]+)?)\**\s*:\**[ \t]*(
 MOST_BYTES = 20_000_000
 READERS = (".md", ".txt", ".ipynb", ".json")
 NOT_ANSWERS = {"key.md", "homework.json"}
+CONFLICT = "\0two different answers"
 
 
 def read_answers(file: Path) -> dict[str, str]:
-    """The answers in a file by question; an empty answer is left out. Raises ValueError if it cannot be read."""
+    """The answers in a file by question; an empty answer is left out. Raises ValueError if it cannot be read.
+
+    A question that is answered twice differently has no answer but `CONFLICT`.
+    """
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"{file.name} has more than {MOST_BYTES:,} bytes")
     text = file.read_text(encoding="utf-8-sig")
@@ -26,8 +30,20 @@ def read_answers(file: Path) -> dict[str, str]:
             raise ValueError(f"{file.name} is not an object with an answer for each question")
         found = {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     else:
-        found = {name: answer.strip().strip("`").strip() for name, answer in LINE.findall(text)}
-    return {name.lower(): answer.strip() for name, answer in found.items() if answer.strip()}
+        found = {}
+        for name, answer in LINE.findall(text):
+            add_answer(found, name, answer.strip().strip("`").strip())
+    answers: dict[str, str] = {}
+    for name, answer in found.items():
+        add_answer(answers, name.lower(), answer)
+    return answers
+
+
+def add_answer(answers: dict[str, str], name: str, answer: str) -> None:
+    """Add an answer that is not empty; another one to the same question makes both void."""
+    answer = answer.strip()
+    if answer:
+        answers[name] = answer if answers.get(name, answer) == answer else CONFLICT
 
 
 def _read_notebook(notebook: object) -> dict[str, str]:
@@ -57,18 +73,17 @@ def _put(found: dict[str, str], name: ast.expr, value: ast.expr) -> None:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return
     if isinstance(key, str):
-        found[key] = answer if isinstance(answer, str) else json.dumps(answer)
+        add_answer(found, key, answer if isinstance(answer, str) else json.dumps(answer))
 
 
 def find_submissions(folder: Path) -> dict[str, list[Path]]:
-    """The files of each student: those in a folder of their name, or one file of their name."""
+    """The files of each student: those in a folder of their name, and files of their name beside it."""
     found: dict[str, list[Path]] = {}
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.name.startswith("."):
-            files = sorted(file for file in entry.iterdir() if _is_answer(file))
-            found[entry.name] = files
+            found.setdefault(entry.name, []).extend(sorted(file for file in entry.iterdir() if _is_answer(file)))
         elif _is_answer(entry):
-            found[entry.stem] = [entry]
+            found.setdefault(entry.stem, []).append(entry)
     return found
 
 

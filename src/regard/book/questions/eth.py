@@ -129,7 +129,7 @@ QUESTIONS = (
     ),
     formula(
         "eth-c2/heads",
-        "How many heads does a K x K convolution need?",
+        "Every head has one fixed shift. How many heads does a K x K convolution take of which no tap is zero?",
         "K kernel side, D_in input channels",
         "K**2",
         {

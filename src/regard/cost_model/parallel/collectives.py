@@ -5,13 +5,15 @@ With K devices, and rings, as NCCL and gloo use them for large tensors:
     all-reduce        2 (K - 1) / K of the tensor        gradients (ddp), activations (tensor)
     all-gather          (K - 1) / K of what is gathered  parameters (fsdp)
     reduce-scatter      (K - 1) / K of the tensor        gradients (fsdp)
-    ring attention    keys and values that others need, twice; gradients of those that it received, once
+    ring attention    keys and values that others need, twice; gradients of those that it received, once;
+                      in the hard limit keys alone once more before, to find the best score
 
 Gloo computes a reduce-scatter by an all-reduce, which sends twice as much; what is told here is the reduce-scatter.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +111,7 @@ class RingLayers:
 
     Attributes:
         kv_heads, key, value: heads of keys and values, and their head dims.
-        width: numbers of a key and a value together, in all heads.
+        width: numbers of a key and a value together, in all heads; `key_width` of a key alone.
         count: how many layers there are; `layers` is its number.
     """
 
@@ -120,8 +122,13 @@ class RingLayers:
     value: int
     layers: int
     width: sympy.Expr
+    key_width: sympy.Expr
     count: sympy.Expr
     values: dict[sympy.Symbol, Any]
+
+    @property
+    def is_hard(self) -> bool:
+        return self.attention.scale is not None and math.isinf(self.attention.scale)
 
 
 def list_ring_layers(target: Any, cost: Cost, sizes: Sizes, strategy: Strategy) -> list[RingLayers]:
@@ -137,18 +144,21 @@ def list_ring_layers(target: Any, cost: Cost, sizes: Sizes, strategy: Strategy) 
     counts: dict[tuple, int] = {}
     described: dict[tuple, Attention] = {}
     for attention, kv_heads, key, value in _list_attentions(target, sizes):
-        kind = (attention.pattern, repr(attention.feature_map), kv_heads, key, value)
+        hard = attention.scale is not None and math.isinf(attention.scale)
+        kind = (attention.pattern, repr(attention.feature_map), hard, kv_heads, key, value)
         counts[kind] = counts.get(kind, 0) + 1
         described[kind] = attention
     found = []
     for kind, count in counts.items():
-        pattern, _, kv_heads, key, value = kind
+        pattern, _, _, kv_heads, key, value = kind
         tokens = find_ring_tokens(Full() if pattern is None else pattern, layout)
-        width, values = _find_width(kv_heads, key, value, cost)
+        key_width, width, values = _find_width(kv_heads, key, value, cost)
         alike = len(counts) == 1 and cost.values.get(L) == count
         layers = L if alike else sympy.Integer(count)
         numbers = values | tokens.values
-        found.append(RingLayers(described[kind], tokens, kv_heads, key, value, count, width, layers, numbers))
+        found.append(
+            RingLayers(described[kind], tokens, kv_heads, key, value, count, width, key_width, layers, numbers)
+        )
     return found
 
 
@@ -161,7 +171,8 @@ def _list_attentions(target: Any, sizes: Sizes) -> list[tuple[Attention, int, in
                 because="nothing says how large dim is",
                 instead="cost(..., dim=64)",
             )
-        return [(target, sizes.kv_heads or sizes.heads or 1, sizes.dim, sizes.value_dim or sizes.dim)]
+        kv_heads = _count_key_heads(target, sizes.heads or 1, sizes.kv_heads or sizes.heads or 1)
+        return [(target, kv_heads, sizes.dim, sizes.value_dim or sizes.dim)]
     modules = target.modules() if isinstance(target, nn.Module) else ()
     found = [each for each in modules if isinstance(each, MultiHeadAttention)]
     if not found:
@@ -171,21 +182,36 @@ def _list_attentions(target: Any, sizes: Sizes) -> list[tuple[Attention, int, in
             because="only MultiHeadAttention is known to run over several devices",
             instead='strategy="ddp" or "fsdp" without context',
         )
-    return [(each.attention, each.sizes.kv_heads, each.sizes.key, each.sizes.value) for each in found]
+    return [
+        (
+            each.attention,
+            _count_key_heads(each.attention, each.sizes.heads, each.sizes.kv_heads),
+            each.sizes.key,
+            each.sizes.value,
+        )
+        for each in found
+    ]
 
 
-def _find_width(kv_heads: int, key: int, value: int, cost: Cost) -> tuple[sympy.Expr, dict[sympy.Symbol, Any]]:
-    """In the letters of the model's own formulas where it has them."""
+def _count_key_heads(attention: Attention, heads: int, kv_heads: int) -> int:
+    """How many heads of keys travel: where heads see different keys, every head has its own."""
+    return kv_heads if attention.pattern is None or attention.pattern.heads is None else heads
+
+
+def _find_width(
+    kv_heads: int, key: int, value: int, cost: Cost
+) -> tuple[sympy.Expr, sympy.Expr, dict[sympy.Symbol, Any]]:
+    """Numbers of a key, and of a key and a value, in the letters of the model's own formulas where it has them."""
     known = cost.values
     if all(letter in known for letter in (D, H)) and key == value and key * known[H] == known[D]:
         if G not in known and kv_heads == known[H]:
-            return 2 * D, {}
+            return D, 2 * D, {}
         if known.get(G) == kv_heads:
-            return 2 * D * G / H, {}
+            return D * G / H, 2 * D * G / H, {}
     numbers = {G: kv_heads, d: key} | ({} if value == key else {e: value})
     if any(letter in known and known[letter] != number for letter, number in numbers.items()):
-        return sympy.Integer(kv_heads * (key + value)), {}
-    return G * (2 * d if value == key else d + e), numbers
+        return sympy.Integer(kv_heads * key), sympy.Integer(kv_heads * (key + value)), {}
+    return G * d, G * (2 * d if value == key else d + e), numbers
 
 
 def list_ring(layers: list[RingLayers], item: int, wide: int, batch: int, strategy: Strategy) -> list[Collective]:
@@ -206,6 +232,12 @@ def list_ring(layers: list[RingLayers], item: int, wide: int, batch: int, strate
         number = batch * each.kv_heads * (each.key + each.value) * each.layers
         keys = item * token * tokens.most
         calls, sent = each.count * tokens.steps, [item * number * count for count in tokens.sent]
+        if each.is_hard:
+            alone = item * B * each.key_width * each.count * tokens.most
+            first = [count * each.key // (each.key + each.value) for count in sent]
+            add("keys", "send", "forward", alone, ZERO, calls, first)
+            if strategy.recompute:
+                add("keys again", "send", "backward", alone, ZERO, calls, first)
         add("keys and values", "send", "forward", keys, ZERO, calls, sent)
         again = 2 if strategy.recompute else 1
         backward = [again * count for count in sent]

@@ -25,6 +25,8 @@ USUAL_NAMES = {
     "sep": ("[SEP]", "</s>"),
 }
 BPE_SPECIAL = ("<|endoftext|>", "<|pad|>")
+COMMON = 1e-4  # of all characters of a text: those of a WordPiece vocabulary, if they fit
+MOST_UNKNOWN = 0.05  # of the words of the training text
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -125,7 +127,8 @@ def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: Sequenc
 def train_wordpiece(documents: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """A WordPiece tokenizer with BERT's lower-casing normaliser, punctuation rules and special tokens.
 
-    At most a quarter of the vocabulary are characters, the most frequent ones; rarer ones are unknown.
+    At most a quarter of the vocabulary are characters, the most frequent ones, or half of a vocabulary so small that
+    common ones would not fit; words with rarer ones are unknown, and more than a few of them are refused.
 
     Source: Devlin et al., BERT (NAACL 2019), after Schuster and Nakajima (2012).
     """
@@ -133,7 +136,7 @@ def train_wordpiece(documents: Iterable[str], vocab_size: int) -> SubwordTokeniz
     package = _import_tokenizers()
     normaliser = package.normalizers.BertNormalizer(lowercase=True)
     texts = [normaliser.normalize_str(text) for text in _check_texts("wordpiece", documents)]
-    rare, continuing = _choose_characters(texts, vocab_size // 8)
+    rare, continuing = _choose_characters(texts, vocab_size)
     trained = package.Tokenizer(package.models.WordPiece(unk_token="[UNK]"))
     trained.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
     trainer = package.trainers.WordPieceTrainer(
@@ -160,19 +163,46 @@ def train_wordpiece(documents: Iterable[str], vocab_size: int) -> SubwordTokeniz
     return SubwordTokenizer(tokenizer.to_str(pretty=True), names)
 
 
-def _choose_characters(texts: Sequence[str], most: int) -> tuple[dict[int, str], list[str]]:
+def _choose_characters(texts: Sequence[str], vocab_size: int) -> tuple[dict[int, str], list[str]]:
     """A table that replaces all but the most frequent characters, and those that occur within words."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
+    for blank in [character for character in counts if character.isspace()]:
+        del counts[blank]
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    rare = {ord(character): " " for character in ranked[most:]}
-    punctuation = {ord(character): " " for character in ranked if _is_punctuation(character)}
-    continuing: set[str] = set()
+    apart = {ord(character): f" {character} " for character in ranked if _is_punctuation(character)}
+    words: Counter[str] = Counter()
     for text in texts:
-        for word in set(text.translate(rare | punctuation).split()):
-            continuing.update(word[1:])
+        words.update(text.translate(apart).split())
+    common = sum(count >= COMMON * counts.total() for count in counts.values())
+    most = max(vocab_size // 8, min(common, vocab_size // 4))
+    _check_coverage(words, ranked, most, vocab_size)
+    rare = {ord(character): " " for character in ranked[most:]}
+    continuing = {character for word in words for part in word.translate(rare).split() for character in part[1:]}
     return rare, sorted(continuing)
+
+
+def _check_coverage(words: Counter[str], ranked: Sequence[str], most: int, vocab_size: int) -> None:
+    """Raise if so many characters leave many of the words unknown."""
+    rank = {character: number for number, character in enumerate(ranked, 1)}
+    needed: Counter[int] = Counter()  # words by how many characters they need
+    for word, count in words.items():
+        needed[max(rank[character] for character in word)] += count
+    unknown = sum(count for number, count in needed.items() if number > most)
+    if unknown <= MOST_UNKNOWN * words.total():
+        return
+    left = unknown
+    while left > MOST_UNKNOWN * words.total():
+        most += 1
+        left -= needed[most]
+    raise ConfigError(
+        f"A wordpiece tokenizer of {vocab_size} tokens would not know {unknown / words.total():.0%} of the words.",
+        asked=f"vocab_size={vocab_size}",
+        found=f"{len(ranked)} characters in the text",
+        because="a vocabulary without a character makes [UNK] of every word that has it",
+        instead=f"vocab_size={8 * most} or more",
+    )
 
 
 def _is_punctuation(character: str) -> bool:

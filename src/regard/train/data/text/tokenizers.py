@@ -25,7 +25,7 @@ from regard.train.data.text.tokenizer import FILE, ROLES_FILE, Tokenizer, read_r
 KINDS = ("bytes", "characters", "bpe", "wordpiece")
 TRAINED_ONCE = ("bpe", "wordpiece")
 # Changes whenever the same text would train another tokenizer.
-VERSION = 1
+VERSION = 2
 
 
 def make_tokenizer(

@@ -1,4 +1,4 @@
-"""What `regard.use` asks of a layer: a pattern, a bias, a scale."""
+"""What `regard.use` asks of a layer: a pattern, a bias, a scale; kept on the module, where readers find it too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.biases.base import Bias
 from regard.patterns import Pattern
 
-ATTRIBUTE = "_regard_override"
+ATTRIBUTE = "_regard_override"  # on a module: a list of overrides, the newest last
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,13 @@ class Override:
     scale: float | None = None
     replace_mask: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the layer computes what it did before, by our kernels."""
+        return self.pattern is None and self.bias is None and self.scale is None
+
 
 def find_override(module: nn.Module) -> Override | None:
-    """The change of this layer, or `None`."""
-    return module.__dict__.get(ATTRIBUTE)
+    """The change of this layer, or `None`: of several the newest."""
+    changes = [override for override in module.__dict__.get(ATTRIBUTE, ()) if not override.is_empty]
+    return changes[-1] if changes else None
