@@ -28,8 +28,8 @@ def three_steps(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Product, softmax, product: for tiny windows it can be faster than the fused kernel."""
     batch, heads, _, dim = query.shape
     query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
-    # scale=0 leaves the first argument unread, and alpha scales inside the product.
-    scores = torch.baddbmm(query.new_zeros(1), query, key.mT, scale=0, alpha=dim**-0.5)
+    # beta=0 leaves the first argument unread, and alpha scales inside the product.
+    scores = torch.baddbmm(query.new_zeros(1), query, key.mT, beta=0, alpha=dim**-0.5)
     return (scores.softmax(-1) @ value).unflatten(0, (batch, heads))
 
 

@@ -92,7 +92,7 @@ def some_attention(chance: random.Random, attention: Attention) -> tuple[MultiHe
 
 @pytest.mark.parametrize("seed", [0, 1, *slow(2, 3, 4, 5)])
 def test_what_attention_keeps(seed):
-    """One tensor of queries, keys and values; the output and a number for each softmax; a copy that joins heads."""
+    """One tensor of queries, keys and values; the output and a number for each softmax."""
     chance = random.Random(seed)
     pattern = chance.choice([None, Causal(), Window(1, 1), Window(2, 0)])
     layer, texts, given_sizes = some_attention(chance, Attention(pattern=pattern))
