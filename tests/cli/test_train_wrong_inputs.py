@@ -97,9 +97,10 @@ WRONG = [
     ("train bert good.txt --tasks mlm,unknown", "each once"),
     ("train bert good.txt --tasks mlm,entailment", "cannot be made from text alone"),
     (
-        "train bert good.txt --tasks mlm --share 0.0001 --batch-size 2 --vocab-size 60",
+        "train bert good.txt --tasks mlm --share 0.0001 --batch-size 2 --vocab-size 216",
         "The validation text has no target for mlm",
     ),
+    ("train bert good.txt --tasks mlm --vocab-size 60", "would not know 60% of the words"),
     ("train ablation good.txt --seeds 0", "'0' is not a whole number of at least 1"),
     ("train classify unlabelled.jsonl", "it has no 'label'"),
     ("train translate a.en", "the file of its translations"),

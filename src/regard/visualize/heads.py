@@ -80,7 +80,7 @@ def draw_head_paths(
         caption += " Where the number of heads changed, the path begins after the change."
     picture = Picture(figure, caption, {"layers": drawn, "extent": reach})
     if len(epochs) > 1:
-        picture.page = lambda: _render_animation(epochs, layers, labels)
+        picture.page = lambda _: _render_animation(epochs, layers, labels)
     return picture
 
 

@@ -72,7 +72,9 @@ def draw_image_maps(
     data = {attention.name: weights for attention, weights in zip(maps, drawn, strict=True)}
     picture = Picture(figure, caption, {"layers": data, "token": queries[0], "query": pixel if is_pixel else None})
     if fits_a_page(maps, [len(chosen) for chosen in selected]) and len({(*one.grid, one.first) for one in grids}) == 1:
-        picture.page = lambda: render_attention(attention_data(maps, selected, image=image, tokens=grids[0]))
+        picture.page = lambda caption: render_attention(
+            attention_data(maps, selected, image=image, tokens=grids[0]), caption
+        )
     return picture
 
 

@@ -67,10 +67,10 @@ def make_attention(data: dict[str, Any], caption: str) -> Widget:
     return make_component("regard-attention", data, "attention.js", caption=caption)
 
 
-def render_attention(data: dict[str, Any], caption: str = CAPTION) -> str:
-    """A whole page with one such figure."""
+def render_attention(data: dict[str, Any], caption: str) -> str:
+    """A whole page with one such figure; the caption is that of the picture, with all its notes."""
     page = Page("What every head attends to")
-    page.open_with(make_attention(data, caption))
+    page.open_with(make_attention(data, f"{caption} {CAPTION}"))
     return page.html
 
 

@@ -69,7 +69,7 @@ class Picture:
         self.figure = figure
         self.caption = caption
         self.data = dict(data or {})
-        self.page: Callable[[], str] | None = None  # renders an interactive page, where there is one
+        self.page: Callable[[str], str] | None = None  # from the caption, an interactive page, where there is one
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.caption})"
@@ -78,7 +78,7 @@ class Picture:
         """Write a file: `.svg`, `.pdf`, `.png`, or `.html`, one self-contained page with the caption."""
         path = check_suffix(path, SUFFIXES)
         kind = path.suffix.lower()[1:]
-        return write_file(path, (self.page or self._render_page)() if kind == "html" else self._render(kind))
+        return write_file(path, self._render_page() if kind == "html" else self._render(kind))
 
     def add_note(self, note: str) -> None:
         """Write a note below the figure and at the end of the caption."""
@@ -106,6 +106,8 @@ class Picture:
         return sheet.getvalue()
 
     def _render_page(self) -> str:
+        if self.page is not None:
+            return self.page(self.caption)
         return render_page(self.caption.split(". ")[0], figure(Markup(self.svg), self.caption, kind="picture"))
 
     def _repr_html_(self) -> str:

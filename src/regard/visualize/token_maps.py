@@ -68,7 +68,7 @@ def draw_matrices(
     data = {attention.name: squares for attention, squares in zip(maps, drawn, strict=True)}
     picture = Picture(figure, caption, {"layers": data, "cell": cell})
     if fits_a_page(maps, [len(chosen) for chosen in selected]):
-        picture.page = lambda: render_attention(attention_data(maps, selected, words, query_words))
+        picture.page = lambda caption: render_attention(attention_data(maps, selected, words, query_words), caption)
     return picture
 
 
