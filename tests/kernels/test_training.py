@@ -122,6 +122,13 @@ def test_gradients_that_are_side_by_side_are_not_copied():
         assert torch.equal(copied, expected)
 
 
+def test_gradients_in_another_order_are_copied():
+    joint = torch.randn(2, 5, 36)
+    query, key, value = training.split_heads(joint, (12, 12, 12), (4, 4, 4))
+    found = training.find_joint((query, value, key), (2, 5, 36), (12, 12, 12), joint)
+    assert torch.equal(found, torch.cat((joint[..., :12], joint[..., 24:], joint[..., 12:24]), -1))
+
+
 @pytest.mark.parametrize("frozen", range(7))
 def test_frozen_tensors_get_no_gradient_and_the_others_theirs(frozen):
     kind, tensors = FeedForwardKind("gelu", LAYER, True), feed_forward_tensors(LAYER)
