@@ -21,8 +21,8 @@ TINY = ["--layers", "1", "--dim", "8", "--heads", "2", "--steps", "4", "--eval-e
 IMAGES = ["--dim", "8", "--steps", "4", "--eval-every", "2", "--batch-size", "16"]
 COMMANDS = {
     "gpt": ["gpt", "text.txt", *TINY, "--context-length", "16", "--eval-batches", "1", "--sample-tokens", "3"],
-    "bert": ["bert", "text.txt", *TINY, "--separator", "blank_line", "--vocab-size", "100", "--eval-batches", "1"],
-    "classify": ["classify", "labels.tsv", *TINY, "--vocab-size", "100", "--batch-size", "8"],
+    "bert": ["bert", "text.txt", *TINY, "--separator", "blank_line", "--vocab-size", "240", "--eval-batches", "1"],
+    "classify": ["classify", "labels.tsv", *TINY, "--vocab-size", "240", "--batch-size", "8"],
     "translate": ["translate", "pairs.tsv", *TINY, "--vocab-size", "300", "--hidden-dim", "8", "--eval-pairs", "2"],
     "vit": ["vit", *IMAGES, "--layers", "4", "--heads", "2"],
     "davit": ["davit", "--dims", "12,12", "--heads", "3,3", *IMAGES[2:]],
