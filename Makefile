@@ -64,6 +64,7 @@ bench: $(READY) ## ours and peers side by side
 	$(RUN) -m benchmarks.training
 	$(RUN) -m benchmarks.distributed
 	$(RUN) -m benchmarks.integrations
+	$(RUN) -m benchmarks.lab
 
 sanitize: $(READY) ## the tests of the kernels, on a build that watches every address and every overflow
 	@mkdir -p build
